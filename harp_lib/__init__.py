@@ -1,0 +1,34 @@
+"""HARP: High-Layer Attention Pruning with Rescaling, as a library.
+
+Names are imported on first use, so that ``import harp_lib`` and the command line stay quick.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "load_model": "models",
+    "PruningPlan": "plan",
+    "apply_plan": "surgery",
+    "save_pruned": "checkpoint",
+    "load_pruned": "checkpoint",
+    "search_alphas": "alpha_search",
+    "AlphaSearch": "alpha_search",
+    "ALPHA_GRID": "alpha_search",
+    "perplexity": "likelihood",
+    "word_perplexity": "likelihood",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

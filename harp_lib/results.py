@@ -1,0 +1,141 @@
+"""The result store: one JSON per cell of a table, computed once."""
+
+import json
+import os
+import platform
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import paths
+
+PACKAGES = ("torch", "transformers", "lm_eval")
+
+
+class ResultStore:
+    """Cells of one profile and experiment, under ``data/results/<profile>/<experiment>/``.
+
+    Parameters
+    ----------
+    profile, experiment : str
+        Name the folder.
+    root : Path, optional
+        Where results are kept; default ``data/results``.
+    force : bool
+        Compute every cell again, whatever is stored.
+    """
+
+    def __init__(self, profile: str, experiment: str, root: Path | None = None, force: bool = False) -> None:
+        self.folder = (root or paths.RESULTS) / profile / experiment
+        self.force = force
+        self.counts: Counter[str] = Counter()
+
+    def cell(
+        self, model: str, method: str, task: str, inputs: dict[str, Any], compute: Callable[[Path], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """The result of one cell: read if it was computed from equal ``inputs``, computed and stored otherwise.
+
+        Parameters
+        ----------
+        model, method, task : str
+            Name the file ``<model>/<method>/<task>.json``; a slash in a model id becomes ``--``.
+        inputs : dict
+            Everything that the result depends on, as JSON values.
+        compute : callable
+            Gets a path beside the cell where an interrupted computation may keep what it has, and returns the result
+            as JSON values.
+
+        Returns
+        -------
+        dict
+            What ``compute`` returned, after a round trip through JSON.
+        """
+        file = self.folder / model.replace("/", "--").lstrip(".") / method / f"{task}.json"
+        inputs = json.loads(json.dumps(inputs))
+        partial = file.with_suffix(".partial.jsonl")
+        stored = None if self.force else read_cell(file)
+        if stored is not None and stored["inputs"] == inputs:
+            self.counts["read"] += 1
+            return stored["result"]
+        if self.force:
+            partial.unlink(missing_ok=True)
+        begin = time.perf_counter()
+        result = json.loads(json.dumps(compute(partial)))
+        seconds = time.perf_counter() - begin
+        write_json(file, {"inputs": inputs, "result": result, "seconds": round(seconds, 3), **provenance()})
+        partial.unlink(missing_ok=True)
+        self.counts["computed"] += 1
+        return result
+
+    @property
+    def summary(self) -> str:
+        """How many cells were computed and how many read."""
+        return f"{self.counts['computed']} cells computed, {self.counts['read']} read from the result store"
+
+
+def read_cell(file: Path) -> dict[str, Any] | None:
+    """A stored cell, or None; a file that cannot be read is moved aside and named in a warning."""
+    try:
+        cell = json.loads(file.read_text(encoding="utf-8"))
+        if {"inputs", "result"} <= set(cell):
+            return cell
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError):
+        pass
+    aside = file.with_suffix(f".unreadable-{int(time.time())}")
+    file.rename(aside)
+    warnings.warn(f"{file.name} could not be read; moved to {aside.name}, computing it again", stacklevel=3)
+    return None
+
+
+def read_results(profile: str, experiment: str) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """All cells of an experiment by (model, method, task), of this checkout or else the committed reference ones."""
+    for root in (paths.RESULTS, paths.REFERENCE):
+        folder = root / profile / experiment
+        cells = {
+            file.relative_to(folder).with_suffix("").parts: read_cell(file)
+            for file in sorted(folder.glob("*/*/*.json"))
+        }
+        if cells:
+            return {key: cell for key, cell in cells.items() if cell}
+    raise FileNotFoundError(
+        f"no stored results of {experiment} for the profile {profile}; run ./run_all.sh --profile {profile} first"
+    )
+
+
+def write_json(file: Path, values: dict[str, Any]) -> None:
+    """Write a JSON file so that it is there whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}-", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            json.dump(values, stream, indent=1)
+            stream.write("\n")
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, file)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def device_name() -> str:
+    """The accelerator's name, or the processor architecture."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})"
+
+
+def provenance() -> dict[str, Any]:
+    """Device, versions and time, as every cell records them."""
+    from . import __version__
+
+    versions = {"python": platform.python_version(), "harp_lib": __version__}
+    versions |= {name: version(name) for name in PACKAGES}
+    return {"device": device_name(), "versions": versions, "time": datetime.now(UTC).isoformat(timespec="seconds")}

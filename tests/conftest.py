@@ -1,0 +1,40 @@
+"""What several test files share."""
+
+import copy
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may depend on the hub
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+FAMILIES = ("tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-gemma2")
+
+
+@pytest.fixture
+def shared():
+    """The folder of golden logits and real benchmark rows beside the checkout, where there is one."""
+    if not SHARED.is_dir():
+        pytest.skip("no folder ../shared beside this checkout")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def _tiny_models():
+    from harp_lib.tiny import tiny_model
+
+    return {name: tiny_model(name) for name in FAMILIES}
+
+
+@pytest.fixture
+def tiny(_tiny_models):
+    """tiny(name): a fresh copy of a tiny random model."""
+    return lambda name="tiny-llama": copy.deepcopy(_tiny_models[name])
+
+
+@pytest.fixture
+def tokens():
+    """Four sequences of 48 random tokens."""
+    return torch.randint(3, 500, (4, 48), generator=torch.Generator().manual_seed(0))

@@ -1,0 +1,252 @@
+"""Algorithm 1: the fast search against the literal one, interruptions, and bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from conftest import FAMILIES
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harp_lib import ALPHA_GRID, PruningPlan, alpha_search, apply_plan, perplexity, search_alphas
+
+
+def state(model):
+    return {name: weight.clone() for name, weight in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("lower", ["dense", "pruned"])
+def test_fast_and_literal_search_agree(tiny, tokens, family, lower):
+    model = tiny(family)
+    before, modules = state(model), [type(m) for m in model.modules()]
+    fast = search_alphas(model, tokens, 3, lower=lower, progress=False)
+    literal = search_alphas(model, tokens, 3, lower=lower, reuse_prefix=False, progress=False)
+    assert fast.alphas == literal.alphas
+    assert list(fast.perplexities) == list(literal.perplexities) == [5, 4, 3]
+    for layer, curve in fast.perplexities.items():
+        assert list(curve) == list(ALPHA_GRID)
+        assert curve == pytest.approx(literal.perplexities[layer], rel=1e-5)
+    assert fast.layer_passes == 6 + 11 * (1 + 2 + 3)
+    assert literal.layer_passes == 3 * 11 * 6
+    assert [type(m) for m in model.modules()] == modules
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+def test_what_was_found_is_what_the_pruned_model_gives(tiny, tokens):
+    model = tiny()
+    found = search_alphas(model, tokens, 3, progress=False)
+    assert found.plan == PruningPlan.value_only(6, found.alphas)
+    assert perplexity(apply_plan(model, found.plan), tokens) == pytest.approx(found.best[-1], rel=1e-5)
+    assert found.best[-1] == min(found.perplexities[3].values())
+
+
+def test_the_two_readings_of_the_lower_layers(tiny, tokens):
+    model = tiny()
+    dense, pruned = (search_alphas(model, tokens, 2, lower=lower, progress=False) for lower in ("dense", "pruned"))
+    assert dense.perplexities[5] != pytest.approx(pruned.perplexities[5], rel=1e-3)
+    apply_plan(model, PruningPlan.value_only(6, {5: 0.3, 4: 1.0}))
+    assert pruned.perplexities[5][0.3] == pytest.approx(perplexity(model, tokens), rel=1e-5)
+
+
+def test_hidden_states_on_another_device_and_unequal_texts(tiny, tokens):
+    model, texts = tiny(), [tokens[0], tokens[1, :20], tokens[2, :20], tokens[3, :33]]
+    fast = search_alphas(model, texts, 2, cache_device="cpu", progress=False)
+    literal = search_alphas(model, texts, 2, reuse_prefix=False, progress=False)
+    assert fast.alphas == literal.alphas
+    assert fast.perplexities[4] == pytest.approx(literal.perplexities[4], rel=1e-5)
+
+
+def test_layer_passes_at_the_shape_of_llama_8b():
+    literal = 8 * 11 * 32
+    fast = 32 + 11 * sum(range(1, 9))
+    assert literal / fast > 5
+
+
+def test_counted_passes_at_the_depth_of_llama_8b():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(num_hidden_layers=32, hidden_size=8, intermediate_size=8, num_attention_heads=2, vocab_size=16)
+    model, ids = LlamaForCausalLM(config), torch.randint(0, 16, (1, 8))
+    run = []
+    handles = [layer.register_forward_hook(lambda *_: run.append(1)) for layer in model.model.layers]
+    fast = search_alphas(model, ids, 8, progress=False)
+    counted = len(run) - 32  # the check of the architecture is one pass over a single token
+    for handle in handles:
+        handle.remove()
+    assert counted == fast.layer_passes
+    literal = search_alphas(model, ids, 8, reuse_prefix=False, progress=False)
+    assert literal.layer_passes >= 5 * fast.layer_passes
+
+
+def test_bracket_needs_half_the_evaluations(tiny, tokens):
+    model = tiny()
+    full = search_alphas(model, tokens, 3, progress=False)
+    bracket = search_alphas(model, tokens, 3, strategy="bracket", progress=False)
+    for layer, curve in bracket.perplexities.items():
+        assert len(curve) <= 6
+        if not full.not_unimodal:
+            assert min(curve, key=curve.get) == min(full.perplexities[layer], key=full.perplexities[layer].get)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=30, unique=True), st.data())
+def test_bracket_is_exact_where_values_fall_and_rise(values, data):
+    cut = data.draw(st.integers(0, len(values)))
+    unimodal = sorted(values[:cut], reverse=True) + sorted(values[cut:])
+    evaluated = set()
+
+    def evaluate(index):
+        evaluated.add(index)
+        return unimodal[index]
+
+    found = alpha_search._bracket(evaluate, range(len(values)))
+    if alpha_search._is_unimodal(unimodal):
+        assert unimodal[found] == min(unimodal)
+    if len(values) == 11:
+        assert len(evaluated) <= 6
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([3, 1, 2], True), ([1, 2, 3], True), ([3, 2, 1], True), ([1, 3, 2], False), ([2, 3, 1, 4], False)],
+)
+def test_unimodal(values, expected):
+    assert alpha_search._is_unimodal(values) is expected
+
+
+def test_smaller_alpha_wins_a_tie(tiny, tokens):
+    model = tiny()
+    torch.nn.init.zeros_(model.model.layers[5].self_attn.o_proj.weight)
+    assert search_alphas(model, tokens, 1, progress=False).alphas == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_layers": 7}, "has 6 layers"),
+        ({"num_layers": 0}, "num_layers is 0"),
+        ({"grid": []}, "alpha grid is empty"),
+        ({"grid": [0.5, 0.1]}, "rising"),
+        ({"grid": [0.1, 0.1]}, "each once"),
+        ({"grid": [0.0, float("nan")]}, "finite"),
+        ({"lower": "frozen"}, "unknown lower 'frozen'; choose from dense, pruned"),
+        ({"strategy": "bayes"}, "unknown strategy 'bayes'"),
+        ({"tokens": []}, "corpus is empty"),
+    ],
+)
+def test_bad_input_is_refused(tiny, tokens, arguments, message):
+    arguments = {"tokens": tokens, "num_layers": 2, "progress": False} | arguments
+    with pytest.raises(ValueError, match=message):
+        search_alphas(tiny(), **arguments)
+
+
+def test_a_pruned_model_is_refused(tiny, tokens):
+    model = apply_plan(tiny(), PruningPlan.value_only(6, [0.5]))
+    with pytest.raises(ValueError, match="pruned already"):
+        search_alphas(model, tokens, 2, progress=False)
+
+
+def test_a_perplexity_that_is_not_finite_names_layer_and_alpha(tiny, tokens):
+    model = tiny()
+    with torch.no_grad():
+        model.model.layers[4].self_attn.v_proj.weight[0, 0] = torch.inf
+    before = state(model)
+    with pytest.raises(ValueError, match=r"perplexity is nan with alpha = 0.0 in layer 5"):
+        search_alphas(model, tokens, 2, progress=False)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert type(model.model.layers[5].self_attn).__name__ == "LlamaAttention"
+
+
+def test_the_model_is_unchanged_after_an_error_in_the_middle(tiny, tokens, monkeypatch, tmp_path):
+    model, calls = tiny(), []
+    original = alpha_search.head_nll
+
+    def failing(*args):
+        calls.append(1)
+        if len(calls) > 15:
+            raise KeyboardInterrupt
+        return original(*args)
+
+    monkeypatch.setattr(alpha_search, "head_nll", failing)
+    with pytest.raises(KeyboardInterrupt):
+        search_alphas(model, tokens, 2, progress=False, resume=tmp_path / "search.jsonl")
+    assert {type(layer.self_attn).__name__ for layer in model.model.layers} == {"LlamaAttention"}
+    assert not any(layer.self_attn._forward_hooks for layer in model.model.layers)
+
+    calls.clear()
+    monkeypatch.setattr(alpha_search, "head_nll", lambda *args: (calls.append(1), original(*args))[1])
+    resumed = search_alphas(model, tokens, 2, progress=False, resume=tmp_path / "search.jsonl")
+    assert len(calls) == 22 - 15, "finished candidates are not computed again"
+    fresh = search_alphas(model, tokens, 2, progress=False)
+    assert resumed.alphas == fresh.alphas
+    assert resumed.perplexities == fresh.perplexities
+
+
+SEARCH = """
+import sys, torch
+from harp_lib import search_alphas
+from harp_lib.tiny import tiny_model
+ids = torch.randint(3, 500, (64, 64), generator=torch.Generator().manual_seed(0))
+found = search_alphas(tiny_model("tiny-llama"), ids, 4, resume=sys.argv[1], progress=False)
+print(found.alphas, sorted(found.perplexities.items()))
+"""
+
+
+def test_killed_and_continued(tmp_path):
+    journal = tmp_path / "search.jsonl"
+    expected = subprocess.run([sys.executable, "-c", SEARCH, tmp_path / "other"], capture_output=True, text=True).stdout
+    process = subprocess.Popen([sys.executable, "-c", SEARCH, journal], stdout=subprocess.PIPE)
+    while process.poll() is None and not (journal.exists() and len(journal.read_bytes().splitlines()) > 12):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    finished = len(journal.read_bytes().splitlines()) - 1
+    assert 12 <= finished < 44, "the search has to be killed in the middle"
+    again = subprocess.run([sys.executable, "-c", SEARCH, journal], capture_output=True, text=True)
+    assert again.stdout == expected, again.stderr
+    lines = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
+    assert len({(line["layer"], line["alpha"]) for line in lines}) == len(lines) == 44
+
+
+def test_a_torn_last_line_is_dropped(tiny, tokens, tmp_path):
+    journal = tmp_path / "search.jsonl"
+    expected = search_alphas(tiny(), tokens, 2, resume=journal, progress=False)
+    content = journal.read_bytes()
+    for cut in (len(content) - 7, 30, 0):
+        with journal.open("r+b") as file:
+            os.truncate(file.fileno(), cut)
+        found = search_alphas(tiny(), tokens, 2, resume=journal, progress=False)
+        assert found.perplexities == expected.perplexities
+        assert len(journal.read_bytes().splitlines()) == 23
+
+
+@pytest.mark.parametrize("change", ["tokens", "grid", "weights"])
+def test_a_journal_of_another_search_is_refused(tiny, tokens, tmp_path, change):
+    model, journal = tiny(), tmp_path / "search.jsonl"
+    search_alphas(model, tokens, 1, resume=journal, progress=False)
+    before = journal.read_bytes()
+    if change == "weights":
+        with torch.no_grad():
+            model.model.norm.weight.mul_(1.01)
+    with pytest.raises(ValueError, match="belongs to another search"):
+        search_alphas(
+            model,
+            tokens.flip(0) if change == "tokens" else tokens,
+            1,
+            grid=(0.0, 1.0) if change == "grid" else ALPHA_GRID,
+            resume=journal,
+            progress=False,
+        )
+    assert journal.read_bytes() == before
+
+
+def test_a_file_that_is_no_journal_is_refused(tiny, tokens, tmp_path):
+    (tmp_path / "notes.txt").write_text("precious\n")
+    with pytest.raises(ValueError, match="is not the journal of an alpha search"):
+        search_alphas(tiny(), tokens, 1, resume=tmp_path / "notes.txt", progress=False)
+    assert (tmp_path / "notes.txt").read_text() == "precious\n"

@@ -1,0 +1,116 @@
+"""Generation with a cache is the generation without one, whatever layers are value-only."""
+
+import pytest
+import torch
+from transformers import DynamicCache, GenerationConfig
+
+from harp_lib import PruningPlan, apply_plan
+
+NEW = 12
+PRUNED = {
+    "top": {5: 0.8, 4: 0.3, 3: 0.0},
+    "first": {0: 0.5},
+    "first and another": {0: 0.5, 3: 0.0},
+    "all but one": {i: 0.5 for i in range(6) if i != 2},
+    "all": dict.fromkeys(range(6), 0.5),
+}
+FAMILIES = ("tiny-llama", "tiny-qwen2", "tiny-gemma2")
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*generation flags.*")
+
+
+def pruned(tiny, family, which):
+    return apply_plan(tiny(family), PruningPlan.value_only(6, PRUNED[which]))
+
+
+def generate(model, ids, mask=None, **options):
+    return model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids) if mask is None else mask,
+        generation_config=GenerationConfig(
+            max_new_tokens=NEW,
+            min_new_tokens=NEW,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=2,
+            return_dict_in_generate=True,
+            output_logits=True,
+            **options,
+        ),
+    )
+
+
+def assert_same(first, second):
+    assert torch.equal(first.sequences, second.sequences)
+    for a, b in zip(first.logits, second.logits, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("which", PRUNED)
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"cache_implementation": "static"}], ids=str)
+def test_cached_generation_equals_uncached(tiny, tokens, family, which, options):
+    model = pruned(tiny, family, which)
+    ids = tokens[:2, :40]  # longer than Gemma-2's sliding window of 32
+    uncached = {key: value for key, value in options.items() if key != "cache_implementation"}
+    assert_same(generate(model, ids, **options), generate(model, ids, use_cache=False, **uncached))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("which", PRUNED)
+def test_left_padding_changes_nothing(tiny, tokens, family, which):
+    model = pruned(tiny, family, which)
+    short, long = tokens[0, :17], tokens[1, :40]
+    ids = torch.stack([torch.cat([torch.zeros(23, dtype=torch.long), short]), long])
+    mask = torch.stack([torch.cat([torch.zeros(23), torch.ones(17)]), torch.ones(40)]).long()
+    together = generate(model, ids, mask)
+    for row, alone in enumerate((short, long)):
+        single = generate(model, alone[None], use_cache=False)
+        assert torch.equal(together.sequences[row, 40:], single.sequences[0, len(alone) :])
+        for a, b in zip(together.logits, single.logits, strict=True):
+            torch.testing.assert_close(a[row], b[0], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("which", PRUNED)
+def test_a_text_in_pieces_equals_the_text_at_once(tiny, tokens, which):
+    model = pruned(tiny, "tiny-llama", which)
+    cache = DynamicCache()  # without a config: grows as it is used
+    with torch.no_grad():
+        whole = model(tokens).logits
+        parts = [model(part, past_key_values=cache).logits for part in tokens.split([20, 1, 27], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=2e-5, rtol=1e-4)
+    assert cache.get_seq_length() == tokens.shape[1]
+
+
+def test_cropping_and_reordering(tiny, tokens):
+    model = pruned(tiny, "tiny-llama", "first and another")
+    with torch.no_grad():
+        cache = model(tokens, use_cache=True).past_key_values
+        cache.crop(-8)
+        cache.reorder_cache(torch.tensor([1, 0, 3, 2]))
+        again = model(tokens[[1, 0, 3, 2], -8:], past_key_values=cache).logits
+        whole = model(tokens).logits[[1, 0, 3, 2], -8:]
+    torch.testing.assert_close(again, whole, atol=2e-5, rtol=1e-4)
+
+
+def cache_bytes(cache):
+    return sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
+
+
+@pytest.mark.parametrize("which", PRUNED)
+@pytest.mark.parametrize("implementation", [None, "static"])
+def test_cache_shrinks_in_proportion(tiny, tokens, which, implementation):
+    ids = tokens[:, :40]
+    full, less = (
+        cache_bytes(generate(model, ids, cache_implementation=implementation).past_key_values)
+        for model in (tiny(), pruned(tiny, "tiny-llama", which))
+    )
+    assert full == 4 * 6 * 2 * 2 * 16 * (40 + NEW - 1) * 4  # batch, layers, K and V, heads, width, tokens, float32
+    assert less * 6 == full * (6 - len(PRUNED[which]))
+
+
+def test_a_cache_of_another_model_is_refused(tiny, tokens):
+    with torch.no_grad():
+        cache = tiny()(tokens, use_cache=True).past_key_values
+        with pytest.raises(ValueError, match="another model filled it"):
+            pruned(tiny, "tiny-llama", "top")(tokens, past_key_values=cache)

@@ -1,0 +1,138 @@
+"""Pruned checkpoints: whole, loadable without this library, and refused by code that does not know them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForCausalLM, Gemma2ForCausalLM, LlamaForCausalLM
+
+from harp_lib import PruningPlan, apply_plan, load_pruned, save_pruned
+from harp_lib.tiny import tiny_tokenizer
+
+PLAN = PruningPlan.value_only(6, {5: 0.8, 4: 0.3, 3: 0.0, 0: 0.5})
+
+
+@pytest.fixture(params=["tiny-llama", "tiny-qwen2", "tiny-gemma2"])
+def checkpoint(request, tiny, tokens, tmp_path):
+    """A folder, and the logits that what is loaded from it has to give."""
+    model = apply_plan(tiny(request.param), PLAN)
+    save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
+    with torch.no_grad():
+        return tmp_path / "pruned", model(tokens).logits
+
+
+def test_what_is_in_the_folder(checkpoint):
+    folder, _ = checkpoint
+    names = {file.name for file in folder.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "pruning_plan.json"} <= names
+    assert {"plan.py", "modeling.py", "surgery.py", "remote.py"} <= names
+    assert PruningPlan.from_json(folder / "pruning_plan.json") == PLAN
+    assert os.listdir(folder.parent) == ["pruned"], "temporary folders are gone"
+
+
+def test_load_pruned_is_bit_equal(checkpoint, tokens):
+    folder, expected = checkpoint
+    model, tokenizer = load_pruned(folder)
+    with torch.no_grad():
+        assert torch.equal(model(tokens).logits, expected)
+    assert not model.training
+    assert tokenizer.decode(tokenizer("def f(x):").input_ids) == "def f(x):"
+    with pytest.raises(ValueError, match="pruned already"):
+        apply_plan(model, PLAN)
+
+
+def test_loads_in_a_python_without_harp_lib(checkpoint, tokens, tmp_path):
+    folder, expected = checkpoint
+    torch.save({"ids": tokens, "logits": expected}, tmp_path / "expected.pt")
+    script = (
+        "import sys, torch\n"
+        "sys.modules['harp_lib'] = None  # any import of it fails\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline\n"
+        "folder, expected = sys.argv[1], torch.load(sys.argv[2])\n"
+        "model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()\n"
+        "tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)\n"
+        "with torch.no_grad():\n"
+        "    assert torch.equal(model(expected['ids']).logits, expected['logits'])\n"
+        "write = pipeline('text-generation', model=folder, trust_remote_code=True)\n"
+        "print(len(write('import sys', max_new_tokens=4, do_sample=False)[0]['generated_text']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder), str(tmp_path / "expected.pt")],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) > len("import sys")
+
+
+def test_saving_what_was_loaded_keeps_it_pruned(checkpoint, tokens, tmp_path):
+    folder, expected = checkpoint
+    model, _ = load_pruned(folder)
+    model.save_pretrained(tmp_path / "again")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again", trust_remote_code=True).eval()
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, expected)
+
+
+@pytest.mark.parametrize("stock", [LlamaForCausalLM, Gemma2ForCausalLM])
+def test_a_stock_class_refuses_with_the_reason(checkpoint, stock):
+    with pytest.raises(KeyError, match="attention was pruned by HARP: load with"):
+        stock.from_pretrained(checkpoint[0])
+
+
+@pytest.mark.parametrize("auto", [AutoModel, AutoModelForCausalLM])
+def test_auto_classes_refuse_without_remote_code(checkpoint, auto):
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        auto.from_pretrained(checkpoint[0], trust_remote_code=False)
+
+
+def test_dense_models_are_not_saved_as_pruned(tiny, tmp_path):
+    with pytest.raises(ValueError, match="call apply_plan first"):
+        save_pruned(tiny(), tiny_tokenizer(), tmp_path / "dense")
+    assert not list(tmp_path.iterdir())
+
+
+def test_somebody_elses_folder_is_not_overwritten(tiny, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("precious")
+    with pytest.raises(FileExistsError, match="is not a pruned checkpoint"):
+        save_pruned(apply_plan(tiny(), PLAN), tiny_tokenizer(), tmp_path / "thesis")
+    assert os.listdir(tmp_path / "thesis") == ["chapter.tex"]
+
+
+def test_an_earlier_checkpoint_survives_a_failed_save(tiny, tokens, tmp_path, monkeypatch):
+    model = apply_plan(tiny(), PLAN)
+    save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
+
+    class Full:
+        def save_pretrained(self, folder):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        save_pruned(model, Full(), tmp_path / "pruned")
+    assert os.listdir(tmp_path) == ["pruned"]
+    again, _ = load_pruned(tmp_path / "pruned")
+    assert torch.equal(again(tokens).logits, model(tokens).logits)
+    save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
+    assert os.listdir(tmp_path) == ["pruned"]
+
+
+def test_a_folder_without_a_pruned_checkpoint_is_named(tiny, tmp_path):
+    with pytest.raises(ValueError, match="nowhere holds no pruned checkpoint"):
+        load_pruned(tmp_path / "nowhere")
+    tiny().save_pretrained(tmp_path / "dense")
+    with pytest.raises(ValueError, match="dense holds no pruned checkpoint"):
+        load_pruned(tmp_path / "dense")
+
+
+def test_bfloat16_stays_bfloat16(tiny, tokens, tmp_path):
+    tiny().save_pretrained(tmp_path / "dense")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "dense", dtype=torch.bfloat16).eval()
+    save_pruned(apply_plan(model, PLAN), tiny_tokenizer(), tmp_path / "pruned")
+    again, _ = load_pruned(tmp_path / "pruned")
+    assert again.dtype is torch.bfloat16
+    assert torch.equal(again(tokens).logits, model(tokens).logits)

@@ -1,0 +1,91 @@
+import json
+
+import pytest
+import torch
+
+from harp_lib import corpora
+from harp_lib.tiny import tiny_tokenizer
+
+
+@pytest.mark.parametrize("name", corpora.EMBEDDED)
+def test_embedded_prose(name):
+    splits = [corpora.load_corpus(name, split) for split in corpora.SPLITS]
+    for corpus in splits:
+        assert sum(len(document) for document in corpus.documents) > 60_000, "too little prose to search alpha on"
+    texts = [set(corpus.documents) for corpus in splits]
+    assert not texts[0] & texts[1]
+    assert not texts[1] & texts[2], "held-out text must not be searched"
+    assert corpora.load_corpus(name, "test").sha256 == splits[2].sha256
+    assert splits[1].sha256 != splits[2].sha256
+
+
+def test_windows_predict_every_token_once():
+    tokenizer = tiny_tokenizer()
+    texts = ["import this and that " * 40, "short", ""]
+    windows = corpora.rolling_windows(tokenizer, texts, max_length=32)
+    predicted = torch.cat([window.ids[-window.scored :] for window in windows])
+    assert predicted.tolist() == [token for text in texts for token in tokenizer(text).input_ids]
+    assert windows[0].ids[0] == tokenizer.bos_token_id
+    assert all(len(window.ids) <= 33 for window in windows), "one context token and 32 predicted ones at most"
+
+
+def test_an_excerpt_is_cut_by_tokens():
+    tokenizer = tiny_tokenizer()
+    whole = corpora.load_corpus("python-docs", "test")
+    part = corpora.excerpt(whole, tokenizer, documents=3, tokens=100)
+    assert len(part.documents) == 3
+    assert all(whole.documents[0][:10] for _ in part.documents)
+    assert all(abs(len(tokenizer(text).input_ids) - 100) <= 1 for text in part.documents)
+    assert part.sha256 != whole.sha256
+    assert corpora.excerpt(whole, tokenizer, documents=2, tokens=None).documents == whole.documents[:2]
+    assert corpora.excerpt(whole, tokenizer, documents=None, tokens=None) == whole
+    with pytest.raises(ValueError, match="no document of 10000000 tokens"):
+        corpora.excerpt(whole, tokenizer, documents=2, tokens=10_000_000)
+
+
+def write_rows(folder, rows, name="wikitext", split="test"):
+    (folder / name).mkdir(parents=True)
+    (folder / name / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+
+
+def test_a_directory_of_pages(tmp_path):
+    write_rows(
+        tmp_path, [json.dumps({"page": "one , two\u2028three"}, ensure_ascii=False), json.dumps({"page": "four"})]
+    )
+    corpus = corpora.load_corpus("wikitext", "test", str(tmp_path))
+    assert corpus.documents == ("one , two\u2028three", "four")
+    assert corpus.texts[0].startswith("one, two")
+    assert corpus.num_words == 5
+    assert corpus.source == tmp_path.name
+
+
+@pytest.mark.parametrize("row", ['{"text": "no page"}', "{", "[]"])
+def test_a_bad_row_is_named_by_file_and_line(tmp_path, row):
+    write_rows(tmp_path, [json.dumps({"page": "fine"}), row])
+    with pytest.raises(ValueError, match=r"test.jsonl, line 2: no JSON object with a field 'page'"):
+        corpora.load_corpus("wikitext", "test", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("wikitxt", "test"), "unknown corpus 'wikitxt'; choose from python-docs"),
+        (("python-docs", "dev"), "unknown split 'dev'; choose from train"),
+        (("wikitext", "test"), "wikitext is not embedded"),
+        (("wikitext", "test", "nowhere"), "does not exist"),
+    ],
+)
+def test_bad_requests(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        corpora.load_corpus(*arguments)
+
+
+def test_default_corpora(tmp_path):
+    assert corpora.default_corpora("embedded") == corpora.EMBEDDED
+    assert corpora.default_corpora("hub") == ("wikitext", "pile_10k")
+    assert corpora.default_corpora(str(tmp_path)) == ("wikitext", "python-docs")
+
+
+def test_real_pages(shared):
+    corpus = corpora.load_corpus("wikitext", "test", str(shared / "benchmarks"))
+    assert len(corpus.documents) == 62, "what the paper searches on"

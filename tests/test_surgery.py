@@ -1,0 +1,224 @@
+"""What a plan does to a model: against the official logits, against hand-made twins, and when it is refused."""
+
+import json
+
+import pytest
+import torch
+from conftest import FAMILIES
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from harp_lib import PruningPlan, apply_plan
+from harp_lib.surgery import decoder_layers, gain_offset, output_norm, temporarily_value_only
+
+OTHER_FAMILIES = {
+    "qwen3": {},
+    "gemma": {},
+    "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 16},
+    "olmo2": {},  # norms after attention whose gain is w, not 1 + w
+    "mixtral": {"num_local_experts": 2},
+    "cohere": {},  # attention and FFN in parallel
+    "granite": {"residual_multiplier": 0.5},
+    "starcoder2": {"use_bias": True},
+}
+
+
+def small_model(model_type, **particulars):
+    shape = {
+        "vocab_size": 128,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "initializer_range": 0.2,
+        "pad_token_id": 0,
+    }
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **shape | particulars))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model.eval()
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        return model(ids).logits
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_logits_of_the_official_code(shared, family):
+    golden = json.loads((shared / "golden" / f"{family}.json").read_text())
+    tensors = load_file(shared / "golden" / f"{family}.safetensors")
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **golden["config"])).eval()
+    weights = {name[2:]: tensor for name, tensor in tensors.items() if name.startswith("w.")}
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert set(missing) <= {"lm_head.weight"}  # tied in Gemma-2
+    assert not unexpected
+    torch.testing.assert_close(logits(model, tensors["ids"]), tensors["dense_logits"], atol=1e-4, rtol=0)
+    apply_plan(model, PruningPlan.value_only(6, golden["alpha_top_down"]))
+    torch.testing.assert_close(logits(model, tensors["ids"]), tensors["logits"], atol=1e-4, rtol=0)
+
+
+class IdentityAttention(torch.nn.Module):
+    """The obvious twin of a value-only layer: the stock attention, run on each token as a text of its own."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
+        batch, length, width = hidden_states.shape
+        cos, sin = (part[:, :1].expand(batch, -1, -1).repeat_interleave(length, 0) for part in position_embeddings)
+        alone = hidden_states.reshape(batch * length, 1, width)
+        output, _ = self.attention(alone, position_embeddings=(cos, sin), attention_mask=None, past_key_values=None)
+        return output.view(batch, length, width), None
+
+
+def with_twins(model, alphas):
+    for layer, alpha in alphas.items():
+        module = decoder_layers(model)[layer]
+        module.self_attn = IdentityAttention(module.self_attn)
+        if (norm := output_norm(module)) is not None:
+            norm.register_forward_hook(lambda m, i, out, a=alpha: a * out)
+        else:
+            module.self_attn.register_forward_hook(lambda m, i, out, a=alpha: (a * out[0], None))
+    return model
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHER_FAMILIES])
+@pytest.mark.parametrize("alphas", [{3: 0.3}, {0: 0.7, 2: 0.0, 3: 1.0}], ids=["top", "scattered"])
+def test_value_only_is_stock_attention_on_lone_tokens(tiny, family, alphas):
+    def make():
+        return tiny(family) if family in FAMILIES else small_model(family, **OTHER_FAMILIES[family])
+
+    model, twin = make(), with_twins(make(), alphas)
+    ids = torch.randint(3, 120, (2, 24), generator=torch.Generator().manual_seed(1))
+    dense = logits(model, ids)
+    apply_plan(model, PruningPlan.value_only(model.config.num_hidden_layers, alphas))
+    torch.testing.assert_close(logits(model, ids), logits(twin, ids), atol=2e-5, rtol=1e-4)
+    assert (logits(model, ids) - dense).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_folding_equals_scaling_at_run_time(tiny, tokens, family):
+    model = tiny(family)
+    dense = logits(model, tokens)
+    with temporarily_value_only(model, {5: 0.4, 2: 0.0}):
+        scaled = logits(model, tokens)
+    assert torch.equal(logits(model, tokens), dense), "the context has to leave the model unchanged"
+    apply_plan(model, PruningPlan.value_only(6, {5: 0.4, 2: 0.0}))
+    torch.testing.assert_close(logits(model, tokens), scaled, atol=1e-5, rtol=1e-4)
+
+
+def test_queries_and_keys_are_gone(tiny):
+    model = tiny("tiny-qwen2")
+    before = sum(p.numel() for p in model.parameters())
+    apply_plan(model, PruningPlan.value_only(6, [0.5, 0.0]))
+    names = set(model.state_dict())
+    assert not [n for n in names if n.startswith("model.layers.5.self_attn.") and ("q_proj" in n or "k_proj" in n)]
+    assert not [n for n in names if n.startswith("model.layers.4.self_attn.")]
+    # width 64, 4 query heads, 2 key/value heads of 16, biases on Q, K and V
+    query_key = (64 + 1) * 64 + (64 + 1) * 32
+    value_output = (64 + 1) * 32 + 64 * 64
+    assert before - sum(p.numel() for p in model.parameters()) == 2 * query_key + value_output
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_implementations_and_dtypes(tokens, implementation, dtype):
+    from harp_lib.tiny import tiny_model
+
+    reference = tiny_model("tiny-llama")
+    model = tiny_model("tiny-llama", attn_implementation=implementation).to(dtype)
+
+    def error():
+        expected = logits(reference, tokens)
+        return ((logits(model, tokens).float() - expected).norm() / expected.norm()).item()
+
+    dense_error = error()
+    plan = PruningPlan.value_only(6, [0.8, 0.3, 0.0])
+    apply_plan(reference, plan)
+    apply_plan(model, plan)
+    assert error() < max(2 * dense_error, 1e-5), "pruning may not cost more precision than the dtype does"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu(tiny, tokens):
+    plan = PruningPlan.value_only(6, [0.8, 0.3, 0.0])
+    expected = logits(apply_plan(tiny(), plan), tokens)
+    found = logits(apply_plan(tiny().cuda(), plan), tokens.cuda()).cpu()
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_a_device_map_is_respected(tiny, tokens, tmp_path):
+    tiny().save_pretrained(tmp_path)
+    plan = PruningPlan.value_only(6, [0.8, 0.3, 0.0])
+    expected = logits(apply_plan(tiny(), plan), tokens)
+    mapped = AutoModelForCausalLM.from_pretrained(tmp_path, device_map={"": "cpu"})
+    torch.testing.assert_close(logits(apply_plan(mapped, plan), tokens), expected)
+
+
+def test_offloaded_weights_are_refused(tiny, tmp_path):
+    tiny().save_pretrained(tmp_path / "model")
+    device_map = {"model.embed_tokens": "cpu", "lm_head": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu"}
+    device_map |= {f"model.layers.{i}": "disk" if i == 5 else "cpu" for i in range(6)}
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", device_map=device_map, offload_folder=tmp_path / "offload"
+    )
+    with pytest.raises(ValueError, match="layer 5: alpha cannot be folded"):
+        apply_plan(model, PruningPlan.value_only(6, [0.5]))
+
+
+def test_a_model_that_shares_its_config_is_left_alone(tiny, tokens):
+    model = tiny()
+    other = type(model)(model.config).eval()
+    expected = logits(other, tokens)
+    apply_plan(model, PruningPlan.value_only(6, [0.5]))
+    assert getattr(other.config, "pruning_plan", None) is None
+    assert torch.equal(logits(other, tokens), expected)
+
+
+def unchanged_after(model, tokens, plan, message):
+    before, state = logits(model, tokens), set(model.state_dict())
+    with pytest.raises(ValueError, match=message):
+        apply_plan(model, plan)
+    assert torch.equal(logits(model, tokens), before)
+    assert set(model.state_dict()) == state
+
+
+def test_twice_is_an_error(tiny, tokens):
+    model = apply_plan(tiny(), PruningPlan.value_only(6, [0.5]))
+    unchanged_after(model, tokens, PruningPlan.value_only(6, {0: 0.5}), "pruned already")
+
+
+def test_a_plan_for_another_depth_is_an_error(tiny, tokens):
+    unchanged_after(tiny(), tokens, PruningPlan.value_only(7, [0.5]), "for 7 layers, LlamaForCausalLM has 6")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "particulars", "message"),
+    [
+        ("gpt2", {"n_layer": 2, "n_embd": 32, "n_head": 4}, "GPT2LMHeadModel is not supported"),
+        ("phi3", {"pad_token_id": 0}, "Phi3ForCausalLM is not supported: layer 1 has no self_attn with separate"),
+        ("mamba", {}, "MambaForCausalLM is not supported"),
+        ("bitnet", {}, "BitNetForCausalLM is not supported: in layer 1, attention on a single token is not"),
+    ],
+)
+def test_other_attention_is_refused_by_name(model_type, particulars, message):
+    shape = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2}
+    config = AutoConfig.for_model(model_type, **({"vocab_size": 128} if model_type == "gpt2" else shape) | particulars)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    if model_type == "bitnet":
+        torch.nn.init.normal_(model.model.layers[1].self_attn.attn_sub_norm.weight)
+    with pytest.raises(ValueError, match=message):
+        apply_plan(model, PruningPlan.value_only(2, [0.5]))
+
+
+def test_gain_offset_of_the_norms():
+    assert gain_offset(small_model("gemma3_text").model.layers[0].post_attention_layernorm) == 1
+    assert gain_offset(small_model("olmo2").model.layers[0].post_attention_layernorm) == 0
