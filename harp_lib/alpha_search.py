@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tqdm.auto import tqdm
+from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from .journal import Journal, fingerprint
@@ -161,7 +161,7 @@ def search_alphas(
         seconds=journal.seconds,
         layer_passes=evaluator.prefix_passes + candidate_passes,
         num_model_layers=total,
-        not_unimodal=[layer for layer, curve in curves.items() if not _is_unimodal(list(curve.values()))],
+        not_unimodal=[layer for layer, curve in curves.items() if not is_unimodal(list(curve.values()))],
     )
 
 
@@ -257,7 +257,14 @@ def _golden(low: int, high: int) -> tuple[int, int]:
     return (left, right) if left < right else (left, left + 1)
 
 
-def _is_unimodal(values: list[float]) -> bool:
+def count_passes(num_model_layers: int, num_layers: int, candidates: int) -> tuple[int, int]:
+    """Layer passes over the text that a search takes: literal, and with reused hidden states."""
+    above = num_layers * (num_layers + 1) // 2  # 1 + 2 + … layers from the searched one to the top
+    return num_layers * candidates * num_model_layers, num_model_layers + candidates * above
+
+
+def is_unimodal(values: list[float]) -> bool:
+    """Whether values fall to their minimum and rise after it."""
     lowest = values.index(min(values))
     return values[: lowest + 1] == sorted(values[: lowest + 1], reverse=True) and values[lowest:] == sorted(
         values[lowest:]

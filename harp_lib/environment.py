@@ -159,7 +159,8 @@ def _own_python(own: Path, root: Path, notes: list[str]) -> Path:
                 raise SetUpError(f"{python} does not run, though `python -m venv` made it")
         if not state.satisfies_lock:
             wanted = len(state.missing) + len(state.different)
-            say(f"installing {wanted} packages into .venv, a few minutes the first time")
+            first = len(state.missing) > len(read_lock(root / "requirements.lock")) // 2
+            say(f"installing {wanted} packages into .venv" + (", a few minutes the first time" if first else ""))
             _pip(python, "-r", str(root / "requirements.lock"))
         if not state.has_checkout:
             say("installing harp_lib into .venv, from this checkout")

@@ -14,16 +14,20 @@ from transformers import PreTrainedModel
 from . import __version__
 
 
-def fingerprint(model: PreTrainedModel, tokens: Sequence[torch.Tensor], options: dict[str, Any]) -> str:
-    """Digest of everything that a candidate's likelihood depends on: weights (sampled), tokens, options."""
-    digest = hashlib.sha256(json.dumps([__version__, options], sort_keys=True).encode())
+def weights_digest(model: PreTrainedModel) -> str:
+    """Sixteen hexadecimal digits that stand for the weights: names, shapes, and a thousand numbers of each."""
+    digest = hashlib.sha256()
     for name, weight in model.state_dict().items():
-        if weight.is_meta:  # offloaded; the others have to do
-            continue
-        flat = weight.flatten()
-        sample = flat[:: max(1, flat.numel() // 1024)].float().cpu()
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        digest.update(sample.numpy().tobytes())
+        if not weight.is_meta:  # offloaded weights are elsewhere; the others have to do
+            sample = weight.flatten()[:: max(1, weight.numel() // 1024)]
+            digest.update(sample.float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def fingerprint(model: PreTrainedModel, tokens: Sequence[torch.Tensor], options: dict[str, Any]) -> str:
+    """Digest of everything that a candidate's likelihood depends on: weights, tokens, options."""
+    digest = hashlib.sha256(json.dumps([__version__, weights_digest(model), options], sort_keys=True).encode())
     for ids in tokens:
         digest.update(ids.cpu().numpy().tobytes() + str(tuple(ids.shape)).encode())
     return digest.hexdigest()[:16]

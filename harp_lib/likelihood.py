@@ -136,7 +136,7 @@ def head_nll(model: PreTrainedModel, hidden: torch.Tensor, batch: Batch) -> floa
         for block, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
             logits = scale_logits(config, F.linear(part, weight, bias)).float()  # (T, V / blocks)
             column = target - block * VOCABULARY_PER_BLOCK
-            (inside,) = torch.nonzero((0 <= column) & (column < len(weight)), as_tuple=True)
+            (inside,) = torch.nonzero((column >= 0) & (column < len(weight)), as_tuple=True)
             chosen[inside] = logits[inside, column[inside]]
             higher = torch.maximum(peak, logits.amax(dim=1))
             mass = mass * (peak - higher).exp() + logits.sub_(higher[:, None]).exp_().sum(dim=1)

@@ -72,6 +72,11 @@ def display_name(name: str) -> str:
     return DISPLAY_NAMES.get(name) or Path(os.path.abspath(name)).name
 
 
+def slug(name: str) -> str:
+    """A model's name as part of a file's name: a folder's own name, a hub id with ``--`` for its slash."""
+    return Path(name).name if os.path.isabs(name) else name.strip("./").replace("/", "--")
+
+
 def load_model(
     name: str,
     dtype: "str | torch.dtype" = "float32",

@@ -7,15 +7,17 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from . import paths
+from .models import slug
 
 PACKAGES = ("torch", "transformers", "lm_eval")
 
@@ -46,9 +48,9 @@ class ResultStore:
         Parameters
         ----------
         model, method, task : str
-            Name the file ``<model>/<method>/<task>.json``; a slash in a model id becomes ``--``.
+            Name the file ``<model>/<method>/<task>.json``.
         inputs : dict
-            Everything that the result depends on, as JSON values.
+            Everything that the result depends on, as JSON values, ``model`` among them.
         compute : callable
             Gets a path beside the cell where an interrupted computation may keep what it has, and returns the result
             as JSON values.
@@ -58,7 +60,7 @@ class ResultStore:
         dict
             What ``compute`` returned, after a round trip through JSON.
         """
-        file = self.folder / model.replace("/", "--").lstrip(".") / method / f"{task}.json"
+        file = self.folder / slug(model) / method / f"{task}.json"
         inputs = json.loads(json.dumps(inputs))
         partial = file.with_suffix(".partial.jsonl")
         stored = None if self.force else read_cell(file)
@@ -97,16 +99,31 @@ def read_cell(file: Path) -> dict[str, Any] | None:
     return None
 
 
-def read_results(profile: str, experiment: str) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """All cells of an experiment by (model, method, task), of this checkout or else the committed reference ones."""
+def read_results(
+    profile: str, experiment: str, models: Sequence[str] | None = None
+) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Cells of an experiment by (model, method, task): of this checkout, or else the committed reference ones.
+
+    Parameters
+    ----------
+    profile, experiment : str
+        As for :class:`ResultStore`.
+    models : sequence of str, optional
+        Only these.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there are none.
+    """
     for root in (paths.RESULTS, paths.REFERENCE):
         folder = root / profile / experiment
-        cells = {
-            file.relative_to(folder).with_suffix("").parts: read_cell(file)
-            for file in sorted(folder.glob("*/*/*.json"))
-        }
-        if cells:
-            return {key: cell for key, cell in cells.items() if cell}
+        found = {}
+        for file in sorted(folder.glob("*/*/*.json")):
+            if (cell := read_cell(file)) and (models is None or cell["inputs"]["model"] in models):
+                found[cell["inputs"]["model"], file.parent.name, file.stem] = cell
+        if found:
+            return found
     raise FileNotFoundError(
         f"no stored results of {experiment} for the profile {profile}; run ./run_all.sh --profile {profile} first"
     )
@@ -139,3 +156,11 @@ def provenance() -> dict[str, Any]:
     versions = {"python": platform.python_version(), "harp_lib": __version__}
     versions |= {name: version(name) for name in PACKAGES}
     return {"device": device_name(), "versions": versions, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+def provenance_table(profile: dict[str, Any], seed: int, seconds: float) -> pd.DataFrame:
+    """What a notebook records last: profile, seed, device, versions and seconds."""
+    made = provenance()
+    rows = {"profile": profile["name"], "datasets": profile["datasets"], "dtype": profile["dtype"], "seed": seed}
+    rows |= {"device": made["device"], **made["versions"], "time (UTC)": made["time"], "seconds": f"{seconds:.0f}"}
+    return pd.DataFrame({"what": rows.keys(), "value": map(str, rows.values())})

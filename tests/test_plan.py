@@ -45,5 +45,5 @@ def test_bad_plans_are_refused(alphas, message):
 def test_a_file_that_is_no_plan_is_named(tmp_path, content):
     file = tmp_path / "plan.json"
     file.write_text(content)
-    with pytest.raises(ValueError, match="plan.json"):
+    with pytest.raises(ValueError, match=r"plan\.json"):
         PruningPlan.from_json(file)

@@ -1,0 +1,136 @@
+"""What the results of the alpha search say, in words that follow the numbers."""
+
+import pandas as pd
+from scipy.stats import spearmanr
+
+from .alpha_search import is_unimodal
+from .alpha_study import HELD_OUT, SEARCHED
+from .corpora import TITLES
+from .models import display_name
+from .published import published, published_alphas
+from .tables import interval
+
+
+def read_curves(curves: pd.DataFrame) -> str:
+    """Do the curves fall and then rise, and which layer costs the most?"""
+    lines = []
+    for (model, corpus), part in curves.groupby(["model", "corpus"], sort=False):
+        layers = [group.sort_values("alpha")["perplexity"].tolist() for _, group in part.groupby("layer")]
+        regular = sum(is_unimodal(values) for values in layers)
+        best = part.groupby("layer")["perplexity"].min().sort_index(ascending=False)
+        step = best / best.shift(1)
+        text = (
+            f"- **{display_name(model)}, {TITLES[corpus]}.** {regular} of {len(layers)} curves fall and then rise. "
+            f"After the top layer the best perplexity is {best.iloc[0]:.2f}, after all of them {best.iloc[-1]:.2f}"
+        )
+        if len(best) > 1:
+            text += f"; layer {step.idxmax()} adds the most, a factor of {step.max():.2f}"
+        lines.append(text + ".")
+    return "\n".join(lines)
+
+
+def read_alphas(alphas: pd.DataFrame) -> str:
+    """Spearman's correlation of alpha and layer index, the paper's models and ours."""
+    found = [(f"{model} (paper)", layers) for model, layers in published_alphas().items()]
+    for (model, corpus), part in alphas.groupby(["model", "corpus"], sort=False):
+        found.append((f"{display_name(model)}, {TITLES[corpus]}", dict(zip(part["layer"], part["alpha"], strict=True))))
+    return "Rank correlation ρ of α with the layer index: " + "; ".join(f"{name} {trend(a)}" for name, a in found) + "."
+
+
+def trend(alphas: dict[int, float]) -> str:
+    """Spearman's ρ of alpha with the layer index, as text."""
+    if len(set(alphas.values())) < 2:
+        return "undefined (all α equal)"
+    return f"{spearmanr(list(alphas), list(alphas.values())).statistic:+.2f}"
+
+
+def read_transfer() -> str:
+    """What the paper's two by two says, as relative changes."""
+    word = published("alpha_robustness").set_index(["method", "task"])["value"]
+    changes = [
+        f"{100 * (word[f'HARP, alpha from {other}', own] / word[f'HARP, alpha from {own}', own] - 1):+.1f} % on {own}"
+        for own, other in (("WikiText", "Pile10K"), ("Pile10K", "WikiText"))
+    ]
+    return f"In the paper, α from the other corpus changes word perplexity by {' and '.join(changes)}."
+
+
+def verdict(perplexities: pd.DataFrame, alphas: pd.DataFrame, costs: pd.DataFrame) -> pd.DataFrame:
+    """Each claim with what was measured and what follows: a table of claim, model, evidence, verdict."""
+    rows = []
+    for model, part in perplexities.groupby("model", sort=False):
+        name = display_name(model)
+        rows += _rescaling_rows(name, part, "alpha-1", "searching α beats leaving it at 1")
+        rows += _rescaling_rows(name, part, "alpha-0", "searching α beats removing the branch (α = 0)")
+        rows += _transfer_rows(name, part)
+        rows += _price_rows(name, part)
+    for (model, corpus), part in alphas.groupby(["model", "corpus"], sort=False):
+        values = dict(zip(part["layer"], part["alpha"], strict=True))
+        text = f"ρ = {trend(values)} over {len(values)} layers, searched on {TITLES[corpus]}"
+        rows.append(("α increases with the layer index", display_name(model), text, _trend_verdict(values)))
+    for cost in costs.to_dict("records"):
+        text = f"{cost['times faster']:.1f} times faster, {cost['times fewer passes']:.1f} times fewer layer passes"
+        agree = "holds, with the same α" if cost["same alphas"] else "does not hold: other α"
+        rows.append(("hidden states can be reused", cost["model"], text, agree))
+    return pd.DataFrame(rows, columns=["claim", "model", "evidence", "verdict"])
+
+
+def _rescaling_rows(name: str, part: pd.DataFrame, plan: str, claim: str) -> list[tuple[str, str, str, str]]:
+    rows = []
+    for row in part[part["plan"] == plan].itertuples():
+        use = {SEARCHED: "searched text", HELD_OUT: "held-out text"}[row.split]
+        evidence = (
+            f"{TITLES[row.corpus]}, {use}: perplexity {interval(row.change, row.low, row.high)} against searched α"
+        )
+        rows.append((claim, name, evidence, _sign(row.low, row.high)))
+    return rows
+
+
+def _transfer_rows(name: str, part: pd.DataFrame) -> list[tuple[str, str, str, str]]:
+    rows = []
+    for row in part[part["split"] == HELD_OUT].itertuples():
+        source = row.plan.removeprefix("searched-on-")
+        if row.plan.startswith("searched-on-") and source != row.corpus:
+            change = interval(row.change, row.low, row.high)
+            evidence = f"held-out {TITLES[row.corpus]}: {change} with α from {TITLES[source]}"
+            shown = {"holds": "costs something", "does not hold": "even better"}
+            rows.append(
+                (
+                    "α carries over to another corpus",
+                    name,
+                    evidence,
+                    shown.get(_sign(row.low, row.high), "no difference shown"),
+                )
+            )
+    return rows
+
+
+def _price_rows(name: str, part: pd.DataFrame) -> list[tuple[str, str, str, str]]:
+    rows = []
+    for row in part[(part["plan"] == "dense") & (part["split"] == HELD_OUT)].itertuples():
+        # The frame has the dense model against the pruned one; the price is the other way round.
+        change, low, high = (-value / (1 + value) for value in (row.change, row.high, row.low))
+        evidence = f"held-out {TITLES[row.corpus]}: searched α {interval(change, low, high)} against dense"
+        kept = {"holds": "does not hold", "does not hold": "holds, and gains"}
+        rows.append(
+            (
+                "the pruned model keeps the dense perplexity",
+                name,
+                evidence,
+                kept.get(_sign(low, high), _sign(low, high)),
+            )
+        )
+    return rows
+
+
+def _sign(low: float, high: float) -> str:
+    """The 95 % interval of what the claim needs to be positive, as a verdict."""
+    return "holds" if low > 0 else "does not hold" if high < 0 else "too small to tell"
+
+
+def _trend_verdict(alphas: dict[int, float]) -> str:
+    if len(set(alphas.values())) < 2:
+        return "does not hold: all α are equal"
+    test = spearmanr(list(alphas), list(alphas.values()), alternative="greater")
+    if test.statistic <= 0:
+        return "does not hold"
+    return "holds" if test.pvalue < 0.05 else "too small to tell"

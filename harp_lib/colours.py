@@ -1,0 +1,12 @@
+"""One colour for each method, in every figure: seaborn's colour-blind palette."""
+
+METHOD = {
+    "dense": "#4d4d4d",
+    "harp": "#0173b2",
+    "harp+flap": "#56b4e9",
+    "flap": "#de8f05",
+    "wanda-sp": "#029e73",
+    "mag-sp": "#d55e00",
+    "llm-pruner": "#cc78bc",
+}
+PUBLISHED = "#949494"  # numbers of the paper, beside ours

@@ -1,0 +1,40 @@
+"""Profiles: one YAML file each under ``data/profiles`` decides how large an experiment is."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from . import paths
+from .corpora import default_corpora
+
+
+def load_profile(name: str, models: list[str] | None = None, datasets: str | None = None) -> dict[str, Any]:
+    """Read a profile, with the models and the data source replaced where they are given.
+
+    Returns
+    -------
+    dict
+        What the YAML file holds, and ``name``, ``models``, ``datasets``, ``corpora`` (two names).
+
+    Raises
+    ------
+    ValueError
+        For an unknown profile; the known ones are listed.
+    """
+    file = paths.PROFILES / f"{name}.yaml"
+    if not file.is_file():
+        known = ", ".join(sorted(path.stem for path in paths.PROFILES.glob("*.yaml")))
+        raise ValueError(f"unknown profile {name!r}; choose from {known}")
+    profile = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if models:
+        profile["alpha_search"]["extra_models"] = []
+    profile |= {"name": name, "models": models or profile["models"], "datasets": datasets or profile["datasets"]}
+    if profile["datasets"] not in ("embedded", "hub") and not Path(profile["datasets"]).is_dir():
+        raise ValueError(f"unknown datasets {profile['datasets']!r}; choose from embedded, hub, or a folder")
+    return profile | {"corpora": default_corpora(profile["datasets"])}
+
+
+def num_pruned_layers(profile: dict[str, Any], model: str, num_layers: int) -> int:
+    """How many top layers the profile prunes: its own number for a model, or its fraction for any other."""
+    return profile["pruned_layers"].get(model) or max(1, round(profile["pruned_fraction"] * num_layers))

@@ -1,0 +1,146 @@
+"""Tables as csv, Markdown and LaTeX."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+from IPython.display import Markdown
+
+from . import paths
+from .alpha_figures import USE, plan_label
+from .alpha_search import ALPHA_GRID, count_passes
+from .alpha_study import SEARCHED, Cells, alpha_frame, cost_frame, perplexity_frame
+from .corpora import EMBEDDED, TITLES
+from .models import display_name
+from .published import published, published_alphas
+
+
+def save(table: pd.DataFrame, name: str, profile: str, numbers: pd.DataFrame | None = None) -> list[Path]:
+    """Write a table to ``figures/<profile>/tables/``: md and tex (booktabs) for people, csv for programs.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As people read it.
+    name, profile : str
+        Name the files and their folder.
+    numbers : DataFrame, optional
+        The same unrounded, for the csv.
+
+    Returns
+    -------
+    list of Path
+        The files.
+    """
+    folder = paths.FIGURES / profile / "tables"
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = {
+        "csv": (table if numbers is None else numbers).to_csv(index=False),
+        "md": table.to_markdown(index=False, disable_numparse=True) + "\n",
+        "tex": table.to_latex(index=False, escape=True),
+    }
+    for ending, content in contents.items():
+        (folder / f"{name}.{ending}").write_text(content, encoding="utf-8")
+    return [folder / f"{name}.{ending}" for ending in contents]
+
+
+def show(table: pd.DataFrame) -> Markdown:
+    """A table as a notebook displays it."""
+    return Markdown(table.to_markdown(index=False, disable_numparse=True))
+
+
+def alpha_tables(cells: Cells) -> Iterator[tuple[pd.DataFrame, str, pd.DataFrame]]:
+    """Every table of the alpha search, its file name, and its unrounded numbers."""
+    alphas, perplexities, costs = alpha_frame(cells), perplexity_frame(cells), cost_frame(cells)
+    yield alpha_values(alphas), "alpha_values", alphas
+    yield alpha_perplexity(perplexities), "alpha_perplexity", perplexities
+    yield (
+        alpha_transfer(perplexities),
+        "alpha_transfer",
+        perplexities[perplexities["plan"].str.startswith("searched-on-")],
+    )
+    yield alpha_cost(costs), "alpha_cost", costs
+    passes = alpha_passes()
+    yield passes, "alpha_passes", passes
+
+
+def alpha_values(alphas: pd.DataFrame) -> pd.DataFrame:
+    """The alphas as the paper prints them, from the top layer down: the paper's, then ours."""
+    rows = [(model, "WikiText-2", "paper", list(layers.values())) for model, layers in published_alphas().items()]
+    for (model, corpus), part in alphas.groupby(["model", "corpus"], sort=False):
+        rows.append((display_name(model), TITLES[corpus], "ours", list(part.sort_values("layer")["alpha"][::-1])))
+    rows = [(*row, " ".join(f"{alpha:g}" for alpha in alphas)) for *row, alphas in rows]
+    return pd.DataFrame(rows, columns=["model", "searched on", "source", "α from the top layer down"])
+
+
+def alpha_perplexity(perplexities: pd.DataFrame) -> pd.DataFrame:
+    """Perplexity ± standard error of each plan, and its paired change against the alpha searched on that corpus."""
+    return pd.DataFrame(
+        {
+            "model": display_name(row.model),
+            "text": TITLES[row.corpus],
+            "use": USE[row.split],
+            "plan": plan_label(row.plan),
+            "perplexity": f"{row.perplexity:.2f} ± {row.error:.2f}",
+            "against searched α": ""
+            if row.plan == f"searched-on-{row.corpus}"
+            else interval(row.change, row.low, row.high),
+            "documents": row.documents,
+            "tokens": row.tokens,
+        }
+        for row in perplexities.itertuples()
+    )
+
+
+def interval(change: float, low: float, high: float) -> str:
+    """A paired change with its 95 % interval, in per cent."""
+    return f"{100 * change:+.1f} % [{100 * low:+.1f}, {100 * high:+.1f}]"
+
+
+def alpha_transfer(perplexities: pd.DataFrame) -> pd.DataFrame:
+    """Alpha searched on one corpus and read on the other, two by two: ours, then the paper's (which is per word)."""
+    rows = [
+        {
+            "model": display_name(row["model"]),
+            "α searched on": TITLES[row["plan"].removeprefix("searched-on-")],
+            "read on": TITLES[row["corpus"]],
+            "use": USE[row["split"]],
+            "perplexity per token": f"{row['perplexity']:.2f} ± {row['error']:.2f}",
+            "per word": "" if row["corpus"] in EMBEDDED else f"{row['word perplexity']:.2f}",
+            "documents": str(row["documents"]),
+        }
+        for row in perplexities[perplexities["plan"].str.startswith("searched-on-")].to_dict("records")
+    ]
+    rows += [
+        {
+            "model": f"{row.model} (paper)",
+            "α searched on": row.method.removeprefix("HARP, alpha from "),
+            "read on": row.task,
+            "use": USE[SEARCHED],
+            "per word": f"{row.value:.2f}",
+        }
+        for row in published("alpha_robustness").itertuples()
+    ]
+    return pd.DataFrame(rows).fillna("")
+
+
+def alpha_cost(costs: pd.DataFrame) -> pd.DataFrame:
+    """Literal algorithm against reused hidden states, measured in one run on a part of the text."""
+    table = costs.copy()
+    for column in ("seconds, reused", "seconds, literal"):
+        table[column] = table[column].map("{:.1f}".format)
+    for column in ("times faster", "times fewer passes"):
+        table[column] = table[column].map("{:.2f}".format)
+    table["same alphas"] = table["same alphas"].map({True: "yes", False: "no"})
+    return table
+
+
+def alpha_passes(candidates: int = len(ALPHA_GRID)) -> pd.DataFrame:
+    """Layer passes of the search at the shapes of the paper's models, counted."""
+    rows = []
+    for model, layers in published_alphas().items():
+        total, pruned = max(layers) + 1, len(layers)
+        literal, reused = count_passes(total, pruned, candidates)
+        rows.append((model, total, pruned, literal, reused, f"{literal / reused:.2f}"))
+    columns = ["model", "layers", "searched", "passes, literal", "passes, reused", "times fewer passes"]
+    return pd.DataFrame(rows, columns=columns)

@@ -1,0 +1,151 @@
+"""``run_all.sh`` as a user meets it: what it refuses, it refuses before anything is installed or written."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from harp_lib import cli, model_names
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = ["run_all.sh", "requirements.lock"]
+MODULES = ["__init__", "paths", "cli", "environment", "model_names", "runner", "console"]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """A small copy of the checkout, in a folder with a space in its name and without an environment."""
+    root = tmp_path_factory.mktemp("some place") / "a checkout"
+    for file in [*FILES, *(f"harp_lib/{module}.py" for module in MODULES)]:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, root / file)
+    (root / "data" / "profiles").mkdir(parents=True)
+    for profile in ("paper", "mini", "smoke"):
+        (root / "data" / "profiles" / f"{profile}.yaml").touch()
+    (root / "notebooks").mkdir()
+    for name in ("03_alpha_search", "10_theory"):
+        cell = nbformat.v4.new_code_cell("profile = 'mini'\nseed = 0", metadata={"tags": ["parameters"]})
+        metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+        notebook = nbformat.v4.new_notebook(cells=[cell], metadata=metadata)
+        nbformat.write(notebook, root / "notebooks" / f"{name}.ipynb")
+    return root
+
+
+def call(checkout: Path, *arguments: str, script: Path | None = None, cwd: Path | None = None, **environ: str):
+    """Call run_all.sh with no environment activated and no way to the package index."""
+    inherited = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG")}
+    quiet = {"PYTHONDONTWRITEBYTECODE": "1", "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    command = [script or checkout / "run_all.sh", *arguments]
+    environ = inherited | quiet | environ
+    return subprocess.run(command, cwd=cwd or checkout, env=environ, capture_output=True, text=True, timeout=60)
+
+
+def tree(folder: Path) -> dict[Path, float]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--profile", "mnii"], "unknown profile 'mnii'; choose from smoke, mini, paper (did you mean 'mini'?)"),
+        (["run", "--only", "3,04"], "unknown notebook '04'; choose from 03, 10"),
+        (["--only", "3,,10"], "empty item in '3,,10'"),
+        (["--models", "smolm2-135m"], "did you mean 'smollm2-135m'?"),
+        (["--models", "tiny-llama,./nowhere"], "model folder './nowhere' does not exist"),
+        (["--models", "notebooks"], "unknown model 'notebooks'"),
+        (["--models", "./notebooks"], "model folder './notebooks' has no config.json"),
+        (["--datasets", "embeded"], "unknown datasets 'embeded'; choose from embedded, hub, or a folder that exists"),
+        (["-p", "seed"], "malformed parameter 'seed'; write NAME=VALUE"),
+        (["-p", "2x=1"], "malformed parameter '2x=1'"),
+        (["-p", "models=[a]"], "parameter 'models' has an option of its own: --models"),
+        (["figure"], "unknown command 'figure'; choose from setup, run, test, figures (did you mean 'figures'?)"),
+        (["--profil", "mini"], "unknown argument '--profil' (did you mean --profile?)"),
+        (["run", "03"], "unknown argument '03'"),
+        (["figures", "--force"], "--force goes with 'run', not with 'figures'"),
+        (["--profile", "smoke", "test"], "'test' goes first"),
+    ],
+)
+def test_refuses_bad_input_before_set_up(checkout, arguments, message):
+    before = tree(checkout)
+    done = call(checkout, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stdout == ""
+    assert tree(checkout) == before
+
+
+def test_shows_help_without_set_up(checkout):
+    before = tree(checkout)
+    for arguments in (["--help"], ["figures", "-h"], ["test", "--help"]):
+        done = call(checkout, *arguments)
+        assert done.returncode == 0
+        assert "smoke, mini, paper (default: mini)" in done.stdout
+    assert tree(checkout) == before
+
+
+@pytest.mark.parametrize("value", ["sede=1", "seed=[1"])
+def test_refuses_what_only_the_notebooks_and_yaml_know(checkout, value):
+    before = tree(checkout)
+    done = call(checkout, "-p", value, HARP_PYTHON=sys.executable)
+    assert done.returncode == 2
+    assert value.partition("=")[0] in done.stderr
+    assert "Traceback" not in done.stderr
+    assert tree(checkout) == before
+
+
+def test_refuses_an_interpreter_that_does_not_run(checkout):
+    done = call(checkout, "setup", HARP_PYTHON="/nowhere/python")
+    assert done.returncode == 1
+    assert "no Python 3.11 or newer among: /nowhere/python" in done.stderr
+
+
+def test_refuses_an_interpreter_that_lacks_packages(checkout, tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    before = tree(checkout)
+    done = call(checkout, "setup", HARP_PYTHON=str(tmp_path / "bare" / "bin" / "python"))
+    assert done.returncode == 1
+    assert "lacks absl-py, accelerate, " in done.stderr
+    assert tree(checkout) == before
+
+
+def test_works_from_any_folder_and_through_a_link(checkout, tmp_path):
+    link = tmp_path / "link to it"
+    link.symlink_to(os.path.relpath(checkout / "run_all.sh", tmp_path))
+    (tmp_path / "harp_lib").mkdir()  # must not be taken for ours
+    (tmp_path / "harp_lib" / "cli.py").write_text("raise SystemExit(99)", encoding="utf-8")
+    done = call(checkout, "setup", script=link, cwd=tmp_path, HARP_PYTHON=sys.executable)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"ready: {sys.executable}\n"
+
+
+def test_relative_folders_are_the_callers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    options = cli.parse(["--models", "model,tiny-llama,some/model-1.5", "--datasets", "."])
+    assert options.models == [str(tmp_path / "model"), "tiny-llama", "some/model-1.5"]
+    assert options.datasets == str(tmp_path)
+
+
+def test_a_notebook_number_may_leave_out_the_zero(checkout, monkeypatch):
+    monkeypatch.setattr(cli.paths, "NOTEBOOKS", checkout / "notebooks")
+    assert cli.parse(["--only", "10,3,03"]).only == ["10", "03"]
+
+
+def test_what_follows_test_is_for_pytest():
+    assert cli.parse(["test", "-k", "plan", "--profile", "x"]).pytest == ["-k", "plan", "--profile", "x"]
+
+
+def test_known_models_come_from_their_file():
+    assert cli.known_models() == model_names.MODEL_NAMES
+
+
+def test_judging_arguments_imports_nothing_heavy():
+    program = "import sys; from harp_lib import cli; cli.check(['--models', 'tiny-llama']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    heavy = {"torch", "numpy", "transformers", "papermill", "yaml", "tqdm"}
+    assert not heavy & set(done.stdout.split())

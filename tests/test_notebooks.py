@@ -1,0 +1,133 @@
+"""Notebooks: what the sources look like, and that they run, in two profiles, and tell what was measured there."""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+from harp_lib import paths
+
+SOURCES = sorted(paths.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+EXECUTED = sorted((paths.NOTEBOOKS / "executed" / "mini").glob("*.ipynb"))
+# Figures with decimals or per cent are measurements, but for section numbers and the grid of alpha.
+MEASURED = re.compile(r"\d+\.\d+|\d+ ?%")
+NOT_MEASURED = re.compile(r"Section \d+\.\d+|\b0\.1\b|95 ?%|[A-Za-z][\w-]*-?\d+\.\d+\S*")
+
+
+def ids(paths):
+    return [path.stem for path in paths]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=ids(SOURCES))
+class TestSources:
+    def test_outputs_are_stripped(self, source):
+        cells = nbformat.read(source, as_version=4).cells
+        assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
+
+    def test_parameters_are_plain_literals(self, source):
+        notebook = nbformat.read(source, as_version=4)
+        (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+        values = {}
+        exec(cell.source, {}, values)
+        assert {"profile": "mini", "models": None, "seed": 0}.items() <= values.items()
+        assert notebook.metadata.kernelspec.name == "python3"
+
+    def test_prose_holds_no_measured_number(self, source):
+        for cell in nbformat.read(source, as_version=4).cells:
+            if cell.cell_type == "markdown":
+                assert not MEASURED.findall(NOT_MEASURED.sub("", cell.source)), cell.source
+
+    def test_functions_live_in_the_library(self, source):
+        for cell in nbformat.read(source, as_version=4).cells:
+            if cell.cell_type == "code":
+                assert not re.search(r"^\s*(def|class) ", cell.source, re.MULTILINE), cell.source
+
+
+@pytest.mark.parametrize("executed", EXECUTED, ids=ids(EXECUTED))
+def test_executed_notebooks_belong_to_their_sources(executed):
+    notebook = nbformat.read(executed, as_version=4)
+    source = paths.NOTEBOOKS / executed.name
+    assert notebook.metadata.harp.source_sha256 == hashlib.sha256(source.read_bytes()).hexdigest()
+    text = executed.read_text(encoding="utf-8")
+    assert not re.search(r"(?<![\w.])/(home|root|tmp|Users|work|mnt|opt)/", text), "a path of somebody's machine"
+    assert not any(output.output_type == "error" for cell in notebook.cells for output in cell.get("outputs", []))
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A checkout without results: the sources and data of this one."""
+    root = tmp_path_factory.mktemp("checkout")
+    (root / "data").mkdir()
+    (root / "notebooks").mkdir()
+    for folder in ("profiles", "paper"):
+        (root / "data" / folder).symlink_to(paths.DATA / folder)
+    for source in SOURCES:
+        (root / "notebooks" / source.name).symlink_to(source)
+    return root
+
+
+def run(checkout, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "harp_lib.cli", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"HARP_ROOT": str(checkout), "JUPYTER_PREFER_ENV_PATH": "1"},
+    )
+
+
+def outputs(checkout, profile, name):
+    notebook = nbformat.read(checkout / "notebooks" / "executed" / profile / name, as_version=4)
+    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
+
+
+def markdown(checkout, profile, name):
+    shown = outputs(checkout, profile, name)
+    return "\n".join(output.data["text/markdown"] for output in shown if "text/markdown" in output.get("data", {}))
+
+
+@pytest.mark.parametrize(
+    ("profile", "options", "models"),
+    [
+        ("smoke", [], ["tiny random Llama", "tiny random Gemma-2"]),
+        ("mini", ["--models", "tiny-qwen2"], ["tiny random Qwen2"]),
+    ],
+)
+def test_alpha_search_notebook(checkout, profile, options, models):
+    done = run(checkout, "run", "--profile", profile, "--only", "03", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Warning" not in done.stdout + done.stderr
+    text = markdown(checkout, profile, "03_alpha_search.ipynb")
+    for model in models:
+        assert re.search(rf"searching α beats leaving it at 1 +\| {model}", text)
+        assert re.search(rf"hidden states can be reused +\| {model}.*holds, with the same α", text)
+    assert not re.search(r"\| nan|\| inf", text)
+    streams = [o.text for o in outputs(checkout, profile, "03_alpha_search.ipynb") if o.get("name") == "stderr"]
+    assert all("it/s" in text or "cell" in text or "candidate" in text for text in streams), "bars alone go to stderr"
+
+
+def test_a_second_run_reads_and_figures_are_redrawn(checkout):
+    run(checkout, "run", "--profile", "smoke", "--only", "03")
+    again = run(checkout, "run", "--profile", "smoke", "--only", "03")
+    assert "0 cells computed, 46 read from the result store" in again.stdout
+    folder = checkout / "figures" / "smoke"
+    drawn = {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*.*")}
+    for file in drawn:
+        (folder / file).unlink()
+    redrawn = run(checkout, "figures", "--profile", "smoke")
+    assert redrawn.returncode == 0, redrawn.stderr
+    assert {file.relative_to(folder) for file in folder.rglob("*.*")} == set(drawn)
+    for file, content in drawn.items():
+        assert (folder / file).read_bytes() == content, f"{file} is not what the notebook drew"
+
+
+def test_figures_without_results(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "profiles").symlink_to(paths.PROFILES)
+    done = run(tmp_path, "figures", "--profile", "smoke")
+    assert done.returncode == 1
+    assert "run ./run_all.sh --profile smoke first" in done.stderr
+    assert not (tmp_path / "figures").exists()

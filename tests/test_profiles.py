@@ -1,0 +1,42 @@
+import pytest
+
+from harp_lib.model_names import MODEL_NAMES
+from harp_lib.models import HUB_ID
+from harp_lib.profiles import load_profile, num_pruned_layers
+
+NAMES = ("smoke", "mini", "paper")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_profiles_name_models_that_exist(name):
+    profile = load_profile(name)
+    for model in [*profile["models"], *profile["alpha_search"]["extra_models"]]:
+        assert model in MODEL_NAMES or HUB_ID.fullmatch(model)
+        assert model in profile["pruned_layers"]
+
+
+def test_profiles_have_the_same_keys():
+    smoke, mini, paper = map(load_profile, NAMES)
+    assert smoke.keys() == mini.keys() == paper.keys()
+    assert smoke["alpha_search"].keys() == mini["alpha_search"].keys() == paper["alpha_search"].keys()
+
+
+def test_what_the_paper_prunes():
+    paper = load_profile("paper")
+    assert [num_pruned_layers(paper, model, 32) for model in paper["models"]] == [8, 8, 4, 6]
+    assert num_pruned_layers(load_profile("mini"), "smollm2-135m", 30) == 6
+    assert num_pruned_layers(load_profile("mini"), "another/model", 24) == 5
+
+
+def test_replacing_models_and_datasets(tmp_path):
+    profile = load_profile("paper", models=["tiny-llama"], datasets=str(tmp_path))
+    assert profile["models"] == ["tiny-llama"]
+    assert profile["alpha_search"]["extra_models"] == [], "only what was asked for"
+    assert profile["corpora"] == ("wikitext", "python-docs")
+
+
+def test_bad_requests():
+    with pytest.raises(ValueError, match="unknown profile 'mnii'; choose from mini, paper, smoke"):
+        load_profile("mnii")
+    with pytest.raises(ValueError, match="unknown datasets 'nowhere'"):
+        load_profile("mini", datasets="nowhere")

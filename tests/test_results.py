@@ -1,0 +1,95 @@
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from harp_lib.results import ResultStore, read_results, write_json
+
+
+def make(store, inputs=None, value=1.5, calls=None):
+    def compute(partial):
+        if calls is not None:
+            calls.append(partial)
+        return {"score": value}
+
+    return store.cell("owner/model", "harp", "task", inputs or {"model": "owner/model", "seed": 0}, compute)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ResultStore("mini", "experiment", root=tmp_path)
+
+
+def test_equal_inputs_are_read(store, tmp_path):
+    calls = []
+    assert make(store, calls=calls) == make(store, calls=calls) == {"score": 1.5}
+    assert len(calls) == 1
+    assert store.summary == "1 cells computed, 1 read from the result store"
+    cell = json.loads((tmp_path / "mini/experiment/owner--model/harp/task.json").read_text())
+    assert {"inputs", "result", "seconds", "device", "versions", "time"} <= set(cell)
+    assert {"torch", "transformers", "lm_eval", "harp_lib", "python"} <= set(cell["versions"])
+
+
+def test_other_inputs_are_computed_again(store):
+    make(store, {"model": "owner/model", "seed": 0}, 1.0)
+    assert make(store, {"model": "owner/model", "seed": 1}, 2.0) == {"score": 2.0}
+    assert make(store, {"model": "owner/model", "seed": 1}, 3.0) == {"score": 2.0}
+
+
+def test_force_computes_again(store, tmp_path):
+    make(store, value=1.0)
+    assert make(ResultStore("mini", "experiment", root=tmp_path, force=True), value=2.0) == {"score": 2.0}
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"inputs": 1}', "[1]"])
+def test_an_unreadable_cell_is_moved_aside_and_computed_again(store, tmp_path, content):
+    make(store)
+    file = tmp_path / "mini/experiment/owner--model/harp/task.json"
+    file.write_text(content)
+    with pytest.warns(UserWarning, match=r"task.json could not be read; moved to task.unreadable"):
+        assert make(store, value=2.0) == {"score": 2.0}
+    (aside,) = file.parent.glob("*.unreadable-*")
+    assert aside.read_text() == content, "nothing is lost"
+
+
+def test_a_failed_computation_leaves_no_cell_but_what_it_kept(store, tmp_path):
+    def failing(partial):
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text("half")
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        store.cell("model", "harp", "task", {}, failing)
+    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["task.partial.jsonl"]
+    kept = store.cell("model", "harp", "task", {}, lambda partial: {"kept": partial.read_text()})
+    assert kept == {"kept": "half"}
+    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["task.json"]
+
+
+def test_a_result_that_is_not_json_leaves_nothing(tmp_path):
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "cell.json", {"result": object()})
+    assert not list(tmp_path.iterdir())
+
+
+def test_killed_while_writing(tmp_path):
+    script = (
+        "import sys; from pathlib import Path; from harp_lib.results import write_json\n"
+        "while True: write_json(Path(sys.argv[1]), {'result': list(range(100_000))})"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, tmp_path / "cell.json"])
+    while not (tmp_path / "cell.json").exists():
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.kill()
+    process.wait()
+    assert len(json.loads((tmp_path / "cell.json").read_text())["result"]) == 100_000
+
+
+def test_reading_without_results_says_what_to_do():
+    with pytest.raises(
+        FileNotFoundError, match=r"no stored results of nothing .* run ./run_all.sh --profile smoke first"
+    ):
+        read_results("smoke", "nothing")
