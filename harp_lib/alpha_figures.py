@@ -1,12 +1,13 @@
 """Figures of the alpha search."""
 
+import textwrap
 from collections.abc import Iterator
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
 from . import colours
 from .alpha_study import HELD_OUT, SEARCHED, Cells, alpha_frame, curve_frame, perplexity_frame
@@ -65,26 +66,27 @@ def alpha_curves(curves: pd.DataFrame, model: str) -> Figure:
 
 def alpha_by_layer(alphas: pd.DataFrame) -> Figure:
     """Searched alpha against layer index: the paper's figure, from its numbers, and ours behind it."""
-    panels = [(model, layers, colours.PUBLISHED, "paper") for model, layers in published_alphas().items()]
+    panels = [(model, layers, colours.PUBLISHED, "paper: WikiText-2") for model, layers in published_alphas().items()]
     for (model, corpus), part in alphas.groupby(["model", "corpus"], sort=False):
         values = dict(zip(part["layer"], part["alpha"], strict=True))
-        panels.append((display_name(model), values, colours.METHOD["harp"], f"ours, {TITLES[corpus]}"))
+        panels.append((display_name(model), values, colours.METHOD["harp"], f"ours: {TITLES[corpus]}"))
     columns = 4
     rows = -(-len(panels) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(11.5, 2.5 * rows + 0.3), sharey=True, squeeze=False)
+    figure, axes = plt.subplots(rows, columns, figsize=(11.5, 2.5 * rows + 0.6), sharey=True, squeeze=False)
     for axis, (model, values, colour, source) in zip(axes.flat, panels, strict=False):
         axis.bar(list(values), list(values.values()), color=colour, width=0.75)
         for layer, alpha in values.items():
             axis.annotate(
                 f"{alpha:g}", (layer, alpha), (0, 2), textcoords="offset points", ha="center", fontsize="x-small"
             )
-        axis.set_title(f"{model}\n({source})", fontsize="small")
+        axis.set_title("\n".join([*textwrap.wrap(model, 26), source]), fontsize="small")
         axis.set(ylim=(0, 1.1), xlabel="layer index")
         axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     for axis in axes[:, 0]:
         axis.set_ylabel("searched α")
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
+    figure.suptitle("Searched α by layer: the paper's numbers in grey, ours in blue", x=0.01, ha="left")
     return figure
 
 
@@ -92,9 +94,14 @@ def alpha_perplexities(perplexities: pd.DataFrame, model: str) -> Figure:
     """Perplexity of the dense model and of each choice of alpha, on searched and held-out text of both corpora."""
     perplexities = perplexities[perplexities["model"] == model]
     corpora = list(perplexities["corpus"].unique())
-    plans = sorted(perplexities["plan"].unique(), key=lambda plan: (plan != "dense", plan.startswith("searched"), plan))
+    plans = list(perplexities["plan"].unique())
     figure, axes = plt.subplots(
-        1, len(corpora), figsize=(5 * len(corpora) + 1, 0.42 * len(plans) + 1.6), sharey=True, squeeze=False
+        1,
+        len(corpora),
+        figsize=(5 * len(corpora) + 1, 0.42 * len(plans) + 1.6),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
     )
     for axis, corpus in zip(axes[0], corpora, strict=True):
         for split, offset in ((SEARCHED, -0.13), (HELD_OUT, 0.13)):
@@ -128,7 +135,6 @@ def logarithmic_perplexity(axis: plt.Axes, which: str) -> None:
     """A logarithmic axis whose ticks are plain numbers."""
     getattr(axis, f"set_{which}scale")("log")
     along = getattr(axis, f"{which}axis")
-    along.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    along.set_major_locator(LogLocator(subs=(1, 2, 3, 5), numticks=9))
     along.set_major_formatter(ScalarFormatter())
-    along.set_minor_formatter(NullFormatter())
-    axis.tick_params(which="minor", length=0)
+    along.set_minor_locator(NullLocator())

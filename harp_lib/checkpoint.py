@@ -8,6 +8,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from . import remote
 from .plan import PruningPlan
+from .wheels import quiet
 
 PLAN_FILE = "pruning_plan.json"
 
@@ -43,8 +44,9 @@ def save_pruned(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temporary:
         folder = Path(temporary) / "checkpoint"
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        with quiet():
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
         PruningPlan.from_dict(model.config.pruning_plan).to_json(folder / PLAN_FILE)
         if path.exists():
             path.rename(Path(temporary) / "replaced")
@@ -83,8 +85,9 @@ def load_pruned(
     if "pruning_plan" not in config:
         raise ValueError(f"{path} holds no pruned checkpoint (no config.json with a pruning plan); try load_model")
     model_class = getattr(remote, config["architectures"][0])
-    model = model_class.from_pretrained(
-        path, dtype=dtype, device_map=device_map, attn_implementation=attn_implementation
-    )
-    # The checkpoint's own config class is unknown to AutoTokenizer; the tokenizer's files name its class themselves.
-    return model.eval(), AutoTokenizer.from_pretrained(path, config=model.config)
+    with quiet():
+        model = model_class.from_pretrained(
+            path, dtype=dtype, device_map=device_map, attn_implementation=attn_implementation
+        )
+        # AutoTokenizer does not know the checkpoint's kind of config; the tokenizer's files name its class themselves.
+        return model.eval(), AutoTokenizer.from_pretrained(path, config=model.config)
