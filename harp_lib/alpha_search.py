@@ -121,6 +121,7 @@ def search_alphas(
     scored = sum(batch.num_scored for batch in batches)
 
     options = {"layers": searched, "grid": list(grid), "lower": lower, "reuse_prefix": reuse_prefix}
+    options["scored"] = [batch.scored for batch in batches]
     journal = Journal(resume, fingerprint(model, [batch.ids for batch in batches], options))
     best = dict.fromkeys(searched, 1.0) if lower == "pruned" else {}
     begin = time.perf_counter()

@@ -87,7 +87,7 @@ class AlphaStudy:
                     text.windows,
                     self.num_layers,
                     resume=partial,
-                    cache_device=self.settings.get("cache_device"),
+                    cache_device=self.settings["cache_device"],
                 )
                 return vars(found) | {"tokens": sum(text.tokens)}
 

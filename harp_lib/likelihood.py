@@ -125,7 +125,7 @@ def head_nll(model: PreTrainedModel, hidden: torch.Tensor, batch: Batch) -> floa
     The logits exist only as blocks of some tokens by some of the vocabulary: the log-sum-exp is carried along.
     """
     head, config = model.get_output_embeddings(), model.config
-    hidden = hidden[:, -batch.scored - 1 : -1].flatten(0, 1)  # (B·scored, d)
+    hidden = hidden[:, -batch.scored - 1 : -1].flatten(0, 1).to(head.weight.device)  # (B·scored, d)
     targets = batch.ids[:, -batch.scored :].flatten().to(hidden.device)
     weights = head.weight.split(VOCABULARY_PER_BLOCK)
     biases = [None] * len(weights) if head.bias is None else head.bias.split(VOCABULARY_PER_BLOCK)

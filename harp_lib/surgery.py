@@ -172,6 +172,8 @@ def check_attention(model: PreTrainedModel, layers: Mapping[int, object] | list[
     one token. That refuses what the names of the modules do not show: gates, sinks, norms on the values.
     """
     name, found = type(model).__name__, decoder_layers(model)
+    if model.config.get_text_config() is not model.config:
+        raise ValueError(f"{name} is not supported: it has other inputs than text; load its text-only class")
     for layer in layers:
         attention = getattr(found[layer], "self_attn", None)
         if not all(isinstance(getattr(attention, part, None), nn.Linear) for part in ("v_proj", "o_proj")):

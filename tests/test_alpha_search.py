@@ -12,6 +12,7 @@ import torch
 from conftest import FAMILIES
 from hypothesis import given
 from hypothesis import strategies as st
+from test_surgery import OTHER_FAMILIES, small_model
 
 from harp_lib import ALPHA_GRID, PruningPlan, alpha_search, apply_plan, perplexity, search_alphas
 
@@ -36,6 +37,15 @@ def test_fast_and_literal_search_agree(tiny, tokens, family, lower):
     assert literal.layer_passes == 3 * 11 * 6
     assert [type(m) for m in model.modules()] == modules
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.parametrize("family", OTHER_FAMILIES)
+def test_other_families(tokens, family):
+    model = small_model(family, vocab_size=512, **OTHER_FAMILIES[family])
+    fast, literal = (search_alphas(model, tokens, 2, reuse_prefix=r, progress=False) for r in (True, False))
+    assert fast.alphas == literal.alphas
+    for layer, curve in fast.perplexities.items():
+        assert curve == pytest.approx(literal.perplexities[layer], rel=1e-5)
 
 
 def test_what_was_found_is_what_the_pruned_model_gives(tiny, tokens):

@@ -219,6 +219,17 @@ def test_other_attention_is_refused_by_name(model_type, particulars, message):
         apply_plan(model, PruningPlan.value_only(2, [0.5]))
 
 
+def test_multimodal_models_are_refused_by_name():
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
+    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    with pytest.raises(ValueError, match="Gemma3ForConditionalGeneration is not supported: it has other inputs"):
+        apply_plan(Gemma3ForConditionalGeneration(config), PruningPlan.value_only(2, [0.5]))
+
+
 def test_gain_offset_of_the_norms():
     assert gain_offset(small_model("gemma3_text").model.layers[0].post_attention_layernorm) == 1
     assert gain_offset(small_model("olmo2").model.layers[0].post_attention_layernorm) == 0
