@@ -131,7 +131,8 @@ def search_alphas(
         evaluator = WholeModel(model, batches)
     journal.seconds += time.perf_counter() - begin
 
-    bar = tqdm(total=num_layers * len(grid), desc="alpha search", unit="candidate", disable=not progress)
+    name = "alpha search" if reuse_prefix else "alpha search, literal"
+    bar = tqdm(total=num_layers * len(grid), desc=name, unit="candidate", disable=not progress)
 
     def candidate(layer: int, curve: dict[float, float], alpha: float) -> float:
         if alpha not in curve:

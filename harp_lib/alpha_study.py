@@ -8,7 +8,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .alpha_search import search_alphas
-from .corpora import SPLITS, Corpus, Window, count_words, excerpt, load_corpus, rolling_windows
+from .corpora import SPLITS, TITLES, Corpus, Window, count_words, excerpt, load_corpus, rolling_windows
 from .journal import weights_digest
 from .likelihood import make_batches, total_nll
 from .models import display_name
@@ -121,8 +121,14 @@ class AlphaStudy:
 
         def compute(partial):
             windows = [window for document in part for window in document]
-            fast, literal = (search_alphas(self.model, windows, self.num_layers, reuse_prefix=r) for r in (True, False))
-            return {"fast": vars(fast), "literal": vars(literal), "tokens": sum(window.scored for window in windows)}
+            reused, literal = (
+                search_alphas(self.model, windows, self.num_layers, reuse_prefix=r) for r in (True, False)
+            )
+            return {
+                "reused": vars(reused),
+                "literal": vars(literal),
+                "tokens": sum(window.scored for window in windows),
+            }
 
         inputs = self._inputs(text) | {"documents": len(part), "num_layers": self.num_layers}
         self.store.cell(self.name, "harp", "cost", inputs, compute)
@@ -201,24 +207,26 @@ def perplexity_frame(cells: Cells, seed: int = 0) -> pd.DataFrame:
 
 
 def cost_frame(cells: Cells) -> pd.DataFrame:
-    """What a search costs: measured seconds and counted layer passes, reused and literal."""
+    """What searches cost: measured seconds and counted layer passes.
+
+    On a part of one text with and without reused hidden states, in one run; on the whole texts with them.
+    """
     rows = []
     for (model, _, task), cell in cells.items():
+        result = cell["result"]
         if task == "cost":
-            fast, literal = cell["result"]["fast"], cell["result"]["literal"]
-            same = fast["alphas"] == literal["alphas"]
-            seconds, passes = (fast["seconds"], literal["seconds"]), (fast["layer_passes"], literal["layer_passes"])
-            rows.append((display_name(model), cell["result"]["tokens"], *seconds, *passes, same))
-    columns = [
-        "model",
-        "tokens",
-        "seconds, reused",
-        "seconds, literal",
-        "passes, reused",
-        "passes, literal",
-        "same alphas",
-    ]
-    frame = pd.DataFrame(rows, columns=columns)
+            row = {"text": f"part of {TITLES[cell['inputs']['corpus']]}"}
+            for way in ("reused", "literal"):
+                row |= {f"seconds, {way}": result[way]["seconds"], f"passes, {way}": result[way]["layer_passes"]}
+            row["same alphas"] = result["reused"]["alphas"] == result["literal"]["alphas"]
+        elif task.startswith("search-"):
+            row = {"text": TITLES[task.removeprefix("search-")]}
+            row |= {"seconds, reused": result["seconds"], "passes, reused": result["layer_passes"]}
+        else:
+            continue
+        rows.append({"model": display_name(model), "tokens": result["tokens"], **row})
+    columns = ["model", "text", "tokens", "seconds, reused", "seconds, literal", "passes, reused", "passes, literal"]
+    frame = pd.DataFrame(rows, columns=[*columns, "same alphas"])
     frame["times faster"] = frame["seconds, literal"] / frame["seconds, reused"]
     frame["times fewer passes"] = frame["passes, literal"] / frame["passes, reused"]
     return frame

@@ -67,7 +67,7 @@ def verdict(perplexities: pd.DataFrame, alphas: pd.DataFrame, costs: pd.DataFram
         values = dict(zip(part["layer"], part["alpha"], strict=True))
         text = f"ρ = {trend(values)} over {len(values)} layers, searched on {TITLES[corpus]}"
         rows.append(("α increases with the layer index", display_name(model), text, _trend_verdict(values)))
-    for cost in costs.to_dict("records"):
+    for cost in costs.dropna(subset="same alphas").to_dict("records"):
         text = f"{cost['times faster']:.1f} times faster, {cost['times fewer passes']:.1f} times fewer layer passes"
         agree = "holds, with the same α" if cost["same alphas"] else "does not hold: other α"
         rows.append(("hidden states can be reused", cost["model"], text, agree))

@@ -224,10 +224,13 @@ def _run(options: argparse.Namespace) -> int:
     shared = {name: value for name, value in shared.items() if value is not None}
     try:
         explicit = {name: _yaml(name, value) for name, value in options.parameters}
-        return runner.run_notebooks(options.profile, options.only, shared, explicit)
+        code = runner.run_notebooks(options.profile, options.only, shared, explicit)
     except runner.RefusedError as error:
         print(f"run_all.sh: error: {error}", file=sys.stderr)
         return 2
+    if (drawn := paths.FIGURES / options.profile).is_dir():
+        print(f"\nfigures and tables: {os.path.relpath(drawn, paths.ROOT)}")
+    return code
 
 
 def _yaml(name: str, value: str) -> Any:

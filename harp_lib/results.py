@@ -3,6 +3,8 @@
 import json
 import os
 import platform
+import resource
+import sys
 import tempfile
 import time
 import warnings
@@ -159,8 +161,10 @@ def provenance() -> dict[str, Any]:
 
 
 def provenance_table(profile: dict[str, Any], seed: int, seconds: float) -> pd.DataFrame:
-    """What a notebook records last: profile, seed, device, versions and seconds."""
+    """What a notebook records last: profile, seed, device, versions, seconds and the memory of its process."""
     made = provenance()
     rows = {"profile": profile["name"], "datasets": profile["datasets"], "dtype": profile["dtype"], "seed": seed}
     rows |= {"device": made["device"], **made["versions"], "time (UTC)": made["time"], "seconds": f"{seconds:.0f}"}
+    unit = 2**30 if sys.platform == "darwin" else 2**20  # bytes there, KiB elsewhere
+    rows["peak memory (GiB)"] = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit:.1f}"
     return pd.DataFrame({"what": rows.keys(), "value": map(str, rows.values())})

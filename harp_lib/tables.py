@@ -125,14 +125,14 @@ def alpha_transfer(perplexities: pd.DataFrame) -> pd.DataFrame:
 
 
 def alpha_cost(costs: pd.DataFrame) -> pd.DataFrame:
-    """Literal algorithm against reused hidden states, measured in one run on a part of the text."""
-    table = costs.copy()
-    for column in ("seconds, reused", "seconds, literal"):
-        table[column] = table[column].map("{:.1f}".format)
-    for column in ("times faster", "times fewer passes"):
-        table[column] = table[column].map("{:.2f}".format)
+    """What the searches cost, literally and with reused hidden states; empty where the literal one was not run."""
+    decimals = {"seconds, reused": 1, "seconds, literal": 1, "times faster": 2, "times fewer passes": 2}
+    table = costs.astype(object)
+    for column in table:
+        digits = decimals.get(column, 0)
+        table[column] = [f"{v:.{digits}f}" if isinstance(v, float) and v == v else v for v in table[column]]
     table["same alphas"] = table["same alphas"].map({True: "yes", False: "no"})
-    return table
+    return table.fillna("")
 
 
 def alpha_passes(candidates: int = len(ALPHA_GRID)) -> pd.DataFrame:

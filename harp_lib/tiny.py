@@ -73,7 +73,7 @@ def tiny_model(name: str, attn_implementation: str | None = None) -> "PreTrained
     name : str
         A key of ``FAMILIES``.
     attn_implementation : str, optional
-        As in ``from_pretrained``; the default is transformers' own (Gemma-2: eager).
+        As in ``from_pretrained``; the default is transformers' own.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
