@@ -10,10 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
 from . import colours
-from .alpha_study import HELD_OUT, SEARCHED, Cells, alpha_frame, curve_frame, perplexity_frame
+from .alpha_study import HELD_OUT, SEARCHED, alpha_frame, curve_frame, perplexity_frame
 from .corpora import TITLES
 from .models import display_name, slug
 from .published import published_alphas
+from .results import Cells
 
 USE = {SEARCHED: "searched text", HELD_OUT: "held-out text"}
 PLAN_MARKERS = {"dense": "s", "alpha-1": "^", "alpha-0": "v"}

@@ -1,6 +1,5 @@
 """The experiment of notebook 03: search alpha on two corpora, read it on both, time it."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -13,14 +12,12 @@ from .journal import weights_digest
 from .likelihood import make_batches, total_nll
 from .models import display_name
 from .profiles import num_pruned_layers
-from .results import ResultStore
+from .results import Cells, ResultStore
 from .statistics import paired_change, perplexity_estimate
 from .surgery import decoder_layers, temporarily_value_only
 
 EXPERIMENT = "alpha_search"
 SEARCHED, HELD_OUT = "test", "validation"  # the paper searches on WikiText's test pages
-
-Cells = Mapping[tuple[str, str, str], dict[str, Any]]
 
 
 class Text(NamedTuple):

@@ -9,7 +9,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +22,9 @@ from . import paths
 from .models import slug
 
 PACKAGES = ("torch", "transformers", "lm_eval")
+RUN_FILE = "run.json"  # the cells of the last finished run of an experiment
+
+Cells = dict[tuple[str, str, str], dict[str, Any]]  # by model, method and task
 
 
 class ResultStore:
@@ -41,6 +44,7 @@ class ResultStore:
         self.folder = (root or paths.RESULTS) / profile / experiment
         self.force = force
         self.counts: Counter[str] = Counter()
+        self.cells: Cells = {}
 
     def cell(
         self, model: str, method: str, task: str, inputs: dict[str, Any], compute: Callable[[Path], dict[str, Any]]
@@ -68,16 +72,23 @@ class ResultStore:
         stored = None if self.force else read_cell(file)
         if stored is not None and stored["inputs"] == inputs:
             self.counts["read"] += 1
-            return stored["result"]
-        if self.force:
+        else:
+            if self.force:
+                partial.unlink(missing_ok=True)
+            begin = time.perf_counter()
+            result = json.loads(json.dumps(compute(partial)))
+            seconds = round(time.perf_counter() - begin, 3)
+            stored = {"inputs": inputs, "result": result, "seconds": seconds, **provenance()}
+            write_json(file, stored)
             partial.unlink(missing_ok=True)
-        begin = time.perf_counter()
-        result = json.loads(json.dumps(compute(partial)))
-        seconds = time.perf_counter() - begin
-        write_json(file, {"inputs": inputs, "result": result, "seconds": round(seconds, 3), **provenance()})
-        partial.unlink(missing_ok=True)
-        self.counts["computed"] += 1
-        return result
+            self.counts["computed"] += 1
+        self.cells[model, method, task] = stored
+        return stored["result"]
+
+    def finish(self) -> Cells:
+        """All cells of this run. They are also listed on disk, so that ``figures`` draws these and no leftovers."""
+        write_json(self.folder / RUN_FILE, {"cells": list(self.cells)})
+        return self.cells
 
     @property
     def summary(self) -> str:
@@ -101,34 +112,30 @@ def read_cell(file: Path) -> dict[str, Any] | None:
     return None
 
 
-def read_results(
-    profile: str, experiment: str, models: Sequence[str] | None = None
-) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Cells of an experiment by (model, method, task): of this checkout, or else the committed reference ones.
+def read_results(profile: str, experiment: str) -> Cells:
+    """Cells of the last finished run of this checkout, or else of the committed reference run.
 
     Parameters
     ----------
     profile, experiment : str
         As for :class:`ResultStore`.
-    models : sequence of str, optional
-        Only these.
 
     Raises
     ------
     FileNotFoundError
-        If there are none.
+        If there was none, or a cell of it is gone.
     """
+    again = f"run ./run_all.sh --profile {profile} first"
     for root in (paths.RESULTS, paths.REFERENCE):
         folder = root / profile / experiment
-        found = {}
-        for file in sorted(folder.glob("*/*/*.json")):
-            if (cell := read_cell(file)) and (models is None or cell["inputs"]["model"] in models):
-                found[cell["inputs"]["model"], file.parent.name, file.stem] = cell
-        if found:
-            return found
-    raise FileNotFoundError(
-        f"no stored results of {experiment} for the profile {profile}; run ./run_all.sh --profile {profile} first"
-    )
+        if (run := folder / RUN_FILE).is_file():
+            cells = {}
+            for model, method, task in json.loads(run.read_text(encoding="utf-8"))["cells"]:
+                cells[model, method, task] = read_cell(folder / slug(model) / method / f"{task}.json")
+                if cells[model, method, task] is None:
+                    raise FileNotFoundError(f"the result {model}/{method}/{task} of {experiment} is gone; {again}")
+            return cells
+    raise FileNotFoundError(f"no stored results of {experiment} for the profile {profile}; {again}")
 
 
 def write_json(file: Path, values: dict[str, Any]) -> None:

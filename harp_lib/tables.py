@@ -9,10 +9,11 @@ from IPython.display import Markdown
 from . import paths
 from .alpha_figures import USE, plan_label
 from .alpha_search import ALPHA_GRID, count_passes
-from .alpha_study import SEARCHED, Cells, alpha_frame, cost_frame, perplexity_frame
+from .alpha_study import SEARCHED, alpha_frame, cost_frame, perplexity_frame
 from .corpora import EMBEDDED, TITLES
 from .models import display_name
 from .published import published, published_alphas
+from .results import Cells
 
 
 def save(table: pd.DataFrame, name: str, profile: str, numbers: pd.DataFrame | None = None) -> list[Path]:

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from harp_lib import paths
 from harp_lib.results import ResultStore, read_results, write_json
 
 
@@ -86,6 +87,23 @@ def test_killed_while_writing(tmp_path):
     process.kill()
     process.wait()
     assert len(json.loads((tmp_path / "cell.json").read_text())["result"]) == 100_000
+
+
+def test_only_the_last_run_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    first = ResultStore("mini", "experiment")
+    make(first)
+    first.cell("another", "harp", "task", {}, lambda partial: {"score": 0})
+    first.finish()
+    assert len(read_results("mini", "experiment")) == 2
+    second = ResultStore("mini", "experiment")
+    make(second)
+    assert len(read_results("mini", "experiment")) == 2, "an unfinished run changes nothing"
+    assert second.finish() == read_results("mini", "experiment")
+    assert list(second.cells) == [("owner/model", "harp", "task")]
+    (tmp_path / "mini/experiment/owner--model/harp/task.json").unlink()
+    with pytest.raises(FileNotFoundError, match="owner/model/harp/task of experiment is gone"):
+        read_results("mini", "experiment")
 
 
 def test_reading_without_results_says_what_to_do():
