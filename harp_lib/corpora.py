@@ -189,9 +189,15 @@ def _scipy_docs() -> tuple[str, ...]:
 def _from_hub(name: str, split: str) -> tuple[str, ...]:
     from datasets import load_dataset
 
-    if name == "pile_10k":  # has a train split only
-        return _third(load_dataset(*_HUB[name], split="train")["text"], split)
-    return tuple(load_dataset(*_HUB[name], split=split)[_TEXT_FIELD[name]])
+    published_split = "train" if name == "pile_10k" else split  # Pile10K has no other
+    try:
+        documents = load_dataset(*_HUB[name], split=published_split)[_TEXT_FIELD[name]]
+    except ConnectionError as error:
+        raise ConnectionError(
+            f"{_HUB[name][0]} was not reached on the hub: check the network and HF_HUB_OFFLINE, "
+            f"or pass a folder that holds {name}/{split}.jsonl as datasets"
+        ) from error
+    return _third(documents, split) if name == "pile_10k" else tuple(documents)
 
 
 def _from_directory(folder: Path, name: str, split: str) -> tuple[str, ...]:

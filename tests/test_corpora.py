@@ -89,3 +89,35 @@ def test_default_corpora(tmp_path):
 def test_real_pages(shared):
     corpus = corpora.load_corpus("wikitext", "test", str(shared / "benchmarks"))
     assert len(corpus.documents) == 62, "what the paper searches on"
+
+
+def test_corpora_of_the_hub(monkeypatch):
+    """The hub itself cannot be reached from a test; what is asked of it and what becomes of the answer can."""
+    import datasets
+
+    rows = {"wikitext": {"page": ["one", "two"]}, "pile-10k": {"text": [f"text {i}" for i in range(9)]}}
+    asked = []
+
+    def load_dataset(path, *name, split):
+        asked.append((path, *name, split))
+        return datasets.Dataset.from_dict(rows["wikitext" if "wikitext" in path else "pile-10k"])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert corpora.load_corpus("wikitext", "test", "hub").documents == ("one", "two")
+    splits = [corpora.load_corpus("pile_10k", split, "hub").documents for split in corpora.SPLITS]
+    assert sorted(sum(splits, ())) == sorted(rows["pile-10k"]["text"]), "one published split becomes three"
+    assert (
+        asked
+        == [("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "test")] + [("NeelNanda/pile-10k", "train")] * 3
+    )
+
+
+def test_a_hub_that_is_not_reached(monkeypatch):
+    import datasets
+
+    def offline(*args, **kwargs):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    with pytest.raises(ConnectionError, match=r"pass a folder that holds wikitext/test.jsonl as datasets"):
+        corpora.load_corpus("wikitext", "test", "hub")
