@@ -126,7 +126,7 @@ def alpha_perplexities(perplexities: pd.DataFrame, model: str) -> Figure:
         logarithmic_perplexity(axis, "x")
     axes[0, 0].invert_yaxis()
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower right", ncols=2)
-    documents = perplexities["documents"].iloc[0]
+    documents = "–".join(map(str, sorted({perplexities["documents"].min(), perplexities["documents"].max()})))
     title = f"{display_name(model)}: perplexity ± standard error over {documents} documents a text"
     figure.suptitle(title, x=0.01, ha="left")
     return figure

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from .journal import Journal, fingerprint
 from .likelihood import Batch, Tokens, evaluating, head_nll, make_batches, perplexity_from_nll, total_nll
 from .plan import PruningPlan
-from .surgery import check_attention, check_dense, decoder_layers, temporarily_value_only
+from .surgery import check_attention, check_dense, check_weights, decoder_layers, temporarily_value_only
 
 ALPHA_GRID = tuple(i / 10 for i in range(11))
 
@@ -108,6 +108,7 @@ def search_alphas(
         For an empty text, a bad grid, more layers than the model has, a pruned or unsupported model, a ``resume``
         file of another search, or a perplexity that is not finite (the layer and alpha are named).
     """
+    grid = [float(alpha) for alpha in grid]
     _check_arguments(grid, lower, strategy)
     check_dense(model)
     total = len(decoder_layers(model))
@@ -117,10 +118,11 @@ def search_alphas(
         )
     searched = list(range(total - 1, total - 1 - num_layers, -1))
     check_attention(model, searched)
+    check_weights(model, searched)
     batches = make_batches(tokens)
     scored = sum(batch.num_scored for batch in batches)
 
-    options = {"layers": searched, "grid": list(grid), "lower": lower, "reuse_prefix": reuse_prefix}
+    options = {"layers": searched, "grid": grid, "lower": lower, "reuse_prefix": reuse_prefix}
     options["scored"] = [batch.scored for batch in batches]
     journal = Journal(resume, fingerprint(model, [batch.ids for batch in batches], options))
     best = dict.fromkeys(searched, 1.0) if lower == "pruned" else {}

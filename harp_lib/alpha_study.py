@@ -8,11 +8,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .alpha_search import search_alphas
 from .corpora import SPLITS, TITLES, Corpus, Window, count_words, excerpt, load_corpus, rolling_windows
-from .journal import weights_digest
+from .journal import model_digest
 from .likelihood import make_batches, total_nll
 from .models import display_name
 from .profiles import num_pruned_layers
-from .results import Cells, ResultStore
+from .results import Cells, ResultStore, device_name
 from .statistics import paired_change, perplexity_estimate
 from .surgery import decoder_layers, temporarily_value_only
 
@@ -61,7 +61,7 @@ class AlphaStudy:
     ) -> None:
         self.name, self.model, self.store, self.settings = name, model, store, profile["alpha_search"]
         self.num_layers = num_pruned_layers(profile, name, len(decoder_layers(model)))
-        self.inputs = {"model": name, "weights": weights_digest(model), "dtype": str(model.dtype)}
+        self.inputs = {"model": name, "digest": model_digest(model), "dtype": str(model.dtype)}
         self.inputs["context"] = min(self.settings["context"], model.config.max_position_embeddings)
         self.texts: dict[tuple[str, str], Text] = {}
         for corpus in profile["corpora"]:
@@ -127,7 +127,7 @@ class AlphaStudy:
                 "tokens": sum(window.scored for window in windows),
             }
 
-        inputs = self._inputs(text) | {"documents": len(part), "num_layers": self.num_layers}
+        inputs = self._inputs(text) | {"documents": len(part), "num_layers": self.num_layers, "device": device_name()}
         self.store.cell(self.name, "harp", "cost", inputs, compute)
 
     def _inputs(self, text: Text) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def alpha_frame(cells: Cells) -> pd.DataFrame:
     ).set_axis(["model", "corpus", "layer", "alpha"], axis=1)
 
 
-def perplexity_frame(cells: Cells, seed: int = 0) -> pd.DataFrame:
+def perplexity_frame(cells: Cells) -> pd.DataFrame:
     """Perplexity of every plan on every text, with error, and its change against the alpha searched on that corpus."""
     rows = []
     for (model, plan, task), cell in cells.items():
@@ -186,9 +186,7 @@ def perplexity_frame(cells: Cells, seed: int = 0) -> pd.DataFrame:
             value, error = perplexity_estimate(result["nll"], result["tokens"])
             reference = cells.get((model, f"searched-on-{corpus}", task))
             change = (
-                paired_change(reference["result"]["nll"], result["nll"], result["tokens"], seed)
-                if reference
-                else (None,) * 3
+                paired_change(reference["result"]["nll"], result["nll"], result["tokens"]) if reference else (None,) * 3
             )
             words = perplexity_estimate(result["nll"], result["words"]).value
             counts = (len(result["nll"]), sum(result["tokens"]))

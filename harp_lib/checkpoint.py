@@ -4,6 +4,7 @@ import json
 import tempfile
 from pathlib import Path
 
+import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from . import remote
@@ -32,13 +33,15 @@ def save_pruned(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path
     Raises
     ------
     ValueError
-        If the model is not pruned (``model.save_pretrained`` does for it).
+        If the model is not pruned (``model.save_pretrained`` does for it), or of a stock class that would load the
+        folder with random queries and keys.
     FileExistsError
         If ``path`` holds something else than a pruned checkpoint.
     """
     if getattr(model.config, "pruning_plan", None) is None:
         raise ValueError("this model is not pruned: call apply_plan first, or save it with model.save_pretrained")
-    path = Path(path)
+    _check_protection(model)
+    path = Path(path).resolve()
     if path.exists() and not (path.is_dir() and ((path / PLAN_FILE).exists() or not any(path.iterdir()))):
         raise FileExistsError(f"{path} exists and is not a pruned checkpoint; choose another folder")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,6 +54,18 @@ def save_pruned(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path
         if path.exists():
             path.rename(Path(temporary) / "replaced")
         folder.rename(path)
+
+
+def _check_protection(model: PreTrainedModel) -> None:
+    """ValueError if the stock class would not stop at a pruned checkpoint's hidden activation."""
+    stock = type(model).__mro__[2]  # Harp<Name>, PrunedModel, <Name>
+    config = stock.config_class(**model.config.to_dict())
+    try:
+        with torch.device("meta"):
+            stock(config)
+    except KeyError:
+        return
+    raise ValueError(f"{stock.__name__} cannot be saved safely: it would load the folder with random queries and keys")
 
 
 def load_pruned(
@@ -77,7 +92,7 @@ def load_pruned(
     Raises
     ------
     ValueError
-        If the folder holds no pruned checkpoint.
+        If the folder holds no pruned checkpoint, or not all of its weights.
     """
     path = Path(path)
     config_file = path / "config.json"
@@ -86,8 +101,9 @@ def load_pruned(
         raise ValueError(f"{path} holds no pruned checkpoint (no config.json with a pruning plan); try load_model")
     model_class = getattr(remote, config["architectures"][0])
     with quiet():
-        model = model_class.from_pretrained(
-            path, dtype=dtype, device_map=device_map, attn_implementation=attn_implementation
-        )
+        options = {"dtype": dtype, "device_map": device_map, "attn_implementation": attn_implementation}
+        model, report = model_class.from_pretrained(path, output_loading_info=True, **options)
+        if missing := sorted(report["missing_keys"]):
+            raise ValueError(f"{path} lacks {len(missing)} weights, {missing[0]} for one: it would be partly random")
         # AutoTokenizer does not know the checkpoint's kind of config; the tokenizer's files name its class themselves.
         return model.eval(), AutoTokenizer.from_pretrained(path, config=model.config)

@@ -118,10 +118,11 @@ def default_corpora(datasets: str) -> tuple[str, str]:
 
 def excerpt(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, documents: int | None, tokens: int | None) -> Corpus:
     """The first ``documents`` documents of at least ``tokens`` tokens, each cut there; ``None`` leaves things whole."""
+    texts = [text for text in corpus.documents if text.strip()]
     if tokens is None:
-        return replace(corpus, documents=corpus.documents[:documents])
+        return replace(corpus, documents=tuple(texts[:documents]))
     taken: list[str] = []
-    for text in corpus.documents:
+    for text in texts:
         offsets = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False, verbose=False).offset_mapping
         if len(offsets) >= tokens:
             taken.append(text[: offsets[tokens - 1][1]])

@@ -13,21 +13,29 @@ from transformers import PreTrainedModel
 
 from . import __version__
 
+VOLATILE = {"_name_or_path", "transformers_version", "architectures"}  # of a config: where it came from, not what it is
 
-def weights_digest(model: PreTrainedModel) -> str:
-    """Sixteen hexadecimal digits that stand for the weights: names, shapes, and a thousand numbers of each."""
-    digest = hashlib.sha256()
+
+def model_digest(model: PreTrainedModel) -> str:
+    """Sixteen hexadecimal digits that stand for the model's config and all of its weights.
+
+    The bits of each row are summed as integers: exact, on any device, and quick.
+    """
+    config = {key: value for key, value in model.config.to_dict().items() if key not in VOLATILE}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, weight in model.state_dict().items():
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         if not weight.is_meta:  # offloaded weights are elsewhere; the others have to do
-            sample = weight.flatten()[:: max(1, weight.numel() // 1024)]
-            digest.update(sample.float().cpu().numpy().tobytes())
+            bits = weight.contiguous().view(
+                {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.itemsize]
+            )
+            digest.update(bits.sum(dim=-1).cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
 def fingerprint(model: PreTrainedModel, tokens: Sequence[torch.Tensor], options: dict[str, Any]) -> str:
-    """Digest of everything that a candidate's likelihood depends on: weights, tokens, options."""
-    digest = hashlib.sha256(json.dumps([__version__, weights_digest(model), options], sort_keys=True).encode())
+    """Digest of everything that a candidate's likelihood depends on: model, tokens, options."""
+    digest = hashlib.sha256(json.dumps([__version__, model_digest(model), options], sort_keys=True).encode())
     for ids in tokens:
         digest.update(ids.cpu().numpy().tobytes() + str(tuple(ids.shape)).encode())
     return digest.hexdigest()[:16]

@@ -72,6 +72,7 @@ def word_perplexity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
     -------
     float
     """
+    documents = [documents] if isinstance(documents, str) else list(documents)
     if not documents:
         raise ValueError("no documents to score")
     texts = [detokenize(document) for document in documents]
@@ -82,18 +83,27 @@ def word_perplexity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
 
 def make_batches(tokens: Tokens) -> list[Batch]:
     """Sequences of equal shape that follow each other, together, at most ``TOKENS_PER_BATCH`` tokens at a time."""
-    windows = [w if isinstance(w, Window) else Window(torch.as_tensor(w), len(w) - 1) for w in tokens]
+    windows = [_window(sequence) for sequence in tokens]
     windows = [window for window in windows if window.scored > 0]
     if not windows:
         raise ValueError("the corpus is empty: no sequence has two tokens or more, so there is nothing to predict")
-    for window in windows:
-        if window.ids.dim() != 1 or window.ids.is_floating_point():
-            raise ValueError("tokens have to be (B, N) integers or a list of 1-D integer tensors")
     batches = []
     for (length, scored), group in groupby(windows, key=lambda window: (len(window.ids), window.scored)):
         ids = torch.stack([window.ids for window in group])
         batches += [Batch(part, scored) for part in ids.split(max(1, TOKENS_PER_BATCH // length))]
     return batches
+
+
+def _window(sequence: Window | torch.Tensor) -> Window:
+    if isinstance(sequence, Window):
+        return sequence
+    ids = torch.as_tensor(sequence)
+    if ids.dim() != 1 or ids.is_floating_point():
+        raise ValueError(
+            f"tokens have to be (B, N) integers or a list of 1-D integer tensors; "
+            f"one sequence is {ids.dtype} of shape {tuple(ids.shape)}"
+        )
+    return Window(ids.long(), len(ids) - 1)
 
 
 @torch.no_grad()
@@ -125,6 +135,8 @@ def head_nll(model: PreTrainedModel, hidden: torch.Tensor, batch: Batch) -> floa
     The logits exist only as blocks of some tokens by some of the vocabulary: the log-sum-exp is carried along.
     """
     head, config = model.get_output_embeddings(), model.config
+    if head.weight.is_meta:
+        raise ValueError("the output head is offloaded; load the model with lm_head on a device")
     hidden = hidden[:, -batch.scored - 1 : -1].flatten(0, 1).to(head.weight.device)  # (B·scored, d)
     targets = batch.ids[:, -batch.scored :].flatten().to(hidden.device)
     weights = head.weight.split(VOCABULARY_PER_BLOCK)

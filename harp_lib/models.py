@@ -1,6 +1,7 @@
 """Loading models: the registry's by name, any other from a folder or the hub."""
 
 import difflib
+import hashlib
 import json
 import os
 import re
@@ -73,8 +74,11 @@ def display_name(name: str) -> str:
 
 
 def slug(name: str) -> str:
-    """A model's name as part of a file's name: a folder's own name, a hub id with ``--`` for its slash."""
-    return Path(name).name if os.path.isabs(name) else name.strip("./").replace("/", "--")
+    """A model's name as part of a file's name: a folder's with a digest of its path, a hub id with ``--``."""
+    if name not in MODEL_NAMES and os.path.isdir(name):
+        path = os.path.abspath(name)
+        return f"{Path(path).name}-{hashlib.sha256(path.encode()).hexdigest()[:6]}"
+    return name.replace("/", "--")
 
 
 def load_model(

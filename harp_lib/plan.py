@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -53,6 +54,8 @@ class PruningPlan:
         if self.num_layers < 1:
             raise ValueError(f"num_layers is {self.num_layers}; a model has at least one layer")
         for layer in self.layers:
+            if not isinstance(layer, int):
+                raise ValueError(f"layer index {layer!r} is not an integer")
             if not 0 <= layer < self.num_layers:
                 raise ValueError(
                     f"layer {layer} is not in a model of {self.num_layers} layers (0 … {self.num_layers - 1})"
@@ -77,16 +80,17 @@ class PruningPlan:
             For an index outside the model, more alphas than layers, or an alpha that is not finite.
         """
         if not isinstance(alphas, Mapping):
+            alphas = list(alphas)
             if len(alphas) > num_layers:
                 raise ValueError(f"{len(alphas)} alphas for a model of {num_layers} layers")
             alphas = {num_layers - 1 - depth: alpha for depth, alpha in enumerate(alphas)}
         layers = {}
         for layer, alpha in alphas.items():
             try:
-                layers[int(layer)] = LayerPlan(float(alpha))
-            except ValueError as error:
+                layers[operator.index(layer)] = LayerPlan(float(alpha))
+            except (TypeError, ValueError) as error:
                 raise ValueError(f"layer {layer}: {error}") from None
-        return cls(num_layers, layers)
+        return cls(operator.index(num_layers), layers)
 
     @property
     def alphas(self) -> dict[int, float]:

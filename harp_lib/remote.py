@@ -48,7 +48,9 @@ class PrunedModel:
 
 @cache
 def pruned_class(stock: type) -> type:
-    """``Harp<Name>`` for a stock config or model class."""
+    """``Harp<Name>`` for a stock config or model class; a ValueError for a class that transformers does not have."""
+    if getattr(transformers, stock.__name__, None) is not stock:
+        raise ValueError(f"{stock.__name__} is not a class of transformers; a checkpoint of it could not be loaded")
     name, namespace = f"Harp{stock.__name__}", {"__module__": __name__, "__doc__": f"Pruned {stock.__name__}."}
     if issubclass(stock, PreTrainedConfig):
         namespace |= {"model_type": f"harp_{stock.model_type}", "_auto_class": "AutoConfig"}

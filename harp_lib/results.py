@@ -1,5 +1,6 @@
 """The result store: one JSON per cell of a table, computed once."""
 
+import hashlib
 import json
 import os
 import platform
@@ -9,7 +10,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from . import paths
+from . import __version__, paths
 from .models import slug
 
 PACKAGES = ("torch", "transformers", "lm_eval")
@@ -67,8 +68,8 @@ class ResultStore:
             What ``compute`` returned, after a round trip through JSON.
         """
         file = self.folder / slug(model) / method / f"{task}.json"
-        inputs = json.loads(json.dumps(inputs))
-        partial = file.with_suffix(".partial.jsonl")
+        inputs = json.loads(json.dumps(inputs | {"harp_lib": __version__}))
+        partial = file.with_suffix(f".{digest(inputs)}.partial")
         stored = None if self.force else read_cell(file)
         if stored is not None and stored["inputs"] == inputs:
             self.counts["read"] += 1
@@ -80,14 +81,16 @@ class ResultStore:
             seconds = round(time.perf_counter() - begin, 3)
             stored = {"inputs": inputs, "result": result, "seconds": seconds, **provenance()}
             write_json(file, stored)
-            partial.unlink(missing_ok=True)
+            for leftover in file.parent.glob(f"{task}.*.partial"):
+                leftover.unlink()
             self.counts["computed"] += 1
         self.cells[model, method, task] = stored
         return stored["result"]
 
     def finish(self) -> Cells:
         """All cells of this run. They are also listed on disk, so that ``figures`` draws these and no leftovers."""
-        write_json(self.folder / RUN_FILE, {"cells": list(self.cells)})
+        cells = [[*key, digest(cell["inputs"])] for key, cell in self.cells.items()]
+        write_json(self.folder / RUN_FILE, {"cells": cells})
         return self.cells
 
     @property
@@ -130,12 +133,20 @@ def read_results(profile: str, experiment: str) -> Cells:
         folder = root / profile / experiment
         if (run := folder / RUN_FILE).is_file():
             cells = {}
-            for model, method, task in json.loads(run.read_text(encoding="utf-8"))["cells"]:
-                cells[model, method, task] = read_cell(folder / slug(model) / method / f"{task}.json")
-                if cells[model, method, task] is None:
-                    raise FileNotFoundError(f"the result {model}/{method}/{task} of {experiment} is gone; {again}")
+            for model, method, task, inputs in json.loads(run.read_text(encoding="utf-8"))["cells"]:
+                cell = read_cell(folder / slug(model) / method / f"{task}.json")
+                if cell is None or digest(cell["inputs"]) != inputs:
+                    raise FileNotFoundError(
+                        f"the result {model}/{method}/{task} of {experiment} is gone or of an unfinished run; {again}"
+                    )
+                cells[model, method, task] = cell
             return cells
     raise FileNotFoundError(f"no stored results of {experiment} for the profile {profile}; {again}")
+
+
+def digest(inputs: dict[str, Any]) -> str:
+    """Eight hexadecimal digits that equal inputs share."""
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def write_json(file: Path, values: dict[str, Any]) -> None:
@@ -160,18 +171,30 @@ def device_name() -> str:
 
 def provenance() -> dict[str, Any]:
     """Device, versions and time, as every cell records them."""
-    from . import __version__
-
     versions = {"python": platform.python_version(), "harp_lib": __version__}
     versions |= {name: version(name) for name in PACKAGES}
     return {"device": device_name(), "versions": versions, "time": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
-def provenance_table(profile: dict[str, Any], seed: int, seconds: float) -> pd.DataFrame:
-    """What a notebook records last: profile, seed, device, versions, seconds and the memory of its process."""
-    made = provenance()
-    rows = {"profile": profile["name"], "datasets": profile["datasets"], "dtype": profile["dtype"], "seed": seed}
-    rows |= {"device": made["device"], **made["versions"], "time (UTC)": made["time"], "seconds": f"{seconds:.0f}"}
+def provenance_table(cells: Cells, profile: dict[str, Any], seed: int, seconds: float) -> pd.DataFrame:
+    """What a notebook records last: where its cells were computed, and what read them."""
+    here = provenance()
+    rows = {
+        "profile": profile["name"],
+        "datasets": Path(profile["datasets"]).name,
+        "dtype": profile["dtype"],
+        "seed": seed,
+    }
+    rows["cells computed on"] = _distinct(cell["device"] for cell in cells.values())
+    for name in here["versions"]:
+        rows[f"{name} of the cells"] = _distinct(cell["versions"][name] for cell in cells.values())
+    rows["cells computed (UTC)"] = " to ".join(sorted({f(cell["time"] for cell in cells.values()) for f in (min, max)}))
+    rows["seconds of the cells"] = f"{sum(cell['seconds'] for cell in cells.values()):.0f}"
     unit = 2**30 if sys.platform == "darwin" else 2**20  # bytes there, KiB elsewhere
-    rows["peak memory (GiB)"] = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit:.1f}"
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    rows["this run"] = f"{here['device']}, {seconds:.0f} seconds, {memory:.1f} GiB at most, {here['time']}"
     return pd.DataFrame({"what": rows.keys(), "value": map(str, rows.values())})
+
+
+def _distinct(values: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(values))

@@ -37,15 +37,12 @@ def perplexity_estimate(nll: Sequence[float], counts: Sequence[int]) -> Estimate
     Estimate
         ``exp(sum(nll) / sum(counts))``; the error of a ratio of sums by the delta method (nan for one document).
     """
-    nll, counts = np.asarray(nll, float), np.asarray(counts, float)
-    rate = nll.sum() / counts.sum()
-    residuals, number = nll - rate * counts, len(nll)
-    error = np.sqrt(number / (number - 1) * (residuals**2).sum()) / counts.sum() if number > 1 else np.nan
+    rate, error = _ratio(np.asarray(nll, float), np.asarray(counts, float))
     value = float(np.exp(rate))
     return Estimate(value, float(value * error))
 
 
-def paired_change(first: Sequence[float], second: Sequence[float], counts: Sequence[int], seed: int = 0) -> Interval:
+def paired_change(first: Sequence[float], second: Sequence[float], counts: Sequence[int]) -> Interval:
     """How much larger the second perplexity is than the first on the same documents, as a fraction.
 
     Parameters
@@ -54,28 +51,22 @@ def paired_change(first: Sequence[float], second: Sequence[float], counts: Seque
         Negative log-likelihood of each document under two models.
     counts : sequence of int
         Predicted tokens of each document.
-    seed : int
-        Of the bootstrap.
 
     Returns
     -------
     Interval
-        ``second / first - 1`` and its 95 % percentile interval, documents drawn 2,000 times with replacement.
+        ``second / first - 1`` and its 95 % interval: Student's t on the logarithm of the ratio, paired by document.
+        With few documents a bootstrap interval would be too narrow.
     """
-    differences, counts = np.asarray(second, float) - np.asarray(first, float), np.asarray(counts, float)
+    difference = np.asarray(second, float) - np.asarray(first, float)
+    rate, error = _ratio(difference, np.asarray(counts, float))
+    reach = stats.t.ppf(0.975, len(counts) - 1) * error if len(counts) > 1 else np.nan
+    return Interval(*(float(np.expm1(value)) for value in (rate, rate - reach, rate + reach)))
 
-    def change(picked: np.ndarray) -> np.ndarray:
-        return np.expm1(differences[picked].sum(axis=-1) / counts[picked].sum(axis=-1))
 
-    everything = np.arange(len(counts))
-    if len(counts) < 2:
-        return Interval(float(change(everything)), np.nan, np.nan)
-    interval = stats.bootstrap(
-        (everything,),
-        lambda index, axis: change(index),
-        n_resamples=2000,
-        method="percentile",
-        vectorized=True,
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
-    return Interval(float(change(everything)), float(interval.low), float(interval.high))
+def _ratio(amounts: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
+    """A ratio of sums over documents and its standard error, by the delta method."""
+    number, rate = len(amounts), amounts.sum() / counts.sum()
+    residuals = amounts - rate * counts
+    error = np.sqrt(number / (number - 1) * (residuals**2).sum()) / counts.sum() if number > 1 else np.nan
+    return rate, error

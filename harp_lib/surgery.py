@@ -1,7 +1,7 @@
 """Executing a plan: the only file that changes a model."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -10,6 +10,22 @@ from transformers import PreTrainedModel
 
 from .modeling import SkippedAttention, ValueOnlyAttention
 from .plan import PruningPlan
+
+# Norms of the decoder layers whose way through attention is known. Any other layer may hold a norm after attention,
+# which would undo alpha, or a second mixer beside it.
+KNOWN_NORMS = {
+    frozenset(norms.split())
+    for norms in (
+        "input_layernorm post_attention_layernorm",  # Llama and most others
+        "input_layernorm",  # Cohere: attention and FFN in parallel
+        "input_layernorm pre_feedforward_layernorm",
+        "input_layernorm post_attention_layernorm pre_feedforward_layernorm post_feedforward_layernorm",  # Gemma-2
+        "input_layernorm post_attention_layernorm post_self_attn_layernorm post_mlp_layernorm",  # GLM-4
+        "post_attention_layernorm post_feedforward_layernorm",  # OLMo-2
+        "attention_layernorm feedforward_layernorm",  # Apertus
+    )
+}
+OTHER_PARTS = {"self_attn", "mlp", "block_sparse_moe", "dropout"}
 
 
 def apply_plan(model: PreTrainedModel, plan: PruningPlan) -> PreTrainedModel:
@@ -43,25 +59,20 @@ def apply_plan(model: PreTrainedModel, plan: PruningPlan) -> PreTrainedModel:
     if plan.num_layers != len(layers):
         raise ValueError(f"the plan is for {plan.num_layers} layers, {type(model).__name__} has {len(layers)}")
     check_attention(model, plan.layers)
-    for layer in plan.layers:
-        for weight in exit_weights(layers[layer]):
-            if weight.is_meta or not weight.is_floating_point():
-                raise ValueError(
-                    f"layer {layer}: alpha cannot be folded into weights that are offloaded or quantized; "
-                    "load the model in float32, bfloat16 or float16 without offloading"
-                )
+    check_weights(model, plan.layers)
+    model_class, config_class = pruned_class(type(model)), pruned_class(type(model.config))
     for layer, alpha in plan.alphas.items():
         fold_alpha(layers[layer], alpha)
     swap_attention(model, plan)
 
     config = model.config
     pruned_config = copy.deepcopy(config)  # models may share a config object; only this one was pruned
-    pruned_config.__class__ = pruned_class(type(config))
+    pruned_config.__class__ = config_class
     pruned_config.pruning_plan = plan.to_dict()
     for module in model.modules():
         if getattr(module, "config", None) is config:
             module.config = pruned_config
-    model.__class__ = pruned_class(type(model))
+    model.__class__ = model_class
     return model
 
 
@@ -165,7 +176,18 @@ def check_dense(model: PreTrainedModel) -> None:
         raise ValueError("this model is pruned already; load the dense model again")
 
 
-def check_attention(model: PreTrainedModel, layers: Mapping[int, object] | list[int]) -> None:
+def check_weights(model: PreTrainedModel, layers: Iterable[int]) -> None:
+    """ValueError if the attention of one of ``layers`` is offloaded or quantized, where alpha cannot reach it."""
+    for layer in layers:
+        for weight in exit_weights(decoder_layers(model)[layer]):
+            if weight.is_meta or not weight.is_floating_point():
+                raise ValueError(
+                    f"layer {layer}: alpha cannot be folded into weights that are offloaded or quantized; "
+                    "load the model in float32, bfloat16 or float16 without offloading"
+                )
+
+
+def check_attention(model: PreTrainedModel, layers: Iterable[int]) -> None:
     """ValueError if ``model`` cannot have value-only attention in ``layers``.
 
     A lone token can only attend to itself, so ``W_V W_O`` must give what the stock attention gives on a text of
@@ -181,8 +203,13 @@ def check_attention(model: PreTrainedModel, layers: Mapping[int, object] | list[
                 f"{name} is not supported: layer {layer} has no self_attn with separate v_proj and o_proj "
                 "(fused projections, or no attention)"
             )
-    if any(weight.is_meta for weight in model.parameters()):
-        return  # shapes alone: nothing to run
+        parts = {part for part, _ in found[layer].named_children()}
+        if frozenset(parts - OTHER_PARTS) not in KNOWN_NORMS:
+            raise ValueError(
+                f"{name} is not supported: layer {layer} has parts of no known kind ({', '.join(sorted(parts))})"
+            )
+    if getattr(model.config, "clip_qkv", None) is not None:
+        raise ValueError(f"{name} is not supported: it clips values (clip_qkv), so that W_V W_O is not all of it")
     differing = [layer for layer, error in _lone_token_errors(model, layers).items() if error > 0.05]
     if differing:
         raise ValueError(
@@ -192,8 +219,8 @@ def check_attention(model: PreTrainedModel, layers: Mapping[int, object] | list[
 
 
 @torch.no_grad()
-def _lone_token_errors(model: PreTrainedModel, layers: Mapping[int, object] | list[int]) -> dict[int, float]:
-    found, errors, handles = decoder_layers(model), {}, []
+def _lone_token_errors(model: PreTrainedModel, layers: Iterable[int]) -> dict[int, float]:
+    found, errors, handles, training = decoder_layers(model), {}, [], model.training
 
     def compare(layer: int):
         def hook(attention: nn.Module, args: tuple, kwargs: dict, output: tuple) -> None:
@@ -206,9 +233,11 @@ def _lone_token_errors(model: PreTrainedModel, layers: Mapping[int, object] | li
     try:
         for layer in layers:
             handles.append(found[layer].self_attn.register_forward_hook(compare(layer), with_kwargs=True))
+        model.eval()
         token = model.get_input_embeddings().num_embeddings // 2  # token 0 is often padding, with a zero embedding
         model(torch.tensor([[token]], device=model.device), use_cache=False)
     finally:
+        model.train(training)
         for handle in handles:
             handle.remove()
     return errors

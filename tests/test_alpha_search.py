@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 from conftest import FAMILIES
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from test_surgery import OTHER_FAMILIES, small_model
 
 from harp_lib import ALPHA_GRID, PruningPlan, alpha_search, apply_plan, perplexity, search_alphas
+from harp_lib.journal import model_digest
 
 
 def state(model):
@@ -62,6 +64,34 @@ def test_the_two_readings_of_the_lower_layers(tiny, tokens):
     assert dense.perplexities[5] != pytest.approx(pruned.perplexities[5], rel=1e-3)
     apply_plan(model, PruningPlan.value_only(6, {5: 0.3, 4: 1.0}))
     assert pruned.perplexities[5][0.3] == pytest.approx(perplexity(model, tokens), rel=1e-5)
+
+
+def test_a_grid_of_numpy(tiny, tokens, tmp_path):
+    found = search_alphas(
+        tiny(), tokens, 1, grid=np.linspace(0, 1, 3, dtype="f4"), resume=tmp_path / "j", progress=False
+    )
+    assert list(found.perplexities[5]) == [0.0, 0.5, 1.0]
+
+
+def test_the_digest_sees_every_weight_and_the_config(tiny):
+    digests = [model_digest(tiny())]
+    for name, _ in tiny().named_parameters():
+        model = tiny()
+        with torch.no_grad():
+            model.get_parameter(name).view(-1)[-1] += 0.01
+        digests.append(model_digest(model))
+    model = tiny()
+    model.config.rope_parameters = {"rope_type": "default", "rope_theta": 10.0}
+    digests.append(model_digest(model))
+    assert len(set(digests)) == len(digests)
+    assert model_digest(tiny()) == digests[0]
+
+
+def test_offloaded_layers_are_refused_before_anything_is_computed(tiny, tokens):
+    model = tiny()
+    model.model.layers[4].self_attn.o_proj.to("meta")
+    with pytest.raises(ValueError, match="layer 4: alpha cannot be folded"):
+        alpha_search.check_weights(model, [5, 4])
 
 
 def test_hidden_states_on_another_device_and_unequal_texts(tiny, tokens):

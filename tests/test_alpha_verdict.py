@@ -3,7 +3,7 @@
 import pandas as pd
 
 from harp_lib.alpha_study import cost_frame, perplexity_frame
-from harp_lib.alpha_verdict import read_curves, read_transfer, trend, verdict
+from harp_lib.alpha_verdict import _trend_verdict, read_curves, read_transfer, trend, verdict
 
 CORPORA = ("python-docs", "scipy-docs")
 
@@ -73,7 +73,15 @@ def test_curves_in_words():
     )
     text = read_curves(curves)
     assert "1 of 2 curves fall and then rise" in text
-    assert "best perplexity is 10.00, after all of them 20.00; layer 30 adds the most, a factor of 2.00" in text
+    assert "best perplexity is 10.00, after all 20.00; of the layers below the top, layer 30 adds the most" in text
+
+
+def test_three_layers_are_too_few_for_a_trend():
+    found = judged({"alpha-1": 1.0, "alpha-0": 1.0, "searched": 1.0, "alphas": [0.5] * 5 + [0.6, 0.7, 0.8]})
+    assert found["α increases with the layer index"] == {"holds"}
+    assert _trend_verdict({0: 0.1, 1: 0.2, 2: 0.3}) == "too small to tell"
+    assert _trend_verdict({0: 0.3, 1: 0.2, 2: 0.25, 3: 0.2}) == "too small to tell"
+    assert _trend_verdict({layer: 1 - layer / 10 for layer in range(10)}) == "does not hold"
 
 
 def test_trend():

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, Gemma2ForCausalLM, LlamaForCausalLM
 
 from harp_lib import PruningPlan, apply_plan, load_pruned, save_pruned
@@ -119,6 +120,16 @@ def test_an_earlier_checkpoint_survives_a_failed_save(tiny, tokens, tmp_path, mo
     assert torch.equal(again(tokens).logits, model(tokens).logits)
     save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
     assert os.listdir(tmp_path) == ["pruned"]
+
+
+def test_missing_weights_are_not_made_up(tiny, tmp_path):
+    save_pruned(apply_plan(tiny(), PLAN), tiny_tokenizer(), tmp_path / "pruned")
+    file = tmp_path / "pruned" / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.2.self_attn.q_proj.weight"]
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"pruned lacks 1 weights, model.layers.2.self_attn.q_proj.weight for one"):
+        load_pruned(tmp_path / "pruned")
 
 
 def test_a_folder_without_a_pruned_checkpoint_is_named(tiny, tmp_path):

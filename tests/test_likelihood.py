@@ -69,6 +69,20 @@ def test_tokens_have_to_be_integers(tiny):
         perplexity(tiny(), torch.rand(2, 8))
 
 
+def test_one_sequence_alone_is_named(tiny, tokens):
+    with pytest.raises(ValueError, match=r"one sequence is torch.int64 of shape \(\)"):
+        perplexity(tiny(), tokens[0])
+
+
+def test_narrow_integers_and_one_document(tiny, tokens):
+    from harp_lib.tiny import tiny_tokenizer
+
+    assert perplexity(tiny(), tokens.to(torch.int16)) == perplexity(tiny(), tokens)
+    assert word_perplexity(tiny(), tiny_tokenizer(), "import this") == word_perplexity(
+        tiny(), tiny_tokenizer(), (text for text in ["import this"])
+    )
+
+
 def test_training_mode_is_restored(tiny, tokens):
     model = tiny().train()
     perplexity(model, tokens)

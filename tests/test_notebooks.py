@@ -10,6 +10,7 @@ import nbformat
 import pytest
 
 from harp_lib import paths
+from harp_lib.profiles import load_profile
 
 SOURCES = sorted(paths.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 EXECUTED = sorted((paths.NOTEBOOKS / "executed" / "mini").glob("*.ipynb"))
@@ -45,6 +46,23 @@ class TestSources:
         for cell in nbformat.read(source, as_version=4).cells:
             if cell.cell_type == "code":
                 assert not re.search(r"^\s*(def|class) ", cell.source, re.MULTILINE), cell.source
+
+
+def test_every_notebook_has_been_executed():
+    assert ids(EXECUTED) == ids(SOURCES)
+
+
+def test_committed_figures_can_be_redrawn(tmp_path):
+    """What is committed hangs together: reference results, profile, figures and tables."""
+    for folder in ("profiles", "paper", "reference"):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / folder).symlink_to(paths.DATA / folder)
+    done = run(tmp_path, "figures")
+    assert done.returncode == 0, done.stderr
+    for table in (tmp_path / "figures" / "mini" / "tables").glob("*.md"):
+        assert table.read_text() == (paths.FIGURES / "mini" / "tables" / table.name).read_text(), table.name
+    documents = load_profile("mini")["alpha_search"]["documents"]
+    assert f"| {documents} " in (paths.FIGURES / "mini" / "tables" / "alpha_perplexity.md").read_text()
 
 
 @pytest.mark.parametrize("executed", EXECUTED, ids=ids(EXECUTED))

@@ -1,6 +1,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
 from harp_lib import PruningPlan
@@ -13,6 +14,12 @@ def test_a_sequence_is_read_from_the_top():
 
 def test_a_mapping_is_read_by_layer_index():
     assert PruningPlan.value_only(num_layers=30, alphas={24: 0.3, 0: 1.0}).alphas == {0: 1.0, 24: 0.3}
+
+
+def test_numbers_of_numpy_are_numbers():
+    plan = PruningPlan.value_only(np.int64(6), {np.int64(5): np.float32(0.5)})
+    assert plan == PruningPlan.value_only(6, [0.5])
+    assert plan.digest == PruningPlan.value_only(6, (alpha for alpha in [0.5])).digest
 
 
 def test_round_trip_through_a_file(tmp_path):
@@ -32,6 +39,8 @@ def test_round_trip_through_a_file(tmp_path):
         ([0.1] * 7, "7 alphas for a model of 6 layers"),
         ({3: math.nan}, "layer 3: alpha is nan"),
         ([math.inf], "layer 5: alpha is inf"),
+        ({4.7: 0.5}, "layer 4.7"),
+        ([None], "layer 5"),
     ],
 )
 def test_bad_plans_are_refused(alphas, message):

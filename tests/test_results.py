@@ -63,10 +63,30 @@ def test_a_failed_computation_leaves_no_cell_but_what_it_kept(store, tmp_path):
 
     with pytest.raises(RuntimeError, match="out of memory"):
         store.cell("model", "harp", "task", {}, failing)
-    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["task.partial.jsonl"]
+    (file,) = (file for file in tmp_path.rglob("*") if file.is_file())
+    assert file.name.split(".")[::2] == ["task", "partial"]
     kept = store.cell("model", "harp", "task", {}, lambda partial: {"kept": partial.read_text()})
     assert kept == {"kept": "half"}
     assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["task.json"]
+
+
+def test_what_was_kept_for_other_inputs_is_not_used(store, tmp_path):
+    def killed(partial):
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.cell("model", "harp", "task", {"seed": 0}, killed)
+    assert store.cell("model", "harp", "task", {"seed": 1}, lambda partial: partial.exists()) is False
+    assert len([file for file in tmp_path.rglob("*") if file.is_file()]) == 1, "leftovers are removed"
+
+
+def test_folders_of_the_same_name_do_not_share_cells(store, tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder / "model").mkdir(parents=True)
+        store.cell(str(tmp_path / folder / "model"), "dense", "task", {}, lambda partial, folder=folder: folder)
+    assert len(list((tmp_path / "mini").rglob("task.json"))) == 2
 
 
 def test_a_result_that_is_not_json_leaves_nothing(tmp_path):
@@ -98,7 +118,11 @@ def test_only_the_last_run_is_read(tmp_path, monkeypatch):
     assert len(read_results("mini", "experiment")) == 2
     second = ResultStore("mini", "experiment")
     make(second)
-    assert len(read_results("mini", "experiment")) == 2, "an unfinished run changes nothing"
+    third = ResultStore("mini", "experiment")
+    make(third, {"model": "owner/model", "seed": 7})
+    with pytest.raises(FileNotFoundError, match="is gone or of an unfinished run"):
+        read_results("mini", "experiment")
+    make(second)
     assert second.finish() == read_results("mini", "experiment")
     assert list(second.cells) == [("owner/model", "harp", "task")]
     (tmp_path / "mini/experiment/owner--model/harp/task.json").unlink()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import FAMILIES
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from harp_lib import PruningPlan, apply_plan
 from harp_lib.surgery import decoder_layers, gain_offset, output_norm, temporarily_value_only
@@ -229,6 +229,30 @@ def test_multimodal_models_are_refused_by_name():
     config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
     with pytest.raises(ValueError, match="Gemma3ForConditionalGeneration is not supported: it has other inputs"):
         apply_plan(Gemma3ForConditionalGeneration(config), PruningPlan.value_only(2, [0.5]))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "extra"), [("hyperclovax", {"use_post_norm": True}), ("olmo", {"clip_qkv": 4.0})]
+)
+def test_layers_that_only_look_like_others_are_refused(model_type, extra):
+    with pytest.raises(ValueError, match=r"is not supported: (layer 3 has parts of no known kind|it clips values)"):
+        apply_plan(small_model(model_type, **extra), PruningPlan.value_only(4, [0.5]))
+
+
+def test_a_users_own_class_is_refused(tiny, tokens):
+    class MyForCausalLM(LlamaForCausalLM):
+        pass
+
+    model = tiny()
+    model.__class__ = MyForCausalLM
+    unchanged_after(model, tokens, PruningPlan.value_only(6, [0.5]), "MyForCausalLM is not a class of transformers")
+
+
+def test_training_mode_with_dropout_is_no_reason_to_refuse(tiny):
+    model = tiny().train()
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    assert apply_plan(model, PruningPlan.value_only(6, [0.5])).training
 
 
 def test_gain_offset_of_the_norms():
