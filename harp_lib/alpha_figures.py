@@ -136,6 +136,8 @@ def logarithmic_perplexity(axis: plt.Axes, which: str) -> None:
     """A logarithmic axis whose ticks are plain numbers."""
     getattr(axis, f"set_{which}scale")("log")
     along = getattr(axis, f"{which}axis")
-    along.set_major_locator(LogLocator(subs=(1, 2, 3, 5), numticks=9))
+    low, high = getattr(axis, f"get_{which}lim")()
+    steps = (1, 2, 3, 5) if high > 10 * low else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    along.set_major_locator(LogLocator(subs=steps, numticks=9))
     along.set_major_formatter(ScalarFormatter())
     along.set_minor_locator(NullLocator())
