@@ -1,10 +1,9 @@
 """Algorithm 1 of the paper: greedy top-down search of the rescaling alpha on perplexity."""
 
-import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -134,29 +133,13 @@ def search_alphas(
     journal.seconds += time.perf_counter() - begin
 
     name = "alpha search" if reuse_prefix else "alpha search, literal"
-    bar = tqdm(total=num_layers * len(grid), desc=name, unit="candidate", disable=not progress)
-
-    def candidate(layer: int, curve: dict[float, float], alpha: float) -> float:
-        if alpha not in curve:
-            nll = journal.remember(layer, alpha, lambda: evaluator.nll(layer, best | {layer: alpha}))
-            curve[alpha] = perplexity_from_nll(nll, scored)
-            if not math.isfinite(curve[alpha]):
-                raise ValueError(
-                    f"perplexity is {curve[alpha]} with alpha = {alpha} in layer {layer}; "
-                    "try a wider dtype (float32 or bfloat16 instead of float16)"
-                )
-            bar.update()
-            bar.set_postfix_str(f"layer {layer}, best perplexity {min(curve.values()):.4g}")
-        return curve[alpha]
-
     curves: dict[int, dict[float, float]] = {}
-    with bar:
+    with tqdm(total=num_layers * len(grid), desc=name, unit="candidate", disable=not progress) as bar:
         for layer in searched:
-            curve: dict[float, float] = {}
-            evaluate = functools.partial(candidate, layer, curve)
-            best[layer] = _bracket(evaluate, grid) if strategy == "bracket" else min(grid, key=evaluate)
-            curves[layer] = dict(sorted(curve.items()))
-            bar.update(len(grid) - len(curve))  # what a bracket did not need
+            curve = Curve(layer, dict(best), evaluator, journal, scored, bar)
+            best[layer] = _bracket(curve, grid) if strategy == "bracket" else min(grid, key=curve)
+            curves[layer] = dict(sorted(curve.values.items()))
+            bar.update(len(grid) - len(curve.values))  # what a bracket did not need
             evaluator.forget(layer)
     candidate_passes = sum(evaluator.passes(layer) * len(curve) for layer, curve in curves.items())
     return AlphaSearch(
@@ -167,6 +150,33 @@ def search_alphas(
         num_model_layers=total,
         not_unimodal=[layer for layer, curve in curves.items() if not is_unimodal(list(curve.values()))],
     )
+
+
+@dataclass
+class Curve:
+    """Perplexity as a function of one layer's alpha, each value computed once, journaled and shown."""
+
+    layer: int
+    others: dict[int, float]  # alphas of the other value-only layers
+    evaluator: "WholeModel | ReusedPrefix"
+    journal: Journal
+    scored: int
+    bar: tqdm
+    values: dict[float, float] = field(default_factory=dict)
+
+    def __call__(self, alpha: float) -> float:
+        if alpha not in self.values:
+            alphas = self.others | {self.layer: alpha}
+            nll = self.journal.remember(self.layer, alpha, lambda: self.evaluator.nll(self.layer, alphas))
+            perplexity = self.values[alpha] = perplexity_from_nll(nll, self.scored)
+            if not math.isfinite(perplexity):
+                raise ValueError(
+                    f"perplexity is {perplexity} with alpha = {alpha} in layer {self.layer}; "
+                    "try a wider dtype (float32 or bfloat16 instead of float16)"
+                )
+            self.bar.update()
+            self.bar.set_postfix_str(f"layer {self.layer}, best perplexity {min(self.values.values()):.4g}")
+        return self.values[alpha]
 
 
 class WholeModel:

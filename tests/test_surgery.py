@@ -183,7 +183,7 @@ def test_a_model_that_shares_its_config_is_left_alone(tiny, tokens):
     assert torch.equal(logits(other, tokens), expected)
 
 
-def unchanged_after(model, tokens, plan, message):
+def check_unchanged_after(model, tokens, plan, message):
     before, state = logits(model, tokens), set(model.state_dict())
     with pytest.raises(ValueError, match=message):
         apply_plan(model, plan)
@@ -193,11 +193,11 @@ def unchanged_after(model, tokens, plan, message):
 
 def test_twice_is_an_error(tiny, tokens):
     model = apply_plan(tiny(), PruningPlan.value_only(6, [0.5]))
-    unchanged_after(model, tokens, PruningPlan.value_only(6, {0: 0.5}), "pruned already")
+    check_unchanged_after(model, tokens, PruningPlan.value_only(6, {0: 0.5}), "pruned already")
 
 
 def test_a_plan_for_another_depth_is_an_error(tiny, tokens):
-    unchanged_after(tiny(), tokens, PruningPlan.value_only(7, [0.5]), "for 7 layers, LlamaForCausalLM has 6")
+    check_unchanged_after(tiny(), tokens, PruningPlan.value_only(7, [0.5]), "for 7 layers, LlamaForCausalLM has 6")
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,9 @@ def test_a_users_own_class_is_refused(tiny, tokens):
 
     model = tiny()
     model.__class__ = MyForCausalLM
-    unchanged_after(model, tokens, PruningPlan.value_only(6, [0.5]), "MyForCausalLM is not a class of transformers")
+    check_unchanged_after(
+        model, tokens, PruningPlan.value_only(6, [0.5]), "MyForCausalLM is not a class of transformers"
+    )
 
 
 def test_training_mode_with_dropout_is_no_reason_to_refuse(tiny):
