@@ -17,7 +17,6 @@ from .published import published_alphas
 from .results import Cells
 
 USE = {SEARCHED: "searched text", HELD_OUT: "held-out text"}
-PLAN_MARKERS = {"dense": "s", "alpha-1": "^", "alpha-0": "v"}
 
 
 def all_figures(cells: Cells) -> Iterator[tuple[str, Figure]]:
@@ -66,7 +65,7 @@ def alpha_curves(curves: pd.DataFrame, model: str) -> Figure:
 
 
 def alpha_by_layer(alphas: pd.DataFrame) -> Figure:
-    """Searched alpha against layer index: the paper's figure, from its numbers, and ours behind it."""
+    """Searched alpha against layer index: the paper's figure, from its numbers, and then ours."""
     panels = [(model, layers, colours.PUBLISHED, "paper: WikiText-2") for model, layers in published_alphas().items()]
     for (model, corpus), part in alphas.groupby(["model", "corpus"], sort=False):
         values = dict(zip(part["layer"], part["alpha"], strict=True))

@@ -127,7 +127,7 @@ def search_alphas(
     best = dict.fromkeys(searched, 1.0) if lower == "pruned" else {}
     begin = time.perf_counter()
     if reuse_prefix:
-        evaluator = ReusedPrefix(model, batches, searched, best, cache_device)
+        evaluator = ReusedPrefix(model, batches, searched, best, cache_device, progress)
     else:
         evaluator = WholeModel(model, batches)
     journal.seconds += time.perf_counter() - begin
@@ -211,6 +211,7 @@ class ReusedPrefix:
         searched: list[int],
         lower: dict[int, float],
         cache_device: str | torch.device | None,
+        progress: bool,
     ) -> None:
         self.model, self.batches, self.layers = model, batches, decoder_layers(model)
         self.hidden: dict[int, list[torch.Tensor]] = {layer: [] for layer in searched}  # each (B, N, d)
@@ -225,7 +226,8 @@ class ReusedPrefix:
         handles = [self.layers[layer].register_forward_pre_hook(record(layer)) for layer in searched]
         try:
             with torch.no_grad(), evaluating(model), temporarily_value_only(model, lower):
-                for batch in tqdm(batches, desc="hidden states", unit="batch", leave=False, disable=len(batches) < 8):
+                quiet = not progress or len(batches) < 8
+                for batch in tqdm(batches, desc="hidden states", unit="batch", leave=False, disable=quiet):
                     model.get_decoder()(input_ids=batch.ids.to(model.device), use_cache=False)
         finally:
             for handle in handles:

@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 from scipy.stats import rankdata, spearmanr
 
+from .alpha_figures import USE
 from .alpha_search import is_unimodal
-from .alpha_study import HELD_OUT, SEARCHED
+from .alpha_study import HELD_OUT
 from .corpora import TITLES
 from .models import display_name
 from .published import published, published_alphas
@@ -80,10 +81,8 @@ def verdict(perplexities: pd.DataFrame, alphas: pd.DataFrame, costs: pd.DataFram
 def _rescaling_rows(name: str, part: pd.DataFrame, plan: str, claim: str) -> list[tuple[str, str, str, str]]:
     rows = []
     for row in part[part["plan"] == plan].itertuples():
-        use = {SEARCHED: "searched text", HELD_OUT: "held-out text"}[row.split]
-        evidence = (
-            f"{TITLES[row.corpus]}, {use}: perplexity {interval(row.change, row.low, row.high)} against searched α"
-        )
+        change = interval(row.change, row.low, row.high)
+        evidence = f"{TITLES[row.corpus]}, {USE[row.split]}: perplexity {change} against searched α"
         rows.append((claim, name, evidence, _sign(row.low, row.high)))
     return rows
 

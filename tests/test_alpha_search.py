@@ -94,6 +94,14 @@ def test_offloaded_layers_are_refused_before_anything_is_computed(tiny, tokens):
         alpha_search.check_weights(model, [5, 4])
 
 
+def test_no_bar_when_none_is_wanted(tiny, capsys):
+    texts = [torch.randint(3, 500, (20 + i,)) for i in range(9)]  # nine batches
+    search_alphas(tiny(), texts, 1, grid=(0, 1), progress=False)
+    assert capsys.readouterr().err == ""
+    search_alphas(tiny(), texts, 1, grid=(0, 1))
+    assert "best perplexity" in capsys.readouterr().err
+
+
 def test_hidden_states_on_another_device_and_unequal_texts(tiny, tokens):
     model, texts = tiny(), [tokens[0], tokens[1, :20], tokens[2, :20], tokens[3, :33]]
     fast = search_alphas(model, texts, 2, cache_device="cpu", progress=False)
