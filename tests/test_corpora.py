@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -18,6 +21,23 @@ def test_embedded_prose(name):
     assert not texts[1] & texts[2], "held-out text must not be searched"
     assert corpora.load_corpus(name, "test").sha256 == splits[2].sha256
     assert splits[1].sha256 != splits[2].sha256
+
+
+@pytest.mark.parametrize("name", corpora.EMBEDDED)
+def test_embedded_prose_is_the_same_in_every_process(name):
+    """Docstrings may print addresses and sets, which differ from process to process."""
+    code = f"from harp_lib import corpora; print(*[corpora.load_corpus({name!r}, s).sha256 for s in corpora.SPLITS])"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert digests == {" ".join(corpora.load_corpus(name, split).sha256 for split in corpora.SPLITS) + "\n"}
 
 
 def test_windows_predict_every_token_once():
