@@ -1,5 +1,6 @@
 """The experiment of notebook 03: search alpha on two corpora, read it on both, time it."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -73,9 +74,9 @@ class AlphaStudy:
         part = excerpt(corpus, tokenizer, self.settings["documents"], self.settings["tokens"])
         return Text(part, [rolling_windows(tokenizer, [text], self.inputs["context"]) for text in part.texts])
 
-    def search(self) -> dict[str, dict[str, Any]]:
-        """Algorithm 1 on each corpus: corpus → alphas, perplexity curves, seconds and passes."""
-        for corpus in dict.fromkeys(corpus for corpus, _ in self.texts):
+    def search(self, corpora: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
+        """Algorithm 1 on each corpus, or on some: corpus → alphas, perplexity curves, seconds and passes."""
+        for corpus in corpora or dict.fromkeys(corpus for corpus, _ in self.texts):
             text = self.texts[corpus, SEARCHED]
 
             def compute(partial, text=text):

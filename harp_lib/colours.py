@@ -10,3 +10,5 @@ METHOD = {
     "llm-pruner": "#cc78bc",
 }
 PUBLISHED = "#949494"  # numbers of the paper, beside ours
+RANDOM = "#ca9161"  # an untrained twin of a model; the trained model is the dense one
+FULL, CAUSAL = "#0173b2", "#de8f05"  # masks, where no method is shown

@@ -7,9 +7,28 @@ import matplotlib.pyplot as plt
 import seaborn as sns
 from matplotlib.figure import Figure
 
-from . import alpha_figures, alpha_study, paths, results, tables
+from . import (
+    alpha_figures,
+    alpha_study,
+    norm_figures,
+    norm_study,
+    paths,
+    results,
+    similarity_figures,
+    similarity_study,
+    tables,
+    theory_figures,
+    theory_study,
+    theory_tables,
+)
 
 FORMATS = ("pdf", "png", "svg")
+EXPERIMENTS = {  # the figures and the tables of each
+    theory_study.EXPERIMENT: (theory_figures.all_figures, theory_tables.theory_tables),
+    similarity_study.EXPERIMENT: (similarity_figures.all_figures, theory_tables.similarity_tables),
+    norm_study.EXPERIMENT: (norm_figures.all_figures, theory_tables.norm_tables),
+    alpha_study.EXPERIMENT: (alpha_figures.all_figures, tables.alpha_tables),
+}
 
 
 def use_style() -> None:
@@ -55,14 +74,21 @@ def redraw(profile: str) -> list[Path]:
     Raises
     ------
     FileNotFoundError
-        If nothing is stored for the profile.
+        If nothing is stored for the profile, or a result of a finished run is gone.
     """
     use_style()
-    cells = results.read_results(profile, alpha_study.EXPERIMENT)
+    found = [experiment for experiment in EXPERIMENTS if results.has_results(profile, experiment)]
+    stored = {experiment: results.read_results(profile, experiment) for experiment in found or EXPERIMENTS}
     written = []
-    for name, figure in alpha_figures.all_figures(cells):
-        written += save(figure, name, profile)
-        plt.close(figure)
-    for table, name, numbers in tables.alpha_tables(cells):
-        written += tables.save(table, name, profile, numbers)
+    for experiment, cells in stored.items():
+        all_figures, all_tables = EXPERIMENTS[experiment]
+        for name, figure in all_figures(cells):
+            written += save(figure, name, profile)
+            plt.close(figure)
+        for table, name, numbers in all_tables(cells):
+            written += tables.save(table, name, profile, numbers)
+    if {theory_study.EXPERIMENT, norm_study.EXPERIMENT} <= set(stored):
+        theory, norms = stored[theory_study.EXPERIMENT], stored[norm_study.EXPERIMENT]
+        verdict = theory_tables.full_verdict(theory, stored.get(similarity_study.EXPERIMENT, {}), norms)
+        written += tables.save(verdict, "theory_verdict", profile)
     return written

@@ -5,6 +5,7 @@ from pathlib import Path
 
 ROOT = Path(os.environ.get("HARP_ROOT") or Path(__file__).resolve().parents[1])
 DATA = ROOT / "data"
+CONFIGS = DATA / "configs"
 MODELS = DATA / "models"
 PAPER = DATA / "paper"
 PROFILES = DATA / "profiles"

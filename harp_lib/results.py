@@ -10,7 +10,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -115,13 +115,20 @@ def read_cell(file: Path) -> dict[str, Any] | None:
     return None
 
 
-def read_results(profile: str, experiment: str) -> Cells:
+def has_results(profile: str, experiment: str, roots: Sequence[Path] | None = None) -> bool:
+    """Whether there is a finished run for :func:`read_results`."""
+    return any((root / profile / experiment / RUN_FILE).is_file() for root in roots or _roots())
+
+
+def read_results(profile: str, experiment: str, roots: Sequence[Path] | None = None) -> Cells:
     """Cells of the last finished run of this checkout, or else of the committed reference run.
 
     Parameters
     ----------
     profile, experiment : str
         As for :class:`ResultStore`.
+    roots : sequence of Path, optional
+        Where to look; default: this checkout's results, then the reference.
 
     Raises
     ------
@@ -129,7 +136,7 @@ def read_results(profile: str, experiment: str) -> Cells:
         If there was none, or a cell of it is gone.
     """
     again = f"run ./run_all.sh --profile {profile} first"
-    for root in (paths.RESULTS, paths.REFERENCE):
+    for root in roots or _roots():
         folder = root / profile / experiment
         if (run := folder / RUN_FILE).is_file():
             cells = {}
@@ -142,6 +149,10 @@ def read_results(profile: str, experiment: str) -> Cells:
                 cells[model, method, task] = cell
             return cells
     raise FileNotFoundError(f"no stored results of {experiment} for the profile {profile}; {again}")
+
+
+def _roots() -> tuple[Path, Path]:
+    return paths.RESULTS, paths.REFERENCE
 
 
 def digest(inputs: dict[str, Any]) -> str:

@@ -70,3 +70,11 @@ def _ratio(amounts: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
     residuals = amounts - rate * counts
     error = np.sqrt(number / (number - 1) * (residuals**2).sum()) / counts.sum() if number > 1 else np.nan
     return rate, error
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """Mean over documents and its 95 % interval (Student's t; nan for one document)."""
+    values = np.asarray(values, float)
+    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
+    reach = stats.t.ppf(0.975, len(values) - 1) * error if len(values) > 1 else np.nan
+    return Interval(*(float(value) for value in (values.mean(), values.mean() - reach, values.mean() + reach)))

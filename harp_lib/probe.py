@@ -1,0 +1,118 @@
+"""Looking into the attention of a real model, one layer at a time, so that memory holds one layer's attention."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from .likelihood import evaluating
+from .surgery import branch_exit, check_attention, check_dense, decoder_layers, output_norm, value_only
+from .theory import visible_positions
+
+
+class LayerView(NamedTuple):
+    """What passes through one decoder layer. B texts, N tokens, width d, H heads of width Dh."""
+
+    layer: int
+    entering: torch.Tensor  # (B, N, d), the residual stream before the layer
+    projected: torch.Tensor  # (B, N, d), what queries, keys and values are projected from: normalised
+    attention: torch.Tensor  # (B, H, N, N)
+    value_states: torch.Tensor  # (B, H, N, Dh), of each query head
+    branch: torch.Tensor  # (B, N, d), what attention adds to the residual stream
+    value_only_branch: torch.Tensor  # (B, N, d), what it would add without queries and keys, at alpha = 1
+    leaving: torch.Tensor  # (B, N, d), the residual stream after the layer
+    visible: torch.Tensor  # (N,), positions that each token attends to
+
+
+@torch.no_grad()
+def observe_layers(model: PreTrainedModel, ids: torch.Tensor, visit: Callable[[LayerView], None]) -> None:
+    """Run a dense model over texts and call ``visit`` for each layer, from the bottom.
+
+    The last layer's output is taken before the final norm; the ``hidden_states`` of transformers have it after.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Dense; unchanged afterwards. Attention is computed eagerly meanwhile, because other kernels keep no weights.
+    ids : Tensor (B, N)
+        Texts of equal length, without padding.
+    visit : callable
+        Gets a :class:`LayerView`; what it does not keep is freed.
+    """
+    check_dense(model)
+    layers = decoder_layers(model)
+    check_attention(model, range(len(layers)))
+    with evaluating(model), _eager(model):
+        handles = []
+        try:
+            for index, layer in enumerate(layers):
+                handles += _hooks(
+                    index, layer, getattr(model.config, "residual_multiplier", 1.0), visit
+                )  # Granite has one
+            model.get_decoder()(input_ids=ids.to(model.device), use_cache=False)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _hooks(
+    index: int, layer: nn.Module, multiplier: float, visit: Callable[[LayerView], None]
+) -> list[torch.utils.hooks.RemovableHandle]:
+    seen: dict[str, torch.Tensor] = {}
+    attention = layer.self_attn
+
+    def enter(module: nn.Module, args: tuple) -> None:
+        seen["entering"] = args[0]
+
+    def attend(module: nn.Module, args: tuple, kwargs: dict, output: tuple) -> None:
+        seen["projected"] = args[0] if args else kwargs["hidden_states"]
+        seen["weights"] = output[1]
+
+    def project(module: nn.Module, args: tuple, output: torch.Tensor) -> None:
+        seen["values"] = output
+
+    def exit_branch(module: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
+        seen["branch"] = multiplier * (output[0] if isinstance(output, tuple) else output)
+
+    def leave(module: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
+        leaving = output[0] if isinstance(output, tuple) else output
+        alone = value_only(attention, index)(seen["projected"])[0]
+        norm, weights = output_norm(layer), seen["weights"]
+        heads = weights.shape[1]
+        values = seen["values"].unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)  # (B, K, N, Dh)
+        values = values.repeat_interleave(heads // values.shape[1], dim=1)  # (B, H, N, Dh)
+        visit(
+            LayerView(
+                layer=index,
+                entering=seen["entering"],
+                projected=seen["projected"],
+                attention=weights,
+                value_states=values,
+                branch=seen["branch"],
+                value_only_branch=multiplier * (norm(alone) if norm else alone),
+                leaving=leaving,
+                visible=visible_positions(weights.shape[-1], getattr(attention, "sliding_window", None)),
+            )
+        )
+        seen.clear()
+
+    return [
+        layer.register_forward_pre_hook(enter),
+        attention.v_proj.register_forward_hook(project),
+        attention.register_forward_hook(attend, with_kwargs=True),
+        branch_exit(layer).register_forward_hook(exit_branch),
+        layer.register_forward_hook(leave),
+    ]
+
+
+@contextmanager
+def _eager(model: PreTrainedModel) -> Iterator[None]:
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)

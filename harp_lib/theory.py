@@ -1,0 +1,315 @@
+"""The paper's theory as functions: similarity, consensus, norm change, attention entropy (Section 2.2, 2.3, appendix).
+
+Rows of a matrix ``H`` (N, d) are tokens. All functions compute in float64 on the device of their input, take any
+number of leading dimensions (texts, heads), and refuse what has no answer. A name in the plural returns one value for
+each matrix; its singular returns their mean as a float.
+"""
+
+from typing import Any
+
+import torch
+
+Matrix = torch.Tensor | Any  # whatever torch.as_tensor takes
+
+
+def similarities(H: Matrix) -> torch.Tensor:
+    r"""Average pairwise cosine similarity of the rows (paper, Definition 1).
+
+    .. math:: \mathrm{Sim}(H) = \frac{2}{N(N-1)} \sum_{i<j} \cos(h_i, h_j)
+              = \frac{\lVert \sum_i h_i / \lVert h_i \rVert \rVert^2 - N}{N(N-1)}
+
+    The second form needs N·d operations, the first N²·d. Values lie in [-1/(N-1), 1]; 1 means that all rows point
+    the same way, whatever their lengths.
+
+    Parameters
+    ----------
+    H : (..., N, d)
+
+    Returns
+    -------
+    Tensor (...)
+
+    Raises
+    ------
+    ValueError
+        For one row, a row of zeros, or values that are not finite.
+    """
+    H = _rows(H)
+    tokens = H.shape[-2]
+    if tokens < 2:
+        raise ValueError("similarity compares pairs of tokens, H has one row")
+    return (_directions(H).sum(-2).square().sum(-1) - tokens) / (tokens * (tokens - 1))
+
+
+def similarity(H: Matrix) -> float:
+    """Sim(H), averaged over the leading dimensions if there are any; see :func:`similarities`."""
+    return similarities(H).mean().item()
+
+
+def consensus(H: Matrix) -> torch.Tensor:
+    r"""Projection on the subspace M of identical rows (appendix): every row becomes the mean row.
+
+    .. math:: P H = \tfrac{1}{N} \mathbf{1}\mathbf{1}^\top H
+
+    Parameters
+    ----------
+    H : (..., N, d)
+
+    Returns
+    -------
+    Tensor (..., N, d)
+    """
+    H = _rows(H)
+    return H.mean(-2, keepdim=True).expand_as(H)
+
+
+def distances_to_consensus(H: Matrix) -> torch.Tensor:
+    r"""Distance to the nearest matrix with identical rows (appendix, definition of :math:`d_M`).
+
+    .. math:: d_M(H) = \min_{Y \in M} \lVert H - Y \rVert_F = \lVert (I - P) H \rVert_F
+
+    Parameters
+    ----------
+    H : (..., N, d)
+
+    Returns
+    -------
+    Tensor (...)
+        In the unit of H: unlike the similarity, it grows with the length of the rows.
+    """
+    H = _rows(H)
+    return (H - consensus(H)).norm(dim=(-2, -1))
+
+
+def distance_to_consensus(H: Matrix) -> float:
+    """d_M(H), averaged over the leading dimensions if there are any; see :func:`distances_to_consensus`."""
+    return distances_to_consensus(H).mean().item()
+
+
+def largest_eigenvalue(A: Matrix) -> torch.Tensor:
+    r"""λ_max of :math:`A^\top (I - ee^\top) A` with the unit vector :math:`e = \mathbf{1}/\sqrt{N}` (Lemma 1).
+
+    The paper prints e as the vector of ones, with which the lemma is false.
+
+    Parameters
+    ----------
+    A : (..., N, N)
+        Row-stochastic.
+
+    Returns
+    -------
+    Tensor (...)
+        Between 0 (all rows equal) and N/2.
+    """
+    A = _attention(A)
+    centred = A - A.mean(-2, keepdim=True)  # (I - ee') A
+    return torch.linalg.eigvalsh(centred @ centred.mT)[..., -1].clamp_min(0)
+
+
+def contraction_factors(A: Matrix) -> torch.Tensor:
+    r"""The smallest c with :math:`d_M(AH) \le c\, d_M(H)` for every H (Lemma 1, last inequality).
+
+    .. math:: c = \sqrt{\lambda_{\max}} = \max_H d_M(AH) / d_M(H)
+
+    Despite its name it may exceed 1: a row-stochastic matrix can carry tokens apart.
+
+    Parameters
+    ----------
+    A : (..., N, N)
+        Row-stochastic.
+
+    Returns
+    -------
+    Tensor (...)
+    """
+    return largest_eigenvalue(A).sqrt()
+
+
+def block_bound(s: float, largest: float, heads: int, betas: tuple[float, float]) -> float:
+    r"""The factor v of Lemma 2 for one Transformer block, as printed.
+
+    .. math:: v = (1 + s^2)(1 + \sqrt{\lambda}\, h s) / (\beta_1 \beta_2)
+
+    Parameters
+    ----------
+    s : float
+        Largest singular value of the block's matrices; see :func:`largest_singular_value`. The proof has one matrix
+        for each head, :math:`W_V W_O`.
+    largest : float
+        λ, the largest :func:`largest_eigenvalue` of the heads' attention.
+    heads : int
+        h, their number.
+    betas : (float, float)
+        Smallest standard deviation of a row before the first and the second normalisation.
+
+    Returns
+    -------
+    float
+    """
+    if min(betas) <= 0:
+        raise ValueError(f"standard deviations before the normalisations have to be positive, got {betas}")
+    return (1 + s**2) * (1 + largest**0.5 * heads * s) / (betas[0] * betas[1])
+
+
+def largest_singular_value(weight: torch.Tensor) -> float:
+    """Spectral norm of a matrix (m, n), from the smaller of its two Gram matrices."""
+    weight = _finite(weight, "the weight")
+    gram = weight @ weight.mT if weight.shape[0] <= weight.shape[1] else weight.mT @ weight
+    return torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt().item()
+
+
+def norm_ratios(A: Matrix, H: Matrix) -> torch.Tensor:
+    r"""Change of the Frobenius norm by the aggregation step (paper, Proposition 1).
+
+    .. math:: \lVert A H \rVert_F / \lVert H \rVert_F
+
+    Parameters
+    ----------
+    A : (..., N, N)
+        Row-stochastic.
+    H : (..., N, d)
+        Leading dimensions are broadcast against those of ``A``.
+
+    Returns
+    -------
+    Tensor (...)
+        Between 0 and the square root of the largest column sum of ``A``, which is at most √N.
+
+    Raises
+    ------
+    ValueError
+        If H is zero, the shapes do not fit, or A is not row-stochastic.
+    """
+    A, H = _attention(A), _rows(H)
+    if A.shape[-1] != H.shape[-2]:
+        raise ValueError(f"A is over {A.shape[-1]} tokens, H has {H.shape[-2]}")
+    norms = H.norm(dim=(-2, -1))
+    if not norms.all():
+        raise ValueError("H is zero: the norm has no ratio to it")
+    return (A @ H).norm(dim=(-2, -1)) / norms
+
+
+def norm_ratio(A: Matrix, H: Matrix) -> float:
+    """‖AH‖/‖H‖, averaged over the leading dimensions if there are any; see :func:`norm_ratios`."""
+    return norm_ratios(A, H).mean().item()
+
+
+def preserves_norm(A: Matrix) -> bool:
+    r"""Whether :math:`\lVert A H \rVert_F = \lVert H \rVert_F` for **every** H (Proposition 1, corrected).
+
+    That is :math:`A^\top A = I`, which among row-stochastic matrices only permutations fulfil: rows that are one-hot
+    (as the paper has it) are not enough. Under a causal mask the identity alone is left.
+
+    Parameters
+    ----------
+    A : (..., N, N)
+        Row-stochastic.
+
+    Returns
+    -------
+    bool
+        To rounding; for several matrices, whether all of them do.
+    """
+    A = _attention(A)
+    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    return bool(((A.mT @ A - eye).abs() <= 1e-6).all())
+
+
+def visible_positions(tokens: int, window: int | None = None) -> torch.Tensor:
+    """How many positions each token attends to under a causal mask (N,), with a sliding window or without."""
+    return torch.arange(1, tokens + 1).clamp_max(window or tokens)
+
+
+def attention_entropies(A: Matrix, visible: Matrix) -> torch.Tensor:
+    r"""Entropy of the attention relative to uniform attention over what is visible, averaged over queries.
+
+    .. math:: \frac{1}{|Q|} \sum_{i \in Q} \frac{-\sum_j a_{ij} \log a_{ij}}{\log n_i}, \qquad Q = \{i : n_i > 1\}
+
+    Parameters
+    ----------
+    A : (..., N, N)
+        Row-stochastic.
+    visible : (N,)
+        :math:`n_i`, the number of positions that query i may attend to; see :func:`visible_positions`. Queries with
+        one have no choice and are left out.
+
+    Returns
+    -------
+    Tensor (...)
+        1 for uniform attention, 0 for one-hot rows.
+    """
+    A = _attention(A)
+    visible = torch.as_tensor(visible, device=A.device)
+    if visible.shape != A.shape[-1:] or visible.min() < 1 or visible.max() > A.shape[-1]:
+        raise ValueError(f"visible has to be {A.shape[-1]} numbers from 1 to {A.shape[-1]}, one for each query")
+    if ((A > 1e-8).sum(-1) > visible).any():
+        raise ValueError("a query attends to more positions than it sees: wrong mask, or wrong visible")
+    choice = visible > 1
+    if not choice.any():
+        raise ValueError("every query sees one position only: entropy has nothing to compare with")
+    return (torch.special.entr(A).sum(-1)[..., choice] / visible[choice].double().log()).mean(-1)
+
+
+def block_influence(before: Matrix, after: Matrix) -> float:
+    r"""How far a layer turns its tokens (paper, Section 2.2, BI).
+
+    .. math:: \mathrm{BI} = 1 - \mathbf{E}_t \cos(h^{(\ell)}_t, h^{(\ell+1)}_t)
+
+    Parameters
+    ----------
+    before, after : (..., N, d)
+        The residual stream that enters and that leaves the layer (before the final norm, for the last layer).
+
+    Returns
+    -------
+    float
+        Between 0 (unchanged but for length) and 2, averaged over all tokens.
+    """
+    before, after = _rows(before), _rows(after)
+    if before.shape != after.shape:
+        raise ValueError(f"before is {tuple(before.shape)}, after is {tuple(after.shape)}")
+    return 1 - (_directions(before) * _directions(after)).sum(-1).mean().item()
+
+
+def _finite(values: Matrix, name: str) -> torch.Tensor:
+    values = torch.as_tensor(values).detach()
+    if values.device.type == "mps":  # has no float64
+        values = values.cpu()
+    values = values.double()
+    if not values.isfinite().all():
+        raise ValueError(f"{name} holds NaN or infinity")
+    return values
+
+
+def _rows(H: Matrix) -> torch.Tensor:
+    H = _finite(H, "H")
+    if H.dim() < 2 or 0 in H.shape:
+        raise ValueError(f"H has to be (..., N, d) with at least one token, got {tuple(H.shape)}")
+    return H
+
+
+def _directions(H: torch.Tensor) -> torch.Tensor:
+    lengths = H.norm(dim=-1, keepdim=True)
+    if not lengths.all():
+        raise ValueError(f"row {(lengths[..., 0] == 0).nonzero()[0].tolist()} of H is zero and has no direction")
+    return H / lengths
+
+
+def _attention(A: Matrix) -> torch.Tensor:
+    given = torch.as_tensor(A)
+    A = _finite(given, "A")
+    if A.dim() < 2 or A.shape[-1] != A.shape[-2] or 0 in A.shape:
+        raise ValueError(f"A has to be (..., N, N) with at least one token, got {tuple(A.shape)}")
+    tolerance = _tolerance(given)
+    if A.min() < -tolerance:
+        raise ValueError(f"A is not row-stochastic: its smallest entry is {A.min().item():.3g}")
+    sums = A.sum(-1)
+    worst = sums.flatten()[(sums - 1).abs().argmax()].item()
+    if abs(worst - 1) > tolerance:
+        raise ValueError(f"A is not row-stochastic: a row sums to {worst:.6g}")
+    return A.clamp_min(0)
+
+
+def _tolerance(values: torch.Tensor) -> float:
+    """What rounding may take from a row sum: transformers casts its softmax to the model's dtype."""
+    return max(1e-5, 2 * torch.finfo(values.dtype).eps) if values.is_floating_point() else 1e-5
