@@ -65,7 +65,7 @@ def branch_norms(branches: pd.DataFrame, model: str) -> Figure:
     for axis, corpus in zip(axes[0], corpora, strict=True):
         part = branches[branches["corpus"] == corpus].groupby("layer")
         for column, colour, style, label in (
-            ("ratio", colours.METHOD["dense"], "-", "norm: with aggregation / without"),
+            ("ratio", colours.METHOD["dense"], "-", "norm with aggregation / norm without"),
             ("cosine", colours.METHOD["harp"], "--", "cosine between the two"),
         ):
             mean, error = part[column].mean(), part[column].sem().fillna(0)
@@ -74,7 +74,7 @@ def branch_norms(branches: pd.DataFrame, model: str) -> Figure:
         axis.axhline(1, color="black", linewidth=0.8)
         axis.set(title=TITLES[corpus], xlabel="layer index", ylim=(min(0, branches["cosine"].min()), None))
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes[0, 0].set_ylabel("attention branch, all tokens but the first")
+    axes[0, 0].set_ylabel("ratio or cosine, over all tokens but the first")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.suptitle(f"{display_name(model)}: the attention branch with its aggregation and without", x=0.01, ha="left")
     return figure
@@ -145,7 +145,7 @@ def rescaling_alphas(plans: pd.DataFrame, cells: Cells, model: str) -> Figure:
         title=f"{TITLES[result['corpus']]},\n{len(result['nll'])} held-out documents",
     )
     logarithmic_perplexity(right, "x")
-    left.legend(*left.get_legend_handles_labels(), fontsize="small")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.suptitle(
         f"{display_name(model)}: α that is searched, that keeps the norm, that keeps the branch", x=0.01, ha="left"
     )

@@ -33,12 +33,11 @@ def similarity_by_layer(layers: pd.DataFrame, model: str) -> Figure:
     figure, axes = _panels(layers, model)
     for axis, corpus in axes.items():
         for method in (TRAINED, RANDOM):
-            for quantity, style, name in (
-                ("similarity", "-", "all tokens"),
-                ("similarity without first", ":", "without the first token"),
-            ):
-                part = _part(layers, model, corpus, method, quantity)
-                _line(axis, part, COLOURS[method], style, f"{LABELS[method]}, {name}")
+            part = _part(layers, model, corpus, method, "similarity")
+            _line(axis, part, COLOURS[method], "-", f"{LABELS[method]}, all tokens")
+            rest = _part(layers, model, corpus, method, "similarity without first").groupby("layer")["value"].mean()
+            label = f"{LABELS[method]}, without the first token"
+            axis.plot(rest.index, rest, "o", color=COLOURS[method], markerfacecolor="none", markersize=7, label=label)
         axis.axhline(1, color="black", linewidth=0.8)
         axis.set(ylim=(min(0, axis.get_ylim()[0]), 1.05), xlabel="layer index (the last point: what leaves the top)")
     next(iter(axes)).set_ylabel("Sim(H), average pairwise cosine")

@@ -134,7 +134,7 @@ def test_separate_value_and_output():
 
 def test_random_draws():
     """Bounds hold and are nearly attained; what is printed too generously is violated."""
-    checks = check_on_draws(400, seed=1).set_index("check")
+    checks = check_on_draws(2000, seed=1).set_index("check")
     broken = {"d(SiLU(H)) ≤ d(H)", "d(ÂH) ≤ √λ d(H), e = 1", "d(ÂH) ≤ d(H)"}
     assert set(checks.index[checks["violations"] > 0]) == broken
     quotients = checks.loc[list(INEQUALITIES), "largest"]

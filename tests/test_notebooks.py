@@ -54,7 +54,7 @@ def test_every_notebook_has_been_executed():
 
 def test_committed_figures_can_be_redrawn(tmp_path):
     """What is committed hangs together: reference results, profile, figures and tables."""
-    for folder in ("profiles", "paper", "reference"):
+    for folder in ("configs", "profiles", "paper", "reference"):
         (tmp_path / "data").mkdir(exist_ok=True)
         (tmp_path / "data" / folder).symlink_to(paths.DATA / folder)
     done = run(tmp_path, "figures")
@@ -81,7 +81,7 @@ def checkout(tmp_path_factory):
     root = tmp_path_factory.mktemp("checkout")
     (root / "data").mkdir()
     (root / "notebooks").mkdir()
-    for folder in ("profiles", "paper"):
+    for folder in ("configs", "profiles", "paper"):
         (root / "data" / folder).symlink_to(paths.DATA / folder)
     for source in SOURCES:
         (root / "notebooks" / source.name).symlink_to(source)
@@ -107,35 +107,65 @@ def markdown(checkout, profile, name):
     return "\n".join(output.data["text/markdown"] for output in shown if "text/markdown" in output.get("data", {}))
 
 
-@pytest.mark.parametrize(
-    ("profile", "options", "models"),
-    [
-        ("smoke", [], ["tiny random Llama", "tiny random Gemma-2"]),
-        ("mini", ["--models", "tiny-qwen2"], ["tiny random Qwen2"]),
-    ],
-)
-def test_alpha_search_notebook(checkout, profile, options, models):
-    done = run(checkout, "run", "--profile", profile, "--only", "03", *options)
+RUNS = {
+    "smoke": ((), ["tiny random Llama", "tiny random Gemma-2"]),
+    "mini": (("--models", "tiny-qwen2"), ["tiny random Qwen2"]),
+}
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def finished(checkout, request):
+    """A finished run of all notebooks: profile, models."""
+    options, models = RUNS[request.param]
+    done = run(checkout, "run", "--profile", request.param, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Warning" not in done.stdout + done.stderr
+    return request.param, models
+
+
+@pytest.mark.parametrize("name", ids(SOURCES))
+def test_what_notebooks_print(checkout, finished, name):
+    profile, models = finished
+    text = markdown(checkout, profile, f"{name}.ipynb")
+    assert all(model in text for model in models)
+    assert not re.search(r"\| nan|\| inf|\bnan\b", text)
+    streams = [o.text for o in outputs(checkout, profile, f"{name}.ipynb") if o.get("name") == "stderr"]
+    assert all("it/s" in text or "cell" in text or "candidate" in text or "plan" in text for text in streams), (
+        "bars alone go to stderr"
+    )
+
+
+def test_theory_notebooks(checkout, finished):
+    profile, models = finished
+    text = markdown(checkout, profile, "01_similarity.ipynb")
+    assert re.search(r"Lemma 1, HW +\|.*\| holds", text)
+    assert re.search(r"Theorem 1 +\|.*`equal_rows_with_rotary_positions\(\)`", text)
+    whole = markdown(checkout, profile, "02_norm_change.ipynb").split("## Verdict")[-1]
+    for model in models:
+        assert re.search(rf"Sim\(H\) comes near 1 in high layers +\| {model}", whole), "notebook 01's rows"
+        assert re.search(rf"the searched α brings the norm back +\| {model}", whole)
+    assert "open: the checks disagree" not in text + whole
+
+
+def test_alpha_search_notebook(checkout, finished):
+    profile, models = finished
     text = markdown(checkout, profile, "03_alpha_search.ipynb")
     for model in models:
         assert re.search(rf"searching α beats leaving it at 1 +\| {model}", text)
         assert re.search(rf"hidden states can be reused +\| {model}.*holds, with the same α", text)
-    assert not re.search(r"\| nan|\| inf", text)
-    streams = [o.text for o in outputs(checkout, profile, "03_alpha_search.ipynb") if o.get("name") == "stderr"]
-    assert all("it/s" in text or "cell" in text or "candidate" in text for text in streams), "bars alone go to stderr"
 
 
-def test_a_second_run_reads_and_figures_are_redrawn(checkout):
-    run(checkout, "run", "--profile", "smoke", "--only", "03")
-    again = run(checkout, "run", "--profile", "smoke", "--only", "03")
-    assert "0 cells computed, 46 read from the result store" in again.stdout
-    folder = checkout / "figures" / "smoke"
+@pytest.mark.parametrize("finished", ["smoke"], indirect=True)
+def test_a_second_run_reads_and_figures_are_redrawn(checkout, finished):
+    profile, _ = finished
+    again = run(checkout, "run", "--profile", profile, *RUNS[profile][0])
+    assert again.stdout.count("0 cells computed") == 5, again.stdout
+    assert not re.search(r"[1-9]\d* cells computed", again.stdout)
+    folder = checkout / "figures" / profile
     drawn = {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*.*")}
     for file in drawn:
         (folder / file).unlink()
-    redrawn = run(checkout, "figures", "--profile", "smoke")
+    redrawn = run(checkout, "figures", "--profile", profile)
     assert redrawn.returncode == 0, redrawn.stderr
     assert {file.relative_to(folder) for file in folder.rglob("*.*")} == set(drawn)
     for file, content in drawn.items():
