@@ -179,7 +179,8 @@ def _python_docs() -> tuple[str, ...]:
 @functools.cache
 def _scipy_docs() -> tuple[str, ...]:
     documents = {}
-    for module in map(importlib.import_module, _SCIPY_MODULES):
+    # All are imported before one is read: scipy.special, which signal imports, adds to a docstring of NumPy's.
+    for module in [importlib.import_module(name) for name in _SCIPY_MODULES]:
         for name in dir(module):
             doc = inspect.getdoc(getattr(module, name)) if not name.startswith("_") else None
             if doc and "Parameters\n" in doc and "Use of argument(s)" not in doc:  # prints a set, in any order

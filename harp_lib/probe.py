@@ -87,7 +87,9 @@ def _hooks(
         visit(
             LayerView(
                 layer=index,
-                entering=seen["entering"],
+                entering=seen["entering"].to(
+                    leaving.device
+                ),  # from another device, where a model is spread over several
                 projected=seen["projected"],
                 attention=weights,
                 value_states=values,

@@ -27,7 +27,7 @@ def similarity_claims(cells: Cells) -> pd.DataFrame:
         for corpus in layers["corpus"].unique():
             part = layers[(layers["model"] == model) & (layers["corpus"] == corpus)]
             own, twin = (part[part["method"] == method] for method in (TRAINED, RANDOM))
-            on = f"{display_name(model)}, {TITLES[corpus]}, {own['document'].nunique()} documents"
+            on = f"{display_name(model)}, {TITLES[corpus]}, {_documents(own)}"
             rows += _layer_rows(on, own, twin)
             chosen = heads[(heads["model"] == model) & (heads["corpus"] == corpus) & (heads["method"] == TRAINED)]
             rows += _head_rows(on, chosen)
@@ -122,7 +122,7 @@ def norm_claims(cells: Cells) -> pd.DataFrame:
             part = ratios[(ratios["model"] == model) & (ratios["corpus"] == corpus)]
             means = part.groupby(["layer", "head"])["ratio"].mean()
             changed = (means - 1).abs() > 0.05
-            on = f"{display_name(model)}, {TITLES[corpus]}, {part['document'].nunique()} documents"
+            on = f"{display_name(model)}, {TITLES[corpus]}, {_documents(part)}"
             evidence = (
                 f"‖ÂV‖/‖V‖ from {means.min():.2f} to {means.max():.2f}, median {means.median():.2f}; "
                 f"{changed.sum()} of {len(means)} heads are more than 5 % from 1"
@@ -254,8 +254,18 @@ def _negated(interval: Interval) -> Interval:
 
 
 def _rho(interval: Interval, other: str = "the layer index") -> str:
-    return f"rank correlation with {other} {interval.value:+.2f} [{interval.low:+.2f}, {interval.high:+.2f}]"
+    return f"rank correlation with {other} {interval.value:+.2f}{_bracket(interval, '+.2f')}"
 
 
 def _percent(interval: Interval) -> str:
-    return f"{100 * interval.value:+.1f} % [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
+    return f"{100 * interval.value:+.1f} %{_bracket(Interval(*(100 * x for x in interval)), '+.1f')}"
+
+
+def _bracket(interval: Interval, digits: str) -> str:
+    """The interval's ends, where there is more than one document."""
+    return "" if np.isnan(interval.low) else f" [{interval.low:{digits}}, {interval.high:{digits}}]"
+
+
+def _documents(rows: pd.DataFrame) -> str:
+    number = rows["document"].nunique()
+    return f"{number} document{'s' if number > 1 else ''}"

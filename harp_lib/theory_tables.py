@@ -91,7 +91,7 @@ def similarity_layers(cells: Cells) -> pd.DataFrame:
             row = {"model": display_name(model), "text": TITLES[corpus], "layer": layer}
             for (method, quantity), title in columns.items():
                 key = (method, quantity, layer)
-                row[title] = f"{mean[key]:.3f} ± {error[key]:.3f}"
+                row[title] = f"{mean[key]:.3f}" + (f" ± {error[key]:.3f}" if documents > 1 else "")
             rows.append(row | {"documents": documents})
     return pd.DataFrame(rows)
 
