@@ -83,7 +83,7 @@ def layer_flops(config: "PreTrainedConfig", tokens: int, layer: int = 0, causal:
     width, heads = config.hidden_size, config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or width // heads
-    window = _window(config, layer)
+    window = attention_window(config, layer)
     reach = tokens if window is None else min(tokens, window)  # keys that a query sees at most
     pairs = tokens * reach - (reach * (reach - 1) // 2 if causal else 0)  # the first queries see fewer
     return LayerFlops(
@@ -123,7 +123,7 @@ def overtaking_length(config: "PreTrainedConfig", causal: bool = False, with_pro
         own = sum(count.attention + (count.projections if with_projections else 0) for count in counts)
         return own - sum(count.ffn for count in counts)
 
-    windows = [_window(config, layer) for layer in range(config.num_hidden_layers)]
+    windows = [attention_window(config, layer) for layer in range(config.num_hidden_layers)]
     enough = 1
     while lead(enough) < 0:
         # Once every window is full, the lead is a straight line.
@@ -133,7 +133,7 @@ def overtaking_length(config: "PreTrainedConfig", causal: bool = False, with_pro
     return 1 + bisect_left(range(1, enough), True, key=lambda tokens: lead(tokens) >= 0)
 
 
-def _window(config: "PreTrainedConfig", layer: int) -> int | None:
+def attention_window(config: "PreTrainedConfig", layer: int) -> int | None:
     """How many keys a token of this layer sees at most, itself included; None where it sees all before it."""
     layer_types = getattr(config, "layer_types", None)
     if layer_types is None:  # Llama has no window; Mistral has one for all layers, or None

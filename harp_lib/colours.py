@@ -11,4 +11,4 @@ METHOD = {
 }
 PUBLISHED = "#949494"  # numbers of the paper, beside ours
 RANDOM = "#ca9161"  # an untrained twin of a model; the trained model is the dense one
-FULL, CAUSAL = "#0173b2", "#de8f05"  # masks, where no method is shown
+FIRST, SECOND = "#3b1f6b", "#a58ac9"  # two of anything that is neither a method nor a model

@@ -76,7 +76,7 @@ def parallel_rows_of_different_length() -> Counterexample:
         "Theorem 1, forward",
         "16 rows along one direction, of lengths from 2 to 8; W_Q = W_K = I",
         "Sim = 1 makes attention uniform",
-        f"Sim = {similarity(H):.4f}, relative entropy {entropy:.2f}",
+        f"Sim = {similarity(H):.4f}, normalised entropy {entropy:.2f}",
         similarity(H) > 1 - 1e-9 and entropy < 0.9,
     )
 
@@ -103,7 +103,7 @@ def equal_rows_with_rotary_positions() -> Counterexample:
         "Theorem 1, forward",
         "32 equal rows, rotary positions, causal; W_Q = 3 I, W_K = I",
         "Sim = 1 makes attention uniform",
-        f"Sim = {similarity(H):.4f}, d_M = {distance_to_consensus(H):.0f}, relative entropy {entropy:.2f}",
+        f"Sim = {similarity(H):.4f}, d_M = {distance_to_consensus(H):.0f}, normalised entropy {entropy:.2f}",
         similarity(H) > 1 - 1e-6 and distance_to_consensus(H) < 1e-5 and entropy < 0.9,
     )
 
@@ -135,7 +135,7 @@ def diverse_rows_with_uniform_attention() -> Counterexample:
         "Theorem 1, converse",
         "orthogonal rows with a small part in common; W_K reads that part only",
         "Sim away from 1 keeps attention away from uniform",
-        f"Sim = {similarity(H):.4f}, relative entropy {entropy:.4f}",
+        f"Sim = {similarity(H):.4f}, normalised entropy {entropy:.4f}",
         similarity(H) < 0.1 and entropy > 1 - 1e-9,
     )
 
@@ -185,9 +185,9 @@ def averaging_under_a_causal_mask() -> Counterexample:
     A = A / A.sum(-1, keepdim=True)
     factor = contraction_factors(A).item()
     return Counterexample(
-        "attention brings tokens together (use of Lemma 1)",
+        "Lemma 1, its use",
         "Â uniform over the visible positions, 256 tokens, causal",
-        "averaging contracts d_M",
+        "averaging contracts every d_M",
         f"max d_M(ÂH)/d_M(H) = √λ = {factor:.2f}",
         factor > 1,
     )
@@ -229,6 +229,54 @@ def separate_value_and_output() -> Counterexample:
     )
 
 
+def gated_ffn() -> Counterexample:
+    """Lemma 2 with the gated FFN of today's models: a product of two maps is not bounded by s²."""
+    d = 64
+    basis = torch.linalg.qr(torch.randn(d, 3, generator=torch.Generator().manual_seed(0), dtype=F64)).Q
+    centred = basis - basis.mean(0)
+    u1, u2 = torch.linalg.qr(centred[:, :2]).Q.T  # orthogonal, each of mean zero
+    e = torch.eye(d, dtype=F64)[0]
+    H = _layer_norm(torch.stack([u1, u1 + 1e-3 * u2]))
+    gate, up, down = torch.outer(u1, e), torch.outer(u2, e), torch.outer(e, u2)
+    second = H + (silu(H @ gate) * (H @ up)) @ down
+    v = block_bound(1.0, 0.0, 1, (_smallest_deviation(H), _smallest_deviation(second)))
+    grown = distance_to_consensus(_layer_norm(second)) / distance_to_consensus(H)
+    return Counterexample(
+        "Lemma 2",
+        "post-norm block, no attention, SwiGLU FFN with s = 1 and d = 64",
+        f"d_M grows by v = {v:.2f} at most",
+        f"d_M(after)/d_M(before) = {grown:.2f}, v = {v:.2f}",
+        grown > 2 * v,
+    )
+
+
+def projection_loses_what_is_common() -> Counterexample:
+    """Proof of Theorem 1: a projection keeps parallel rows parallel, but not nearly parallel rows nearly parallel."""
+    H = torch.cat([torch.ones(16, 1, dtype=F64), 1e-3 * torch.eye(16, dtype=F64)], dim=1)  # (16, 17)
+    W = torch.eye(17, dtype=F64)
+    W[0, 0] = 0
+    return Counterexample(
+        "Theorem 1, its proof",
+        "rows with a large part in common and a small one of their own; W drops the large one",
+        "linear maps keep rows almost parallel",
+        f"Sim(H) = {similarity(H):.6f}, Sim(HW) = {similarity(H @ W):.4f}",
+        similarity(H) > 1 - 1e-5 and similarity(H @ W) < 0.1,
+    )
+
+
+def uniform_attention_is_not_value_only() -> Counterexample:
+    """What HARP makes of Theorem 1: it puts every token's own value in the place of the average of all."""
+    A, V = torch.full((16, 16), 1 / 16, dtype=F64), torch.eye(16, dtype=F64)
+    error = ((A @ V - V).norm() / V.norm()).item()
+    return Counterexample(
+        "Theorem 1, its use",
+        "Â uniform over 16 tokens, V = I",
+        "where attention is uniform, queries and keys can go",
+        f"‖ÂV − V‖/‖V‖ = {error:.2f}",
+        error > 0.9,
+    )
+
+
 def _layer_norm(H: Tensor) -> Tensor:
     return torch.nn.functional.layer_norm(H, H.shape[-1:], eps=0.0)
 
@@ -243,12 +291,15 @@ ALL: tuple[Callable[[], Counterexample], ...] = (
     averaging_under_a_causal_mask,
     pre_norm_block,
     separate_value_and_output,
+    gated_ffn,
     shrinking_rows,
     parallel_rows_are_no_consensus,
     parallel_rows_of_different_length,
     equal_rows_with_rotary_positions,
     one_token_apart,
+    projection_loses_what_is_common,
     diverse_rows_with_uniform_attention,
+    uniform_attention_is_not_value_only,
     one_hot_rows,
     equal_rows_keep_their_norm,
 )

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
+from tqdm import tqdm
 
 from .theory import (
     block_bound,
@@ -21,7 +22,7 @@ from .theory import (
     similarity,
 )
 
-SILU_SLOPE = 1.0998393  # the largest of x·sigmoid(x), at x = 2.3994
+SILU_SLOPE, GELU_SLOPE = 1.0998393, 1.1289042  # their largest, at x = 2.3994 and x = √2
 
 
 class Draw(NamedTuple):
@@ -54,25 +55,39 @@ def _as_printed(A: Tensor) -> float:
     return math.sqrt(max(0.0, torch.linalg.eigvalsh(A.mT @ centred @ A)[-1].item()))
 
 
-def _post_norm_block(draw: Draw) -> tuple[float, float]:
-    """Both sides of Lemma 2 for the block of its proof: two heads, ReLU, normalisation after each sum."""
-    H = draw.H
+class Block(NamedTuple):
+    """The block of Lemma 2's proof, run once: two heads, ReLU, a normalisation without gain after each sum."""
+
+    before: float  # d_M
+    after: float
+    v: float
+    no_larger: float  # (1 + √λ h s) / (1 + h s)
+
+
+def _post_norm_block(draw: Draw) -> Block | None:
+    """None where a row cannot be normalised."""
+    H = draw.H - draw.H.mean(-1, keepdim=True)
+    if (deviation := _deviations(H)).min() < 1e-9:
+        return None
+    H = H / deviation
     W = draw.W @ draw.W.mT / 4  # (d, d): one matrix for each head, and both of the FFN
-    branch = draw.A @ H @ W + draw.A.flip(-1).softmax(-1) @ H @ W
-    first = H + branch
-    beta_1 = (first - first.mean(-1, keepdim=True)).square().mean(-1).sqrt()
-    if H.shape[1] < 2 or beta_1.min() < 1e-9:
-        return 0.0, 1.0
-    X = (first - first.mean(-1, keepdim=True)) / beta_1[:, None]
-    second = X + (X @ W).relu() @ W
-    beta_2 = (second - second.mean(-1, keepdim=True)).square().mean(-1).sqrt()
-    if beta_2.min() < 1e-9:
-        return 0.0, 1.0
-    Y = (second - second.mean(-1, keepdim=True)) / beta_2[:, None]
     heads = torch.stack([draw.A, draw.A.flip(-1).softmax(-1)])
+    first = H + (heads @ H @ W).sum(0)
+    if (beta_1 := _deviations(first)).min() < 1e-9:
+        return None
+    X = (first - first.mean(-1, keepdim=True)) / beta_1
+    second = X + (X @ W).relu() @ W
+    if (beta_2 := _deviations(second)).min() < 1e-9:
+        return None
+    Y = (second - second.mean(-1, keepdim=True)) / beta_2
     s, largest = largest_singular_value(W), largest_eigenvalue(heads).max().item()
-    v = block_bound(s, largest, len(heads), (beta_1.min().item(), beta_2.min().item()))
-    return distance_to_consensus(Y), v * distance_to_consensus(H)
+    v = block_bound(s, largest, 2, (beta_1.min().item(), beta_2.min().item()))
+    no_larger = (1 + 2 * s * largest**0.5) / (1 + 2 * s)
+    return Block(distance_to_consensus(H), distance_to_consensus(Y), v, no_larger)
+
+
+def _deviations(H: Tensor) -> Tensor:
+    return H.std(-1, correction=0, keepdim=True)
 
 
 def _softmax_deficit(draw: Draw) -> tuple[float, float]:
@@ -104,6 +119,10 @@ INEQUALITIES: dict[str, Callable[[Draw], tuple[float, float]]] = {
         distance_to_consensus(silu(x.H)),
         SILU_SLOPE * distance_to_consensus(x.H),
     ),
+    "d(GELU(H)) ≤ 1.13 d(H)": lambda x: (
+        distance_to_consensus(gelu(x.H)),
+        GELU_SLOPE * distance_to_consensus(x.H),
+    ),
     "d(a₁H + a₂B) ≤ a₁d(H) + a₂d(B)": lambda x: (
         distance_to_consensus(x.a[0] * x.H + x.a[1] * x.B),
         x.a[0] * distance_to_consensus(x.H) + x.a[1] * distance_to_consensus(x.B),
@@ -118,7 +137,8 @@ INEQUALITIES: dict[str, Callable[[Draw], tuple[float, float]]] = {
     ),
     "λ ≤ N/2": lambda x: (contraction_factors(x.A).item() ** 2, len(x.A) / 2),
     "d(ÂH) ≤ d(H)": lambda x: (distance_to_consensus(x.A @ x.H), distance_to_consensus(x.H)),
-    "d(block(H)) ≤ v d(H)": _post_norm_block,
+    "d(block(H)) ≤ v d(H)": lambda x: (b.after, b.v * b.before) if (b := _post_norm_block(x)) else (0.0, 1.0),
+    "(1 + √λ h s) / (1 + h s) ≤ v": lambda x: (b.no_larger, b.v) if (b := _post_norm_block(x)) else (0.0, 1.0),
     "1 − Sim(H) ≤ d(H)² / ((N−1) min‖h‖²)": _lemma_3,
     "log n − entropy ≤ (range of logits)² / 8": _softmax_deficit,
     "‖ÂH − H‖ ≤ ‖Â − I‖ d(H)": _value_only,
@@ -152,22 +172,22 @@ def _residual(H: Tensor) -> float:
 
 
 def check_on_draws(draws: int, seed: int) -> pd.DataFrame:
-    """Everything on the same random draws: check, draws, violations, largest.
+    """Everything on the same random draws: check, kind, draws, violations, largest.
 
     ``largest`` is the largest quotient of the two sides of an inequality (1: it cannot be improved), or the largest
-    difference of the two sides of an identity, relative to them.
+    difference of the two sides of an identity, in parts of what is larger, 1 or the right side.
     """
     generator = torch.Generator().manual_seed(seed)
     material = [draw_matrices(generator) for _ in range(draws)]
     rows = []
-    for name, sides in INEQUALITIES.items():
+    for name, sides in tqdm(INEQUALITIES.items(), desc="random draws", unit="check"):
         pairs = [sides(draw) for draw in material]
         violations = sum(left > right * (1 + 1e-9) + 1e-9 for left, right in pairs)
-        rows.append((name, draws, violations, max(left / right for left, right in pairs if right > 1e-6)))
+        rows.append((name, "inequality", draws, violations, max(left / right for left, right in pairs if right > 1e-6)))
     for name, sides in IDENTITIES.items():
         differences = [abs(left - right) / max(1.0, abs(right)) for left, right in map(sides, material)]
-        rows.append((name, draws, sum(difference > 1e-9 for difference in differences), max(differences)))
-    return pd.DataFrame(rows, columns=["check", "draws", "violations", "largest"])
+        rows.append((name, "identity", draws, sum(difference > 1e-9 for difference in differences), max(differences)))
+    return pd.DataFrame(rows, columns=["check", "kind", "draws", "violations", "largest"])
 
 
 def count_one_hot(tokens: int, causal: bool) -> tuple[int, int]:

@@ -18,8 +18,8 @@ from .results import Cells
 from .statistics import perplexity_estimate
 
 # One colour for each method: the variants of HARP are told apart by line and marker.
-MARKERS = {"dense": "s", "alpha-1": "v", "searched": "o", "norm-matching": "^", "reconstructing": "D"}
-STYLES = {"dense": "-", "alpha-1": ":", "searched": "-", "norm-matching": "--", "reconstructing": "-."}
+MARKERS = {"dense": "s", "alpha-1": "v", "searched": "o", "norm-matching": "^", "reconstructing": "D", "constant": "x"}
+STYLES = {"dense": "-", "alpha-1": ":", "searched": "-", "norm-matching": "--", "reconstructing": "-.", "constant": ":"}
 
 
 def all_figures(cells: Cells) -> Iterator[tuple[str, Figure]]:
@@ -28,28 +28,22 @@ def all_figures(cells: Cells) -> Iterator[tuple[str, Figure]]:
     for model in ratios["model"].unique():
         yield f"value_norms_{slug(model)}", value_norms(ratios, model)
         yield f"branch_norms_{slug(model)}", branch_norms(branches, model)
-        yield f"stream_norms_{slug(model)}", stream_norms(streams, model)
+        yield f"stream_norms_{slug(model)}", stream_norms(streams, plans, model)
         yield f"rescaling_alphas_{slug(model)}", rescaling_alphas(plans, cells, model)
 
 
 def value_norms(ratios: pd.DataFrame, model: str) -> Figure:
     """‖ÂV‖/‖V‖ of every head and layer, mean over documents, as a map."""
-    ratios = ratios[ratios["model"] == model]
+    ratios = ratios[(ratios["model"] == model) & (ratios["tokens"] == "all tokens")]
     corpora = list(ratios["corpus"].unique())
     figure, axes = plt.subplots(1, len(corpora), figsize=(4.2 * len(corpora) + 1.2, 5.2), sharey=True, squeeze=False)
     for axis, corpus in zip(axes[0], corpora, strict=True):
         table = ratios[ratios["corpus"] == corpus].pivot_table(index="layer", columns="head", values="ratio")
-        image = axis.imshow(
-            table,
-            origin="lower",
-            aspect="auto",
-            cmap="cividis",
-            norm=LogNorm(ratios["ratio"].min(), 1.0 * ratios["ratio"].max()),
-        )
+        image = axis.imshow(table, origin="lower", aspect="auto", cmap="cividis", norm=LogNorm(0.05, 2))
         axis.set(title=TITLES[corpus], xlabel="head")
         axis.xaxis.set_major_locator(MaxNLocator(9, integer=True))
     axes[0, 0].set_ylabel("layer index")
-    bar = figure.colorbar(image, ax=axes[0, -1], label="‖ÂV‖ / ‖V‖ (log scale)")
+    bar = figure.colorbar(image, ax=axes[0, -1], label="‖ÂV‖ / ‖V‖ (log scale)", extend="both")
     bar.locator, bar.formatter = plt.FixedLocator([0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2]), ScalarFormatter()
     bar.update_ticks()
     bar.minorticks_off()
@@ -66,7 +60,7 @@ def branch_norms(branches: pd.DataFrame, model: str) -> Figure:
         part = branches[branches["corpus"] == corpus].groupby("layer")
         for column, colour, style, label in (
             ("ratio", colours.METHOD["dense"], "-", "norm with aggregation / norm without"),
-            ("cosine", colours.METHOD["harp"], "--", "cosine between the two"),
+            ("cosine", colours.FIRST, "--", "cosine between the two"),
         ):
             mean, error = part[column].mean(), part[column].sem().fillna(0)
             axis.plot(mean.index, mean, style, color=colour, marker=".", label=label)
@@ -80,10 +74,10 @@ def branch_norms(branches: pd.DataFrame, model: str) -> Figure:
     return figure
 
 
-def stream_norms(streams: pd.DataFrame, model: str) -> Figure:
+def stream_norms(streams: pd.DataFrame, plans: pd.DataFrame, model: str) -> Figure:
     """Norm of the residual stream relative to the dense model, from the first pruned layer up."""
-    streams = streams[streams["model"] == model]
-    pruned = streams.loc[streams["ratio"] != 1, "depth"].min() - 1
+    streams, plans = streams[streams["model"] == model], plans[plans["model"] == model]
+    pruned, corpus = plans["layer"].min(), plans["corpus"].iloc[0]
     figure, axes = plt.subplots(1, 2, figsize=(10.2, 4.3), sharey=True)
     for axis, tokens, title in zip(
         axes, ("all tokens", "without first"), ("all tokens", "all tokens but the first"), strict=True
@@ -108,7 +102,9 @@ def stream_norms(streams: pd.DataFrame, model: str) -> Figure:
     axes[0].set_ylabel("‖H‖ relative to the dense model")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     documents = streams["document"].nunique()
-    title = f"does α bring the norm back?\nMean ± standard error over {documents} held-out documents"
+    title = (
+        f"does α bring the norm back?\nMean ± standard error over {documents} held-out documents of {TITLES[corpus]}"
+    )
     figure.suptitle(f"{display_name(model)}: {title}", x=0.01, ha="left")
     return figure
 
@@ -145,7 +141,7 @@ def rescaling_alphas(plans: pd.DataFrame, cells: Cells, model: str) -> Figure:
         title=f"{TITLES[result['corpus']]},\n{len(result['nll'])} held-out documents",
     )
     logarithmic_perplexity(right, "x")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figure.suptitle(
         f"{display_name(model)}: α that is searched, that keeps the norm, that keeps the branch", x=0.01, ha="left"
     )

@@ -27,6 +27,7 @@ PLANS = {
     "searched": "HARP, searched α",
     "norm-matching": "HARP, norm-matching α",
     "reconstructing": "HARP, branch-keeping α",
+    "constant": "HARP, α = 0.5",
 }
 
 
@@ -40,23 +41,25 @@ def study_norms(
 ) -> None:
     """All cells of one model: what aggregation does, the alphas that follow, the residual stream and the perplexity.
 
-    Alpha is searched on the first corpus as in notebook 03: a search that is stored is read, a new one is stored.
+    Alpha is searched on the first corpus as in notebook 03: a search that is stored is read, whatever ``store`` was
+    told to force, and a new one is stored for notebook 03.
     """
     base = {"model": name, "digest": model_digest(model), "dtype": str(model.dtype)}
     corpus = next(iter(texts))
-    for task, part in texts.items():
+    for task, part in tqdm(texts.items(), desc="branches", unit="cell"):
         store.cell(name, "dense", task, base | part.inputs, lambda partial, part=part: observe(model, part.ids))
 
     alphas = AlphaStudy(name, model, tokenizer, profile, ResultStore(profile["name"], ALPHA_EXPERIMENT))
     found = alphas.search([corpus])[corpus]["alphas"]
     top = range(len(decoder_layers(model)) - 1, -1, -1)[: len(found)]
-    products = pooled_products(store.finish())[name, corpus]
+    products = pooled_products(store.cells)[name, corpus]
     plans: dict[str, Mapping[int, float]] = {
         "dense": {},
         "alpha-1": dict.fromkeys(top, 1.0),
         "searched": dict(zip(top, found, strict=True)),
         "norm-matching": {layer: norm_matching_alpha(products[layer]) for layer in top},
         "reconstructing": {layer: reconstructing_alpha(products[layer]) for layer in top},
+        "constant": dict.fromkeys(top, 0.5),  # shrinks, and knows nothing
     }
     held_out = alphas.texts[corpus, HELD_OUT]
     text = {"corpus": corpus, "split": HELD_OUT, "source": held_out.corpus.source, "sha256": held_out.corpus.sha256}
@@ -74,22 +77,27 @@ def study_norms(
 def observe(model: PreTrainedModel, texts: list[torch.Tensor]) -> dict[str, Any]:
     """Per text and layer: ‖ÂV‖/‖V‖ of each head, and the products of stream and branches without the first token.
 
-    In many models the first token's residual stream is a hundred times as long as any other's and would decide every
-    norm alone.
+    In many models the first token's residual stream is far longer than any other's and would decide every norm alone,
+    and its values are short. So each ratio is also taken without it, the rest of each query's attention scaled to 1.
     """
-    ratios: list[list[list[float]]] = []
-    products: list[list[Products]] = []
+    found: dict[str, list[list[Any]]] = {"ratios": [], "ratios without first": [], "products": []}
 
     def visit(view: LayerView) -> None:
-        ratios[-1].append(norm_ratios(view.attention, view.value_states)[0].tolist())
-        H, A, B = (x[:, 1:] for x in (view.entering, view.branch, view.value_only_branch))
-        products[-1].append(Products.of(H, A, B))
+        A, V = view.attention.double(), view.value_states
+        found["ratios"][-1].append(norm_ratios(A, V)[0].tolist())
+        rest = A[..., 1:, 1:]
+        kept = rest.sum(-1, keepdim=True)
+        alone = torch.eye(rest.shape[-1], dtype=rest.dtype, device=rest.device)  # attended to the first token only
+        rest = torch.where(kept > 1e-6, rest / kept, alone)
+        found["ratios without first"][-1].append(norm_ratios(rest, V[..., 1:, :])[0].tolist())
+        streams = (x[:, 1:] for x in (view.entering, view.branch, view.value_only_branch))
+        found["products"][-1].append(Products.of(*streams))
 
     for ids in texts:
-        ratios.append([])
-        products.append([])
+        for values in found.values():
+            values.append([])
         observe_layers(model, ids, visit)
-    return {"ratios": ratios, "products": products}
+    return found
 
 
 def read(model: PreTrainedModel, documents: list[list[Window]]) -> dict[str, Any]:
@@ -139,15 +147,16 @@ def pooled_products(cells: Cells) -> dict[tuple[str, str], list[Products]]:
 
 
 def ratio_frame(cells: Cells) -> pd.DataFrame:
-    """‖ÂV‖/‖V‖ of every head: model, corpus, document, layer, head, ratio."""
+    """‖ÂV‖/‖V‖ of every head: model, corpus, tokens, document, layer, head, ratio."""
     return pd.DataFrame(
-        (model, task, document, layer, head, ratio)
+        (model, task, tokens, document, layer, head, ratio)
         for (model, _, task), cell in cells.items()
         if "ratios" in cell["result"]
-        for document, layers in enumerate(cell["result"]["ratios"])
+        for tokens, name in (("all tokens", "ratios"), ("without first", "ratios without first"))
+        for document, layers in enumerate(cell["result"][name])
         for layer, heads in enumerate(layers)
         for head, ratio in enumerate(heads)
-    ).set_axis(["model", "corpus", "document", "layer", "head", "ratio"], axis=1)
+    ).set_axis(["model", "corpus", "tokens", "document", "layer", "head", "ratio"], axis=1)
 
 
 def branch_frame(cells: Cells) -> pd.DataFrame:

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from .accounting import attention_window
 from .likelihood import evaluating
 from .surgery import branch_exit, check_attention, check_dense, decoder_layers, output_norm, value_only
 from .theory import visible_positions
@@ -49,9 +50,7 @@ def observe_layers(model: PreTrainedModel, ids: torch.Tensor, visit: Callable[[L
         handles = []
         try:
             for index, layer in enumerate(layers):
-                handles += _hooks(
-                    index, layer, getattr(model.config, "residual_multiplier", 1.0), visit
-                )  # Granite has one
+                handles += _hooks(index, layer, model.config, visit)
             model.get_decoder()(input_ids=ids.to(model.device), use_cache=False)
         finally:
             for handle in handles:
@@ -59,10 +58,11 @@ def observe_layers(model: PreTrainedModel, ids: torch.Tensor, visit: Callable[[L
 
 
 def _hooks(
-    index: int, layer: nn.Module, multiplier: float, visit: Callable[[LayerView], None]
+    index: int, layer: nn.Module, config: PreTrainedConfig, visit: Callable[[LayerView], None]
 ) -> list[torch.utils.hooks.RemovableHandle]:
     seen: dict[str, torch.Tensor] = {}
-    attention = layer.self_attn
+    attention, window = layer.self_attn, attention_window(config, index)
+    multiplier = getattr(config, "residual_multiplier", 1.0)  # Granite has one
 
     def enter(module: nn.Module, args: tuple) -> None:
         seen["entering"] = args[0]
@@ -96,7 +96,7 @@ def _hooks(
                 branch=seen["branch"],
                 value_only_branch=multiplier * (norm(alone) if norm else alone),
                 leaving=leaving,
-                visible=visible_positions(weights.shape[-1], getattr(attention, "sliding_window", None)),
+                visible=visible_positions(weights.shape[-1], window),
             )
         )
         seen.clear()

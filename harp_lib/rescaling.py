@@ -1,5 +1,6 @@
 """Alphas that follow from what a layer does, without a search: one keeps the norm, one keeps the branch."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -28,12 +29,12 @@ class Products(NamedTuple):
     @property
     def branch_ratio(self) -> float:
         """‖A‖ / ‖B‖: what aggregation does to the norm of the branch."""
-        return (self.AA / self.BB) ** 0.5
+        return (self.AA / self.BB) ** 0.5 if self.BB else math.nan
 
     @property
     def branch_cosine(self) -> float:
         """Cosine of A and B, as vectors of all their numbers: how much of the branch any alpha can keep."""
-        return self.AB / (self.AA * self.BB) ** 0.5
+        return self.AB / (self.AA * self.BB) ** 0.5 if self.AA and self.BB else math.nan
 
 
 def norm_matching_alpha(products: Products) -> float:
@@ -51,6 +52,8 @@ def norm_matching_alpha(products: Products) -> float:
         The solution in [0, 1]; the larger of two; if there is none, where the squared norms differ least.
     """
     _, ha, hb, aa, _, bb = products
+    if bb == 0:
+        return 1.0  # nothing to scale
     wanted = 2 * ha + aa  # ‖H + A‖² - ‖H‖²
     candidates = [0.0, 1.0, -hb / bb]
     if (root := hb**2 + bb * wanted) >= 0:
@@ -64,4 +67,4 @@ def reconstructing_alpha(products: Products) -> float:
 
     .. math:: \arg\min_\alpha \lVert A - \alpha B \rVert_F = \langle A, B \rangle / \lVert B \rVert_F^2
     """
-    return min(max(products.AB / products.BB, 0.0), 1.0)
+    return min(max(products.AB / products.BB, 0.0), 1.0) if products.BB else 1.0

@@ -11,7 +11,15 @@ from . import colours
 from .corpora import TITLES
 from .models import display_name, slug
 from .results import Cells
-from .similarity_study import RANDOM, TRAINED, bound_frame, contraction_frame, head_frame, layer_frame
+from .similarity_study import (
+    RANDOM,
+    TRAINED,
+    bound_frame,
+    contraction_frame,
+    growth_frame,
+    head_frame,
+    layer_frame,
+)
 
 COLOURS = {TRAINED: colours.METHOD["dense"], RANDOM: colours.RANDOM}
 LABELS = {TRAINED: "trained", RANDOM: "random weights"}
@@ -24,7 +32,7 @@ def all_figures(cells: Cells) -> Iterator[tuple[str, Figure]]:
         yield f"similarity_by_layer_{slug(model)}", similarity_by_layer(layers, model)
         yield f"block_influence_{slug(model)}", block_influence_by_layer(layers, model)
         yield f"attention_entropy_{slug(model)}", attention_entropy(heads, model)
-        yield f"consensus_{slug(model)}", consensus(layers, factors, bounds, model)
+        yield f"consensus_{slug(model)}", consensus(layers, heads, factors, bounds, model)
         yield f"value_gap_{slug(model)}", value_gap(layers, model)
 
 
@@ -52,7 +60,9 @@ def block_influence_by_layer(layers: pd.DataFrame, model: str) -> Figure:
     for axis, corpus in axes.items():
         for method in (TRAINED, RANDOM):
             part = _part(layers, model, corpus, method, "block influence")
-            _line(axis, part, COLOURS[method], "-", LABELS[method], marker="o")
+            _line(axis, part, COLOURS[method], "-", f"{LABELS[method]}, whole layer")
+            part = _part(layers, model, corpus, method, "attention influence")
+            _line(axis, part, COLOURS[method], ":", f"{LABELS[method]}, attention alone")
         axis.set(yscale="log", xlabel="layer index")
     next(iter(axes)).set_ylabel("BI = 1 − cosine of a layer's\ninput and output (log scale)")
     _legend(figure, axes)
@@ -61,7 +71,7 @@ def block_influence_by_layer(layers: pd.DataFrame, model: str) -> Figure:
 
 
 def attention_entropy(heads: pd.DataFrame, model: str) -> Figure:
-    """Relative entropy of every head against Sim of its normalised input, one point a head, coloured by layer."""
+    """Normalised entropy of every head against Sim of its normalised input, one point a head, coloured by layer."""
     heads = heads[heads["model"] == model]
     means = (
         heads.groupby(["method", "corpus", "layer", "head"], sort=False)[["similarity", "entropy"]].mean().reset_index()
@@ -83,7 +93,7 @@ def attention_entropy(heads: pd.DataFrame, model: str) -> Figure:
         points = axis.scatter(own["similarity"], own["entropy"], s=18, c=own["layer"], cmap="viridis", label="trained")
         axis.axhline(1, color="black", linewidth=0.8)
         axis.set(title=TITLES[corpus], xlabel="Sim of the normalised input of the layer's heads", ylim=(-0.03, 1.05))
-    axes[0, 0].set_ylabel("attention entropy relative to uniform")
+    axes[0, 0].set_ylabel("normalised entropy of attention")
     axes[0, 0].legend(loc="lower left", handlelength=1)
     bar = figure.colorbar(points, ax=axes[0, -1], label="layer index (trained)")
     bar.locator = MaxNLocator(6, integer=True)
@@ -92,63 +102,67 @@ def attention_entropy(heads: pd.DataFrame, model: str) -> Figure:
     return figure
 
 
-def consensus(layers: pd.DataFrame, factors: pd.DataFrame, bounds: pd.DataFrame, model: str) -> Figure:
-    """d_M through the layers; how far each head's attention may spread tokens; Lemma 2's v and what is measured."""
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12.5, 4.1))
+def consensus(
+    layers: pd.DataFrame, heads: pd.DataFrame, factors: pd.DataFrame, bounds: pd.DataFrame, model: str
+) -> Figure:
+    """d_M through the layers, what attention can do to it and does, what a layer does, and Lemma 2's v."""
+    figure, ((relative, attention), (growth, bound)) = plt.subplots(2, 2, figsize=(10.5, 7.4), sharex=True)
     corpus = layers["corpus"].iloc[0]
-    grey = COLOURS[TRAINED]
-    for quantity, base, style, name in (
-        ("distance", "norm", "-", "all tokens"),
-        ("distance without first", "norm without first", ":", "without the first token"),
+    grown = growth_frame(layers).rename(columns={"growth": "value"}).assign(quantity="growth")
+    for method in (TRAINED, RANDOM):
+        for rest, style, name in (("", "-", "all tokens"), (" without first", ":", "without the first token")):
+            distance, norm = (_part(layers, model, corpus, method, q + rest) for q in ("distance", "norm"))
+            part = distance.assign(value=distance["value"] / norm["value"].to_numpy())
+            _line(relative, part, COLOURS[method], style, f"{LABELS[method]}, {name}")
+        part = _part(grown, model, corpus, method, "growth")
+        _line(growth, part, COLOURS[method], ":", f"{LABELS[method]}, without the first token")
+    relative.set(ylabel="$d_M(H)$ / ‖H‖", ylim=(0, 1.05), title="Distance to identical rows")
+    growth.axhline(1, color="black", linewidth=0.8)
+    growth.set(xlabel="layer index", title="What a whole layer does", yscale="log")
+    growth.set_ylabel("$d_M$ after / $d_M$ before (log scale)")
+
+    for frame, column, colour, marker, label in (
+        (factors, "factor", colours.FIRST, "x", "√λ: at most, over all H"),
+        (heads[heads["method"] == TRAINED], "contraction", COLOURS[TRAINED], "o", "measured on its values"),
     ):
-        for method in (TRAINED, RANDOM):
-            distance, norm = (_part(layers, model, corpus, method, q) for q in (quantity, base))
-            _line(
-                left,
-                distance.assign(value=distance["value"] / norm["value"].to_numpy()),
-                COLOURS[method],
-                style,
-                f"{LABELS[method]}, {name}",
-            )
-    left.set(xlabel="layer index", ylabel="$d_M(H)$ / ‖H‖", ylim=(0, 1.05), title="Distance to identical rows")
-    left.legend(fontsize="x-small")
-    own = factors[(factors["model"] == model) & (factors["corpus"] == corpus)]
-    means = own.groupby(["layer", "head"])["factor"].mean().reset_index()
-    middle.scatter(means["layer"], means["factor"], s=10, color=grey, label="one head")
-    middle.axhline(1, color="black", linewidth=0.8)
-    middle.set(xlabel="layer index", ylabel="√λ, largest $d_M(ÂH)$ / $d_M(H)$", title="What attention can do to it")
-    middle.legend(fontsize="x-small")
+        own = frame[(frame["model"] == model) & (frame["corpus"] == corpus)]
+        means = own.groupby(["layer", "head"])[column].mean().reset_index()
+        attention.scatter(means["layer"], means[column], s=12, color=colour, marker=marker, linewidth=0.8, label=label)
+    attention.axhline(1, color="black", linewidth=0.8)
+    attention.set(ylabel="$d_M(ÂV)$ / $d_M(V)$, one point a head", ylim=(0, None), title="What attention does")
+
     own = bounds[bounds["model"] == model]
-    right.plot(own["layer"], own["v"], color=colours.FULL, marker=".", label="bound v of Lemma 2")
-    right.plot(own["layer"], own["growth"], color=grey, marker=".", label="measured, one text")
-    right.axhline(1, color="black", linewidth=0.8)
-    right.set(
-        yscale="log",
-        xlabel="layer index",
-        ylabel="$d_M$ after / $d_M$ before (log scale)",
-        title="What a whole layer does",
-    )
-    right.legend(fontsize="x-small")
-    for axis in (left, middle, right):
+    bound.plot(own["layer"], own["v"], color=colours.FIRST, marker=".", label="v as printed")
+    bound.axhline(1, color="black", linewidth=0.8)
+    bound.set(yscale="log", xlabel="layer index", ylabel="v (log scale)", title="Lemma 2's v, evaluated")
+    for axis in (relative, attention, growth, bound):
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axis.legend(fontsize="x-small")
     figure.suptitle(f"{display_name(model)}, {TITLES[corpus]}: do layers bring tokens together?", x=0.01, ha="left")
     return figure
 
 
 def value_gap(layers: pd.DataFrame, model: str) -> Figure:
-    """How far ÂV is from V, and how far V is from identical rows, relative to ‖V‖."""
-    figure, axes = _panels(layers, model)
-    for axis, corpus in axes.items():
+    """How far ÂV is from V, and what the layer's residual stream loses with queries and keys."""
+    corpora = list(layers.loc[layers["model"] == model, "corpus"].unique())
+    figure, axes = plt.subplots(2, len(corpora), figsize=(4.6 * len(corpora) + 1, 6.6), sharey="row", squeeze=False)
+    for (above, below), corpus in zip(axes.T, corpora, strict=True):
         for method in (TRAINED, RANDOM):
-            for quantity, style, name in (
-                ("value gap", "-", "‖ÂV − V‖ / ‖V‖"),
-                ("value distance", ":", "$d_M(V)$ / ‖V‖"),
+            for axis, quantity, style, name in (
+                (above, "value gap", "-", "‖ÂV − V‖ / ‖V‖"),
+                (above, "value distance", ":", "$d_M(V)$ / ‖V‖"),
+                (below, "branch gap", "-", "‖A − B‖ / ‖H‖"),
             ):
                 part = _part(layers, model, corpus, method, quantity)
                 _line(axis, part, COLOURS[method], style, f"{LABELS[method]}, {name}")
-        axis.set(ylim=(0, None), xlabel="layer index")
-    next(iter(axes)).set_ylabel("relative to the norm of the values")
-    _legend(figure, axes)
+        above.set(title=TITLES[corpus], ylim=(0, None))
+        below.set(yscale="log", xlabel="layer index")
+        for axis in (above, below):
+            axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes[0, 0].set_ylabel("values, relative to their norm")
+    axes[1, 0].set_ylabel("attention branch, relative to\nthe residual stream (log scale)")
+    for axis in axes[:, 0]:
+        axis.legend(fontsize="x-small")
     figure.suptitle(f"{display_name(model)}: what does a layer lose with its queries and keys?", x=0.01, ha="left")
     return figure
 

@@ -1,6 +1,7 @@
 """The experiment of notebook 01: similarity, consensus and attention in every layer of a real model."""
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from .theory import (
     block_influence,
     contraction_factors,
     distance_to_consensus,
+    distances_to_consensus,
     largest_eigenvalue,
     largest_singular_value,
     similarity,
@@ -31,7 +33,8 @@ TRAINED, RANDOM = "trained", "random"  # in the place of a method: the model its
 
 def random_twin(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     """A model of the same architecture with freshly initialised weights, as training begins."""
-    with torch.random.fork_rng(), torch.device(model.device):
+    device = model.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.device(device):
         torch.manual_seed(seed)
         twin = AutoModelForCausalLM.from_config(copy.deepcopy(model.config), dtype=model.dtype)
     return twin.eval()
@@ -47,11 +50,7 @@ def study_similarity(
 ) -> None:
     """All cells of one model: observations of it and of its random twin, the block bound, a repeated token."""
     base = {"model": name, "digest": model_digest(model), "dtype": str(model.dtype)}
-    twins: dict[int, PreTrainedModel] = {}
-
-    def twin() -> PreTrainedModel:
-        return twins.setdefault(seed, random_twin(model, seed))
-
+    twin = functools.cache(lambda: random_twin(model, seed))
     jobs: list[tuple[str, str, dict[str, Any], Callable[[], dict[str, Any]]]] = []
     for corpus, part in texts.items():
         few = part.ids[: settings["eigen_documents"]]
@@ -73,27 +72,32 @@ def observe(model: PreTrainedModel, texts: list[torch.Tensor]) -> dict[str, Any]
     found: list[dict[str, list[Any]]] = []
 
     def visit(view: LayerView) -> None:
-        states = view.value_states.double()
-        gap = view.attention.double() @ states - states
+        states = view.value_states.double()  # (1, H, N, Dh)
+        averaged = view.attention.double() @ states
+        lost = (view.branch - view.value_only_branch)[:, 1:].double().norm()
         layer = {
             "similarity": similarity(view.entering),
             "similarity without first": similarity(view.entering[:, 1:]),
             "projected similarity": similarity(view.projected),
-            "projected similarity without first": similarity(view.projected[:, 1:]),
             "distance": distance_to_consensus(view.entering),
             "distance without first": distance_to_consensus(view.entering[:, 1:]),
             "norm": view.entering.double().norm().item(),
             "norm without first": view.entering[:, 1:].double().norm().item(),
             "block influence": block_influence(view.entering, view.leaving),
+            "attention influence": block_influence(view.entering, view.entering + view.branch),
             "entropy": attention_entropies(view.attention, view.visible)[0].tolist(),
+            "value contraction": (distances_to_consensus(averaged) / distances_to_consensus(states))[0].tolist(),
             "value distance": ((states - states.mean(-2, keepdim=True)).norm() / states.norm()).item(),
-            "value gap": (gap.norm() / states.norm()).item(),
+            "value gap": ((averaged - states).norm() / states.norm()).item(),
+            "branch gap": (lost / view.entering[:, 1:].double().norm()).item(),
         }
         for quantity, value in layer.items():
             found[-1].setdefault(quantity, []).append(value)
         if view.layer == len(decoder_layers(model)) - 1:  # the stream that leaves the top
-            found[-1]["similarity"].append(similarity(view.leaving))
-            found[-1]["similarity without first"].append(similarity(view.leaving[:, 1:]))
+            for name, H in (("", view.leaving), (" without first", view.leaving[:, 1:])):
+                found[-1][f"similarity{name}"].append(similarity(H))
+                found[-1][f"distance{name}"].append(distance_to_consensus(H))
+                found[-1][f"norm{name}"].append(H.double().norm().item())
 
     for ids in texts:
         found.append({})
@@ -111,12 +115,12 @@ def contraction(model: PreTrainedModel, texts: list[torch.Tensor]) -> dict[str, 
 
 
 def bound_blocks(model: PreTrainedModel, ids: torch.Tensor) -> dict[str, Any]:
-    """Lemma 2 in each layer, read as kindly as it can be: its own s, λ and β; beside it what d_M really does.
+    """Lemma 2 in each layer, read as kindly as it can be: with its own s, λ and β.
 
     β is the smallest root mean square of a token before the layer's two RMS norms, which is what takes the place of
     the standard deviation there.
     """
-    rows: dict[str, list[float]] = {key: [] for key in ("v", "s", "largest λ", "beta 1", "beta 2", "growth")}
+    rows: dict[str, list[float]] = {key: [] for key in ("v", "s", "largest λ", "beta 1", "beta 2")}
 
     def visit(view: LayerView) -> None:
         layer = decoder_layers(model)[view.layer]
@@ -129,7 +133,6 @@ def bound_blocks(model: PreTrainedModel, ids: torch.Tensor) -> dict[str, Any]:
         rows["largest λ"].append(largest)
         rows["beta 1"].append(betas[0])
         rows["beta 2"].append(betas[1])
-        rows["growth"].append(distance_to_consensus(view.leaving) / distance_to_consensus(view.entering))
 
     observe_layers(model, ids, visit)
     return rows
@@ -179,24 +182,37 @@ def layer_frame(cells: Cells) -> pd.DataFrame:
     return pd.DataFrame(
         (model, method, task, quantity, document, layer, value)
         for (model, method, task), cell in cells.items()
-        if "entropy" in cell["result"] and "block influence" in cell["result"]
+        if "block influence" in cell["result"]
         for quantity, documents in cell["result"].items()
-        if quantity != "entropy"
+        if quantity not in ("entropy", "value contraction")
         for document, layers in enumerate(documents)
         for layer, value in enumerate(layers)
     ).set_axis(["model", "method", "corpus", "quantity", "document", "layer", "value"], axis=1)
 
 
 def head_frame(cells: Cells) -> pd.DataFrame:
-    """Every head: model, method, corpus, document, layer, head, entropy, similarity of what it is projected from."""
+    """Every head: model, method, corpus, document, layer, head, entropy, contraction, similarity of its input.
+
+    ``contraction`` is d_M(ÂV) / d_M(V), and the similarity that of the normalised input.
+    """
+    columns = ["model", "method", "corpus", "document", "layer", "head", "entropy", "contraction", "similarity"]
     return pd.DataFrame(
-        (model, method, task, document, layer, head, entropy, similarities[layer])
-        for (model, method, task), cell in cells.items()
-        if "block influence" in cell["result"]
-        for document, similarities in enumerate(cell["result"]["projected similarity"])
-        for layer, heads in enumerate(cell["result"]["entropy"][document])
-        for head, entropy in enumerate(heads)
-    ).set_axis(["model", "method", "corpus", "document", "layer", "head", "entropy", "similarity"], axis=1)
+        (model, method, task, document, layer, head, entropy, result["value contraction"][document][layer][head], sim)
+        for (model, method, task), result in ((key, cell["result"]) for key, cell in cells.items())
+        if "block influence" in result
+        for document, similarities in enumerate(result["projected similarity"])
+        for layer, sim in enumerate(similarities)
+        for head, entropy in enumerate(result["entropy"][document][layer])
+    ).set_axis(columns, axis=1)
+
+
+def growth_frame(layers: pd.DataFrame) -> pd.DataFrame:
+    """What each layer does to d_M of all tokens but the first: model, method, corpus, document, layer, growth."""
+    keys = ["model", "method", "corpus", "document"]
+    rows = layers[layers["quantity"] == "distance without first"].sort_values([*keys, "layer"])
+    growth = rows["value"] / rows.groupby(keys)["value"].shift()
+    rows = rows.assign(growth=growth, layer=rows["layer"] - 1)
+    return rows.dropna(subset="growth")[[*keys, "layer", "growth"]]
 
 
 def contraction_frame(cells: Cells) -> pd.DataFrame:
@@ -212,7 +228,7 @@ def contraction_frame(cells: Cells) -> pd.DataFrame:
 
 
 def bound_frame(cells: Cells) -> pd.DataFrame:
-    """Lemma 2 in each layer: model, layer, v, s, largest λ, both β, and the growth of d_M that was measured."""
+    """Lemma 2 in each layer: model, layer, v, s, largest λ, both β."""
     parts = [
         pd.DataFrame(cell["result"]).rename_axis("layer").reset_index().assign(model=model)
         for (model, _, task), cell in cells.items()

@@ -51,7 +51,7 @@ def nearly_parallel_rows(spread: float, equal_lengths: bool, generator: torch.Ge
 
 
 def uniformity_sweep(draws: int, seed: int) -> pd.DataFrame:
-    """Relative entropy of random heads while Sim(H) → 1: lengths, positions, draw, spread, similarity, entropy."""
+    """Normalised entropy of random heads while Sim(H) → 1: lengths, positions, draw, spread, similarity, entropy."""
     visible, rows = theory.visible_positions(TOKENS), []
     for draw in range(draws):
         W_Q, W_K = 2 * torch.randn(2, WIDTH, WIDTH, generator=_seeded(seed, draw)) / math.sqrt(WIDTH)

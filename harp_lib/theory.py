@@ -5,11 +5,10 @@ number of leading dimensions (texts, heads), and refuse what has no answer. A na
 each matrix; its singular returns their mean as a float.
 """
 
-from typing import Any
-
 import torch
+from numpy.typing import ArrayLike
 
-Matrix = torch.Tensor | Any  # whatever torch.as_tensor takes
+Matrix = torch.Tensor | ArrayLike
 
 
 def similarities(H: Matrix) -> torch.Tensor:
@@ -38,7 +37,7 @@ def similarities(H: Matrix) -> torch.Tensor:
     tokens = H.shape[-2]
     if tokens < 2:
         raise ValueError("similarity compares pairs of tokens, H has one row")
-    return (_directions(H).sum(-2).square().sum(-1) - tokens) / (tokens * (tokens - 1))
+    return ((_directions(H).sum(-2).square().sum(-1) - tokens) / (tokens * (tokens - 1))).clamp_max(1)
 
 
 def similarity(H: Matrix) -> float:
@@ -78,7 +77,7 @@ def distances_to_consensus(H: Matrix) -> torch.Tensor:
         In the unit of H: unlike the similarity, it grows with the length of the rows.
     """
     H = _rows(H)
-    return (H - consensus(H)).norm(dim=(-2, -1))
+    return _norms(H - consensus(H))
 
 
 def distance_to_consensus(H: Matrix) -> float:
@@ -183,10 +182,10 @@ def norm_ratios(A: Matrix, H: Matrix) -> torch.Tensor:
     A, H = _attention(A), _rows(H)
     if A.shape[-1] != H.shape[-2]:
         raise ValueError(f"A is over {A.shape[-1]} tokens, H has {H.shape[-2]}")
-    norms = H.norm(dim=(-2, -1))
+    norms = _norms(H)
     if not norms.all():
         raise ValueError("H is zero: the norm has no ratio to it")
-    return (A @ H).norm(dim=(-2, -1)) / norms
+    return _norms(A @ H) / norms
 
 
 def norm_ratio(A: Matrix, H: Matrix) -> float:
@@ -217,11 +216,11 @@ def preserves_norm(A: Matrix) -> bool:
 
 def visible_positions(tokens: int, window: int | None = None) -> torch.Tensor:
     """How many positions each token attends to under a causal mask (N,), with a sliding window or without."""
-    return torch.arange(1, tokens + 1).clamp_max(window or tokens)
+    return torch.arange(1, tokens + 1).clamp_max(tokens if window is None else window)
 
 
 def attention_entropies(A: Matrix, visible: Matrix) -> torch.Tensor:
-    r"""Entropy of the attention relative to uniform attention over what is visible, averaged over queries.
+    r"""Normalised entropy: of the attention, relative to uniform over what is visible, averaged over queries.
 
     .. math:: \frac{1}{|Q|} \sum_{i \in Q} \frac{-\sum_j a_{ij} \log a_{ij}}{\log n_i}, \qquad Q = \{i : n_i > 1\}
 
@@ -273,6 +272,8 @@ def block_influence(before: Matrix, after: Matrix) -> float:
 
 def _finite(values: Matrix, name: str) -> torch.Tensor:
     values = torch.as_tensor(values).detach()
+    if values.is_complex():
+        raise ValueError(f"{name} has to be real, got {values.dtype}")
     if values.device.type == "mps":  # has no float64
         values = values.cpu()
     values = values.double()
@@ -289,10 +290,15 @@ def _rows(H: Matrix) -> torch.Tensor:
 
 
 def _directions(H: torch.Tensor) -> torch.Tensor:
-    lengths = H.norm(dim=-1, keepdim=True)
-    if not lengths.all():
-        raise ValueError(f"row {(lengths[..., 0] == 0).nonzero()[0].tolist()} of H is zero and has no direction")
-    return H / lengths
+    largest = H.abs().amax(-1, keepdim=True)  # taken out first: squares may overflow, or vanish
+    if not largest.all():
+        raise ValueError(f"row {(largest[..., 0] == 0).nonzero()[0].tolist()} of H is zero and has no direction")
+    return torch.nn.functional.normalize(H / largest, dim=-1, eps=0.0)
+
+
+def _norms(H: torch.Tensor) -> torch.Tensor:
+    largest = H.abs().amax((-2, -1), keepdim=True).clamp_min(torch.finfo(H.dtype).tiny)
+    return (H / largest).norm(dim=(-2, -1)) * largest[..., 0, 0]
 
 
 def _attention(A: Matrix) -> torch.Tensor:

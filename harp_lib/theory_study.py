@@ -7,7 +7,7 @@ import pandas as pd
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .corpora import Corpus, excerpt, load_corpus, rolling_windows
+from .corpora import Corpus, excerpt, load_corpus
 from .counterexamples import counterexample_table
 from .inequalities import check_on_draws, count_one_hot
 from .results import Cells, ResultStore
@@ -38,14 +38,18 @@ class Texts:
 
 
 def load_texts(profile: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Texts]:
-    """The texts of the profile's theory section, by corpus: each document's first window of tokens."""
+    """The texts of the profile's theory section, by corpus: a beginning-of-text token and what follows it.
+
+    There is exactly one such token, also where the tokenizer would add another of its own.
+    """
     settings, texts = profile["theory"], {}
+    first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     for name in profile["corpora"]:
         corpus = excerpt(
             load_corpus(name, SPLIT, profile["datasets"]), tokenizer, settings["documents"], settings["tokens"]
         )
-        windows = [rolling_windows(tokenizer, [text], settings["tokens"])[0].ids for text in corpus.texts]
-        texts[name] = Texts(corpus, [ids[None] for ids in windows])
+        ids = [tokenizer(text, add_special_tokens=False, verbose=False).input_ids for text in corpus.texts]
+        texts[name] = Texts(corpus, [torch.tensor([[first, *text[: settings["tokens"]]]]) for text in ids])
     return texts
 
 

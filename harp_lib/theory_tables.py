@@ -1,18 +1,21 @@
 """Tables of notebooks 01 and 02."""
 
+import contextlib
 from collections.abc import Iterator
 
 import pandas as pd
 
+from . import paths
 from .accounting import overtaking_length, paper_configs
+from .claims import percent
 from .corpora import TITLES
 from .models import display_name
+from .norm_claims import norm_claims
 from .norm_study import PLANS, plan_frame, stream_frame
-from .results import Cells
+from .results import Cells, read_results
+from .similarity_claims import similarity_claims
 from .similarity_study import RANDOM, TRAINED, head_frame, layer_frame
 from .statistics import mean_interval, paired_change, perplexity_estimate
-from .tables import interval
-from .theory_claims import norm_claims, similarity_claims
 from .theory_study import theory_frame
 from .theory_verdict import statement_table
 
@@ -51,6 +54,13 @@ def full_verdict(theory: Cells, similarity: Cells, norms: Cells) -> pd.DataFrame
     return pd.concat([statement_table(theory), *claims, norm_claims(norms)], ignore_index=True)
 
 
+def own_results(profile: str, experiment: str) -> Cells:
+    """Cells of the last finished run of this checkout, none if there was none."""
+    with contextlib.suppress(FileNotFoundError):
+        return read_results(profile, experiment, (paths.RESULTS,))
+    return {}
+
+
 def checks(draws: pd.DataFrame) -> pd.DataFrame:
     """Every inequality and identity on random draws."""
     return pd.DataFrame(
@@ -58,7 +68,12 @@ def checks(draws: pd.DataFrame) -> pd.DataFrame:
             "inequality or identity": draws["check"],
             "random draws": [f"{number:,}" for number in draws["draws"]],
             "violations": [f"{number:,}" for number in draws["violations"]],
-            "largest quotient of the sides": [f"{x:.3f}" if x > 1e-3 else f"1 ± {x:.0e}" for x in draws["largest"]],
+            "largest quotient of the sides": [
+                f"{row.largest:.3f}" if row.kind == "inequality" else "" for row in draws.itertuples()
+            ],
+            "largest difference": [
+                f"{row.largest:.0e}" if row.kind == "identity" else "" for row in draws.itertuples()
+            ],
         }
     )
 
@@ -80,18 +95,22 @@ def similarity_layers(cells: Cells) -> pd.DataFrame:
         (TRAINED, "similarity without first"): "Sim without first token",
         (RANDOM, "similarity"): "Sim, random weights",
         (TRAINED, "block influence"): "BI",
-        (TRAINED, "entropy"): "relative entropy, mean of heads",
+        (TRAINED, "attention influence"): "BI of the attention alone",
+        (TRAINED, "entropy"): "normalised entropy, mean of heads",
         (TRAINED, "value gap"): "‖ÂV − V‖/‖V‖",
+        (TRAINED, "branch gap"): "‖A − B‖/‖H‖",
     }
     rows = []
     for (model, corpus), part in both.groupby(["model", "corpus"], sort=False):
         by = part.groupby(["method", "quantity", "layer"])["value"]
         mean, error, documents = by.mean(), by.sem(), part["document"].nunique()
-        for layer in range(int(layers.loc[layers["model"] == model, "layer"].max())):
-            row = {"model": display_name(model), "text": TITLES[corpus], "layer": layer}
+        top = int(layers.loc[layers["model"] == model, "layer"].max())
+        for layer in range(top + 1):
+            row = {"model": display_name(model), "text": TITLES[corpus], "layer": layer if layer < top else "output"}
             for (method, quantity), title in columns.items():
                 key = (method, quantity, layer)
-                row[title] = f"{mean[key]:.3f}" + (f" ± {error[key]:.3f}" if documents > 1 else "")
+                spread = f" ± {error[key]:.3f}" if key in mean and documents > 1 else ""
+                row[title] = f"{mean[key]:.3f}{spread}" if key in mean else ""
             rows.append(row | {"documents": documents})
     return pd.DataFrame(rows)
 
@@ -115,9 +134,9 @@ def rescaling(cells: Cells) -> pd.DataFrame:
                     "model": display_name(model),
                     "plan": label,
                     "α from the top layer down": " ".join(f"{alpha:.2f}" for alpha in alphas["alpha"]),
-                    "‖H‖ at the top, against dense": "" if plan == "dense" else interval(*norm),
-                    "perplexity": f"{value:.2f} ± {error:.2f}",
-                    "against searched α": "" if plan == "searched" else interval(*change),
+                    "‖H‖ at the top, against dense": "" if plan == "dense" else percent(norm),
+                    "perplexity": f"{value:.2f}" + (f" ± {error:.2f}" if len(result["nll"]) > 1 else ""),
+                    "against searched α": "" if plan == "searched" else percent(change),
                     "text": TITLES[result["corpus"]],
                     "documents": len(result["nll"]),
                     "tokens": sum(result["tokens"]),
