@@ -129,7 +129,8 @@ def consensus(
         means = own.groupby(["layer", "head"])[column].mean().reset_index()
         attention.scatter(means["layer"], means[column], s=12, color=colour, marker=marker, linewidth=0.8, label=label)
     attention.axhline(1, color="black", linewidth=0.8)
-    attention.set(ylabel="$d_M(ÂV)$ / $d_M(V)$, one point a head", ylim=(0, None), title="What attention does")
+    attention.set(ylabel="$d_M(ÂV)$ / $d_M(V)$, one point a head", title="What attention does")
+    attention.set_ylim(0, 1.25 * attention.get_ylim()[1])  # room for the legend
 
     own = bounds[bounds["model"] == model]
     bound.plot(own["layer"], own["v"], color=colours.FIRST, marker=".", label="v as printed")

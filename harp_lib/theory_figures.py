@@ -59,8 +59,8 @@ def norm_change(sweep: pd.DataFrame) -> Figure:
             axis.fill_between(x, ratio.quantile(0.05), ratio.quantile(0.95), color=colour, alpha=0.2, linewidth=0)
         axis.axhline(1, color="black", linewidth=0.8, label="permutations, whatever H is")
         axis.axhline(TOKENS**-0.5, color="black", linewidth=0.8, linestyle=":", label=f"1/√N, N = {TOKENS}")
-        axis.set(xlabel="normalised entropy of attention", title=f"rows of H: {kind}", ylim=(0, None))
-    axes[0].set_ylabel("‖ÂH‖ / ‖H‖")
+        axis.set(xlabel="normalised entropy of attention", title=f"rows of H: {kind}")
+    axes[0].set(ylabel="‖ÂH‖ / ‖H‖", ylim=(0, None))
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     draws = sweep["draw"].nunique()
     title = f"What averaging does to the norm, from one-hot rows to uniform ones: mean and 90 % of {draws} draws"
