@@ -3,7 +3,8 @@
 import itertools
 import math
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import pandas as pd
@@ -25,7 +26,17 @@ from .theory import (
 SILU_SLOPE, GELU_SLOPE = 1.0998393, 1.1289042  # their largest, at x = 2.3994 and x = √2
 
 
-class Draw(NamedTuple):
+class Block(NamedTuple):
+    """The block of Lemma 2's proof, run once: two heads, ReLU, a normalisation without gain after each sum."""
+
+    before: float  # d_M
+    after: float
+    v: float
+    no_larger: float  # (1 + √λ h s) / (1 + h s)
+
+
+@dataclass(frozen=True)
+class Draw:
     """Random material for one check of every inequality."""
 
     H: Tensor  # (N, d)
@@ -33,6 +44,16 @@ class Draw(NamedTuple):
     W: Tensor  # (d, d')
     A: Tensor  # (N, N), row-stochastic
     a: tuple[float, float]
+
+    @cached_property
+    def distance(self) -> float:
+        """d_M(H)."""
+        return distance_to_consensus(self.H)
+
+    @cached_property
+    def block(self) -> Block:
+        """Lemma 2's block of these matrices; where a row cannot be normalised, one that says nothing."""
+        return _post_norm_block(self) or Block(before=1.0, after=0.0, v=1.0, no_larger=0.0)
 
 
 def draw_matrices(generator: torch.Generator) -> Draw:
@@ -53,15 +74,6 @@ def _as_printed(A: Tensor) -> float:
     """√λ_max with the paper's e, the vector of ones."""
     centred = torch.eye(len(A), dtype=A.dtype) - 1.0
     return math.sqrt(max(0.0, torch.linalg.eigvalsh(A.mT @ centred @ A)[-1].item()))
-
-
-class Block(NamedTuple):
-    """The block of Lemma 2's proof, run once: two heads, ReLU, a normalisation without gain after each sum."""
-
-    before: float  # d_M
-    after: float
-    v: float
-    no_larger: float  # (1 + √λ h s) / (1 + h s)
 
 
 def _post_norm_block(draw: Draw) -> Block | None:
@@ -99,46 +111,46 @@ def _softmax_deficit(draw: Draw) -> tuple[float, float]:
 
 def _lemma_3(draw: Draw) -> tuple[float, float]:
     shortest = draw.H.norm(dim=1).min().item()
-    return 1 - similarity(draw.H), distance_to_consensus(draw.H) ** 2 / ((len(draw.H) - 1) * shortest**2)
+    return 1 - similarity(draw.H), draw.distance**2 / ((len(draw.H) - 1) * shortest**2)
 
 
 def _value_only(draw: Draw) -> tuple[float, float]:
     gap = draw.A - torch.eye(len(draw.A), dtype=draw.A.dtype)
-    return (gap @ draw.H).norm().item(), torch.linalg.matrix_norm(gap, 2).item() * distance_to_consensus(draw.H)
+    return (gap @ draw.H).norm().item(), torch.linalg.matrix_norm(gap, 2).item() * draw.distance
 
 
 # Each returns the smaller and the larger side of an inequality, by name.
 INEQUALITIES: dict[str, Callable[[Draw], tuple[float, float]]] = {
     "d(HW) ≤ s d(H)": lambda x: (
         distance_to_consensus(x.H @ x.W),
-        torch.linalg.matrix_norm(x.W, 2).item() * distance_to_consensus(x.H),
+        torch.linalg.matrix_norm(x.W, 2).item() * x.distance,
     ),
-    "d(ReLU(H)) ≤ d(H)": lambda x: (distance_to_consensus(x.H.relu()), distance_to_consensus(x.H)),
-    "d(SiLU(H)) ≤ d(H)": lambda x: (distance_to_consensus(silu(x.H)), distance_to_consensus(x.H)),
+    "d(ReLU(H)) ≤ d(H)": lambda x: (distance_to_consensus(x.H.relu()), x.distance),
+    "d(SiLU(H)) ≤ d(H)": lambda x: (distance_to_consensus(silu(x.H)), x.distance),
     "d(SiLU(H)) ≤ 1.1 d(H)": lambda x: (
         distance_to_consensus(silu(x.H)),
-        SILU_SLOPE * distance_to_consensus(x.H),
+        SILU_SLOPE * x.distance,
     ),
     "d(GELU(H)) ≤ 1.13 d(H)": lambda x: (
         distance_to_consensus(gelu(x.H)),
-        GELU_SLOPE * distance_to_consensus(x.H),
+        GELU_SLOPE * x.distance,
     ),
     "d(a₁H + a₂B) ≤ a₁d(H) + a₂d(B)": lambda x: (
         distance_to_consensus(x.a[0] * x.H + x.a[1] * x.B),
-        x.a[0] * distance_to_consensus(x.H) + x.a[1] * distance_to_consensus(x.B),
+        x.a[0] * x.distance + x.a[1] * distance_to_consensus(x.B),
     ),
     "d(ÂH) ≤ √λ d(H), e = 1": lambda x: (
         distance_to_consensus(x.A @ x.H),
-        _as_printed(x.A) * distance_to_consensus(x.H),
+        _as_printed(x.A) * x.distance,
     ),
     "d(ÂH) ≤ √λ d(H), e = 1/√N": lambda x: (
         distance_to_consensus(x.A @ x.H),
-        contraction_factors(x.A).item() * distance_to_consensus(x.H),
+        contraction_factors(x.A).item() * x.distance,
     ),
     "λ ≤ N/2": lambda x: (contraction_factors(x.A).item() ** 2, len(x.A) / 2),
-    "d(ÂH) ≤ d(H)": lambda x: (distance_to_consensus(x.A @ x.H), distance_to_consensus(x.H)),
-    "d(block(H)) ≤ v d(H)": lambda x: (b.after, b.v * b.before) if (b := _post_norm_block(x)) else (0.0, 1.0),
-    "(1 + √λ h s) / (1 + h s) ≤ v": lambda x: (b.no_larger, b.v) if (b := _post_norm_block(x)) else (0.0, 1.0),
+    "d(ÂH) ≤ d(H)": lambda x: (distance_to_consensus(x.A @ x.H), x.distance),
+    "d(block(H)) ≤ v d(H)": lambda x: (x.block.after, x.block.v * x.block.before),
+    "(1 + √λ h s) / (1 + h s) ≤ v": lambda x: (x.block.no_larger, x.block.v),
     "1 − Sim(H) ≤ d(H)² / ((N−1) min‖h‖²)": _lemma_3,
     "log n − entropy ≤ (range of logits)² / 8": _softmax_deficit,
     "‖ÂH − H‖ ≤ ‖Â − I‖ d(H)": _value_only,
@@ -153,7 +165,7 @@ INEQUALITIES: dict[str, Callable[[Draw], tuple[float, float]]] = {
 # Each returns two numbers that are the same, by name.
 IDENTITIES: dict[str, Callable[[Draw], tuple[float, float]]] = {
     "Sim(H) = mean cosine of all pairs": lambda x: (similarity(x.H), _mean_cosine(x.H)),
-    "d(H) = residual of the best common row": lambda x: (distance_to_consensus(x.H), _residual(x.H)),
+    "d(H) = residual of the best common row": lambda x: (x.distance, _residual(x.H)),
     "1 − Sim(H) = d(H)² / ((N−1) r²), rows of length r": lambda x: (
         1 - similarity(x.H),
         distance_to_consensus(x.H / x.H.norm(dim=1, keepdim=True)) ** 2 / (len(x.H) - 1),

@@ -148,7 +148,7 @@ def value_output_maps(layer: torch.nn.Module) -> list[torch.Tensor]:
     return list(left @ right.mT)
 
 
-def repeat_tokens(model: PreTrainedModel, ids: torch.Tensor, tokens: int = 4) -> dict[str, Any]:
+def repeat_tokens(model: PreTrainedModel, ids: torch.Tensor, tokens: int = 3) -> dict[str, Any]:
     """One token at every position: all rows stay equal in every layer. What do the heads do, and does it matter?
 
     The tokens are taken from the text, evenly spaced; every quantity is token → layer.
