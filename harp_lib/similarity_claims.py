@@ -63,7 +63,12 @@ def similarity_claims(cells: Cells) -> pd.DataFrame:
             rows += _layer_rows(on, part, twin)
             rows += _head_rows(on, attention)
             rows += _distance_rows(on, part, attention, grown)
-        rows += _bound_rows(model, factors[factors["model"] == model], bounds[bounds["model"] == model])
+        rows += _bound_rows(
+            model,
+            factors[factors["model"] == model],
+            bounds[bounds["model"] == model],
+            growth_frame(layers[(layers["model"] == model) & (layers["method"] == TRAINED)], "distance"),
+        )
         rows += _repeated_rows(model, cells[model, TRAINED, "repeated-tokens"]["result"])
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -154,15 +159,21 @@ def _distance_rows(on: str, own: pd.DataFrame, heads: pd.DataFrame, growth: pd.D
     return [*rows, ("Lemma 2, its use", SHRINKS, on, evidence, _share(shrinking, "of the layers"), "")]
 
 
-def _bound_rows(model: str, factors: pd.DataFrame, bounds: pd.DataFrame) -> list[Row]:
+def _bound_rows(model: str, factors: pd.DataFrame, bounds: pd.DataFrame, growth: pd.DataFrame) -> list[Row]:
     means = factors.groupby(["corpus", "layer", "head"])["factor"].mean()
     number = factors.groupby("corpus")["document"].nunique().sum()
     evidence = f"√λ below 1 in {(means < 1).sum()} of {len(means)} heads and corpora, median {means.median():.1f}"
     said = _share((means < 1).mean(), "of the heads")
     rows = [("Lemma 1, its use", ANY_TOKENS, f"{display_name(model)}, {number} documents", evidence, said, "")]
-    small = (bounds["v"] < 1).sum()
     evidence = f"v from {bounds['v'].min():.1e} to {bounds['v'].max():.1e}"
-    said = f"holds in {small} of {len(bounds)} layers" if small else "does not hold: v ≥ 1 in every layer"
+    said = "does not hold: v ≥ 1 in every layer"
+    if small := (bounds["v"] < 1).sum():
+        # The bound was computed on the first text of the first corpus; all its tokens count.
+        read = growth[(growth["corpus"] == growth["corpus"].iloc[0]) & (growth["document"] == 0)]
+        grown = (bounds.set_index("layer")["v"] < 1) & (read.set_index("layer")["growth"] >= 1)
+        evidence += f"; below 1 in {small} of {len(bounds)} layers, and in {grown.sum()} of these d_M grows"
+        said = f"does not hold: d_M grows in {grown.sum()} of the {small} layers with v < 1"
+        said = said if grown.any() else f"holds in {small} of {len(bounds)} layers"
     return [*rows, ("Lemma 2, its use", BOUND, f"{display_name(model)}, 1 document", evidence, said, "")]
 
 

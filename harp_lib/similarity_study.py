@@ -206,10 +206,10 @@ def head_frame(cells: Cells) -> pd.DataFrame:
     ).set_axis(columns, axis=1)
 
 
-def growth_frame(layers: pd.DataFrame) -> pd.DataFrame:
-    """What each layer does to d_M of all tokens but the first: model, method, corpus, document, layer, growth."""
+def growth_frame(layers: pd.DataFrame, quantity: str = "distance without first") -> pd.DataFrame:
+    """What each layer does to d_M: model, method, corpus, document, layer, growth."""
     keys = ["model", "method", "corpus", "document"]
-    rows = layers[layers["quantity"] == "distance without first"].sort_values([*keys, "layer"])
+    rows = layers[layers["quantity"] == quantity].sort_values([*keys, "layer"])
     growth = rows["value"] / rows.groupby(keys)["value"].shift()
     rows = rows.assign(growth=growth, layer=rows["layer"] - 1)
     return rows.dropna(subset="growth")[[*keys, "layer", "growth"]]

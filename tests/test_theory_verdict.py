@@ -72,6 +72,7 @@ def observed(similarity, influence, entropy, documents=DOCUMENTS):
         "block influence": [list(influence + x) for x in jitter],
         "attention influence": [list(influence + x) for x in jitter],
         "branch gap": [list(influence + x) for x in jitter],
+        "distance": [[*influence, influence[-1]] for _ in jitter],
         "distance without first": [[*influence, influence[-1]] for _ in jitter],
         "norm without first": [[1.0] * (LAYERS + 1) for _ in jitter],
         "entropy": [[[value + x] * HEADS for value in entropy] for x in jitter],
@@ -101,7 +102,9 @@ class TestSimilarityClaims:
 
     def test_as_the_paper_says(self):
         cells = observed(RISING, FALLING, RISING)
+        cells["tiny-llama", TRAINED, "block-bound"]["result"]["v"][0] = 0.5
         said = self.judged(cells)
+        assert said[about.BOUND] == "holds in 1 of 10 layers"
         for claim in (
             about.RISES,
             about.NEAR_ONE,
@@ -135,7 +138,7 @@ class TestSimilarityClaims:
         ):
             assert said[claim] == "does not hold", claim
         assert said[about.EQUAL_UNIFORM] == "holds for 90% of the heads"
-        assert said[about.BOUND] == "holds in 1 of 10 layers"
+        assert said[about.BOUND] == "does not hold: d_M grows in 1 of the 1 layers with v < 1"
         assert "met in 0 of 1 cases" in conclude(similarity_claims(cells))
 
     def test_a_high_sim_in_low_layers_does_not_count(self):
