@@ -115,9 +115,9 @@ def read_cell(file: Path) -> dict[str, Any] | None:
     return None
 
 
-def has_results(profile: str, experiment: str, roots: Sequence[Path] | None = None) -> bool:
+def has_results(profile: str, experiment: str) -> bool:
     """Whether there is a finished run for :func:`read_results`."""
-    return any((root / profile / experiment / RUN_FILE).is_file() for root in roots or _roots())
+    return any((root / profile / experiment / RUN_FILE).is_file() for root in _roots())
 
 
 def read_results(profile: str, experiment: str, roots: Sequence[Path] | None = None) -> Cells:

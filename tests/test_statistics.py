@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
+from scipy import stats
 
-from harp_lib.statistics import paired_change, perplexity_estimate
+from harp_lib.statistics import mean_interval, paired_change, perplexity_estimate
 
 
 def test_perplexity_of_documents():
@@ -50,3 +51,10 @@ def test_the_interval_holds_the_truth_as_often_as_it_says():
             change = paired_change(first, first + random.normal(5, 10, documents), np.full(documents, 100))
             held += change.low <= np.expm1(0.05) <= change.high
         assert 460 <= held <= 490, f"{held} of 500 with {documents} documents; 475 is 95 %"
+
+
+def test_mean_interval_is_students():
+    values = [0.3, 0.1, 0.4, 0.15]
+    low, high = stats.t.interval(0.95, 3, loc=np.mean(values), scale=stats.sem(values))
+    assert mean_interval(values) == pytest.approx((np.mean(values), low, high))
+    assert np.isnan(mean_interval([0.3]).low)
