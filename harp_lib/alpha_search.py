@@ -10,10 +10,11 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from .architecture import check_attention, check_dense, check_weights, decoder_layers
 from .journal import Journal, fingerprint
 from .likelihood import Batch, Tokens, evaluating, head_nll, make_batches, perplexity_from_nll, total_nll
 from .plan import PruningPlan
-from .surgery import check_attention, check_dense, check_weights, decoder_layers, temporarily_value_only
+from .surgery import temporarily_value_only
 
 ALPHA_GRID = tuple(i / 10 for i in range(11))
 
@@ -117,7 +118,7 @@ def search_alphas(
         )
     searched = list(range(total - 1, total - 1 - num_layers, -1))
     check_attention(model, searched)
-    check_weights(model, searched)
+    check_weights(model, PruningPlan.value_only(total, dict.fromkeys(searched, 1.0)))
     batches = make_batches(tokens)
     scored = sum(batch.num_scored for batch in batches)
 

@@ -8,6 +8,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .alpha_search import search_alphas
+from .architecture import decoder_layers
 from .corpora import SPLITS, TITLES, Corpus, Window, count_words, excerpt, load_corpus, rolling_windows
 from .journal import model_digest
 from .likelihood import make_batches, total_nll
@@ -15,7 +16,7 @@ from .models import display_name
 from .profiles import num_pruned_layers
 from .results import Cells, ResultStore, device_name
 from .statistics import paired_change, perplexity_estimate
-from .surgery import decoder_layers, temporarily_value_only
+from .surgery import temporarily_value_only
 
 EXPERIMENT = "alpha_search"
 SEARCHED, HELD_OUT = "test", "validation"  # the paper searches on WikiText's test pages

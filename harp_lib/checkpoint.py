@@ -17,7 +17,7 @@ PLAN_FILE = "pruning_plan.json"
 def save_pruned(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str | Path) -> None:
     """Write a pruned model as an ordinary Hugging Face folder that carries its own code.
 
-    The folder holds safetensors, config, tokenizer, the plan (``pruning_plan.json``) and the four files of this
+    The folder holds safetensors, config, tokenizer, the plan (``pruning_plan.json``) and the files of this
     library that ``trust_remote_code=True`` needs. It appears complete or not at all; an earlier pruned checkpoint
     at ``path`` is replaced.
 

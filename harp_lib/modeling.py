@@ -73,15 +73,24 @@ class ValueOnlyAttention(nn.Module):
 
 
 class SkippedAttention(nn.Module):
-    """Attention with α = 0: the branch adds nothing, so values and output projection are gone too."""
+    """Attention of which nothing is left: with α = 0, or with all key/value groups removed.
 
-    def __init__(self, layer_idx: int) -> None:
+    Parameters
+    ----------
+    layer_idx : int
+        Index of the layer, from the bottom.
+    bias : Tensor (d,), optional
+        What the branch still adds to every token: W_O's bias, with what makes up for removed groups.
+    """
+
+    def __init__(self, layer_idx: int, bias: torch.Tensor | None = None) -> None:
         super().__init__()
         self.layer_idx = layer_idx
+        self.bias = None if bias is None else nn.Parameter(bias)
 
     def forward(
         self, hidden_states: torch.Tensor, *args: object, past_key_values: Cache | None = None, **kwargs: object
     ) -> tuple[torch.Tensor, None]:
         if past_key_values is not None:
             count_tokens(past_key_values, self.layer_idx, hidden_states)
-        return torch.zeros_like(hidden_states), None
+        return (torch.zeros_like(hidden_states) if self.bias is None else self.bias.expand_as(hidden_states)), None

@@ -10,13 +10,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .alpha_study import EXPERIMENT as ALPHA_EXPERIMENT
 from .alpha_study import HELD_OUT, AlphaStudy
+from .architecture import decoder_layers
 from .corpora import Window
 from .journal import model_digest
 from .likelihood import make_batches, total_nll
 from .probe import LayerView, observe_layers
 from .rescaling import Products, norm_matching_alpha, reconstructing_alpha
 from .results import Cells, ResultStore
-from .surgery import decoder_layers, temporarily_value_only
+from .surgery import temporarily_value_only
 from .theory import norm_ratios
 from .theory_study import Texts
 

@@ -1,11 +1,12 @@
 """Pruning plans: what goes and what stays, as plain data that a person can read."""
 
+import dataclasses
 import hashlib
 import json
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +15,69 @@ FORMAT = "harp-plan/1"
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """What happens to one value-only layer: queries and keys go, the attention branch is scaled.
+    """What one decoder layer loses: its attention, some of its key/value groups, or some of its FFN channels.
 
     Attributes
     ----------
-    alpha : float
-        Residual rescaling of the paper's Section 2.3, ``H + alpha * H W_V W_O``. Zero removes values and output
-        projection too, since nothing of the branch is left.
+    alpha : float, optional
+        Makes the layer value-only: queries and keys go, and the attention branch is scaled, as in the paper's Section
+        2.3, ``H + alpha * H W_V W_O``. Zero removes values and output projection too, since nothing of the branch is
+        left.
+    removed_groups : tuple of int
+        Key/value heads that go, each with its query heads and the columns of W_O that read them.
+    removed_channels : tuple of int
+        Channels of a gated FFN that go: rows of its gate and up projection, columns of its down projection.
+    group_means, channel_means : tuple of float, optional
+        Mean inputs of the removed columns of W_O and of the down projection, in the order of what is removed. Times
+        these columns, they become a bias that makes up for what goes (FLAP's compensation). None: nothing does.
     """
 
-    alpha: float
+    alpha: float | None = None
+    removed_groups: tuple[int, ...] = ()
+    removed_channels: tuple[int, ...] = ()
+    group_means: tuple[float, ...] | None = None
+    channel_means: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.alpha):
+        if self.alpha is not None and not math.isfinite(self.alpha):
             raise ValueError(f"alpha is {self.alpha}; it has to be a finite number")
+        for name in ("removed_groups", "removed_channels"):
+            indices = getattr(self, name)
+            if not all(isinstance(index, int) and index >= 0 for index in indices):
+                raise ValueError(f"{name} has to be indices from 0; got {_shortly(indices)}")
+            if list(indices) != sorted(set(indices)):
+                raise ValueError(f"{name} has to be rising, each index once; got {_shortly(indices)}")
+            object.__setattr__(self, name, tuple(indices))
+        if self.alpha is not None and (self.removed_groups or self.group_means is not None):
+            raise ValueError("a value-only layer (alpha) has no key/value groups left to remove or to make up for")
+        for name, removed in (("group_means", self.removed_groups), ("channel_means", self.removed_channels)):
+            if (means := getattr(self, name)) is None:
+                continue
+            if not removed or len(means) % len(removed) or not all(map(math.isfinite, means)):
+                raise ValueError(f"{name} has to be finite numbers, equally many for each of {len(removed)} removed")
+            object.__setattr__(self, name, tuple(means))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that say something, as JSON values."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in fields.items()
+            if value not in (None, ())
+        }
+
+
+def _read(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _shortly(values: Sequence[Any]) -> str:
+    return str(list(values[:8])) if len(values) <= 8 else f"{list(values[:8])} and {len(values) - 8} more"
 
 
 @dataclass(frozen=True)
 class PruningPlan:
-    """Which decoder layers lose their attention, and how what remains is scaled.
+    """What each decoder layer loses, and how what remains is scaled.
 
     A plan holds no weights. Layers are counted from the bottom, and layers that are not named stay as they are.
 
@@ -41,7 +86,7 @@ class PruningPlan:
     num_layers : int
         Decoder layers of the model that the plan is for.
     layers : dict of int to LayerPlan
-        The value-only layers, by index.
+        The layers that lose something, by index.
     method : str
         Name of the method that made the plan.
     """
@@ -95,7 +140,7 @@ class PruningPlan:
     @property
     def alphas(self) -> dict[int, float]:
         """Alpha of each value-only layer, by layer index."""
-        return {layer: plan.alpha for layer, plan in self.layers.items()}
+        return {layer: plan.alpha for layer, plan in self.layers.items() if plan.alpha is not None}
 
     @property
     def digest(self) -> str:
@@ -104,7 +149,7 @@ class PruningPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON values."""
-        layers = [{"layer": layer, **asdict(plan)} for layer, plan in self.layers.items()]
+        layers = [{"layer": layer, **plan.to_dict()} for layer, plan in self.layers.items()]
         return {"format": FORMAT, "method": self.method, "num_layers": self.num_layers, "layers": layers}
 
     @classmethod
@@ -113,14 +158,20 @@ class PruningPlan:
         if not isinstance(values, Mapping) or values.get("format") != FORMAT:
             raise ValueError(f"not a pruning plan: the field 'format' has to be {FORMAT!r}")
         try:
-            layers = {entry["layer"]: LayerPlan(entry["alpha"]) for entry in values["layers"]}
+            layers = {
+                entry["layer"]: LayerPlan(**{name: _read(value) for name, value in entry.items() if name != "layer"})
+                for entry in values["layers"]
+            }
             return cls(values["num_layers"], layers, values["method"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a complete pruning plan: {error!r}") from None
 
     def to_json(self, path: str | Path) -> None:
-        """Write the plan to a file."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        """Write the plan to a file, one layer a line."""
+        values = self.to_dict()
+        lines = ",\n  ".join(json.dumps(layer) for layer in values.pop("layers"))
+        text = f'{json.dumps(values)[:-1]}, "layers": [\n  {lines}\n]}}\n'
+        Path(path).write_text(text, encoding="utf-8")
 
     @classmethod
     def from_json(cls, path: str | Path) -> "PruningPlan":

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .accounting import attention_window
+from .architecture import branch_exit, check_attention, check_dense, decoder_layers, output_norm
+from .flops import attention_window
 from .likelihood import evaluating
-from .surgery import branch_exit, check_attention, check_dense, decoder_layers, output_norm, value_only
+from .slicing import value_only
 from .theory import visible_positions
 
 

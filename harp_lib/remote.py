@@ -11,7 +11,7 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .plan import PruningPlan
-from .surgery import swap_attention
+from .surgery import swap_modules
 
 # Takes the place of the activation's name in a saved config.json. Code that does not know pruned checkpoints
 # would fill the missing queries and keys with random numbers and run; now it stops here, with the reason.
@@ -43,7 +43,7 @@ class PrunedModel:
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        swap_attention(self, PruningPlan.from_dict(config.pruning_plan))
+        swap_modules(self, PruningPlan.from_dict(config.pruning_plan))
 
 
 @cache

@@ -10,10 +10,11 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from .architecture import decoder_layers
 from .journal import model_digest
 from .probe import LayerView, observe_layers
 from .results import Cells, ResultStore
-from .surgery import decoder_layers, temporarily_value_only
+from .surgery import temporarily_value_only
 from .theory import (
     attention_entropies,
     block_bound,

@@ -90,8 +90,8 @@ def test_the_digest_sees_every_weight_and_the_config(tiny):
 def test_offloaded_layers_are_refused_before_anything_is_computed(tiny, tokens):
     model = tiny()
     model.model.layers[4].self_attn.o_proj.to("meta")
-    with pytest.raises(ValueError, match="layer 4: alpha cannot be folded"):
-        alpha_search.check_weights(model, [5, 4])
+    with pytest.raises(ValueError, match="layer 4: weights that are offloaded"):
+        alpha_search.check_weights(model, PruningPlan.value_only(6, [1.0, 1.0]))
 
 
 def test_no_bar_when_none_is_wanted(tiny, capsys):

@@ -1,10 +1,11 @@
-"""Generation with a cache is the generation without one, whatever layers are value-only."""
+"""Generation with a cache is the generation without one, whatever layers are value-only or have lost groups."""
 
 import pytest
 import torch
 from transformers import DynamicCache, GenerationConfig
 
 from harp_lib import PruningPlan, apply_plan
+from harp_lib.plan import LayerPlan
 
 NEW = 12
 PRUNED = {
@@ -13,6 +14,8 @@ PRUNED = {
     "first and another": {0: 0.5, 3: 0.0},
     "all but one": {i: 0.5 for i in range(6) if i != 2},
     "all": dict.fromkeys(range(6), 0.5),
+    "groups": {0: (0,), 2: (0, 1), 3: (1,)},
+    "groups and value-only": {0: (0, 1), 1: (1,), 5: 0.8, 4: 0.0},
 }
 FAMILIES = ("tiny-llama", "tiny-qwen2", "tiny-gemma2")
 
@@ -20,7 +23,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*generation flags.*")
 
 
 def pruned(tiny, family, which):
-    return apply_plan(tiny(family), PruningPlan.value_only(6, PRUNED[which]))
+    layers = {
+        layer: LayerPlan(removed_groups=lost) if isinstance(lost, tuple) else LayerPlan(lost)
+        for layer, lost in PRUNED[which].items()
+    }
+    return apply_plan(tiny(family), PruningPlan(6, layers))
 
 
 def generate(model, ids, mask=None, **options):
@@ -106,7 +113,8 @@ def test_cache_shrinks_in_proportion(tiny, tokens, which, implementation):
         for model in (tiny(), pruned(tiny, "tiny-llama", which))
     )
     assert full == 4 * 6 * 2 * 2 * 16 * (40 + NEW - 1) * 4  # batch, layers, K and V, heads, width, tokens, float32
-    assert less * 6 == full * (6 - len(PRUNED[which]))
+    gone = sum(len(lost) if isinstance(lost, tuple) else 2 for lost in PRUNED[which].values())
+    assert less * 12 == full * (12 - gone)  # two groups in each of six layers
 
 
 def test_a_cache_of_another_model_is_refused(tiny, tokens):

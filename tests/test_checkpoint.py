@@ -10,9 +10,20 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, Gemma2ForCausalLM, LlamaForCausalLM
 
 from harp_lib import PruningPlan, apply_plan, load_pruned, save_pruned
+from harp_lib.plan import LayerPlan
 from harp_lib.tiny import tiny_tokenizer
 
-PLAN = PruningPlan.value_only(6, {5: 0.8, 4: 0.3, 3: 0.0, 0: 0.5})
+PLAN = PruningPlan(
+    6,
+    {
+        5: LayerPlan(0.8, removed_channels=(0, 3), channel_means=(0.5, -0.25)),
+        4: LayerPlan(0.3),
+        3: LayerPlan(0.0),
+        2: LayerPlan(removed_groups=(0, 1), group_means=(0.125,) * 64),
+        1: LayerPlan(removed_groups=(1,), removed_channels=tuple(range(5, 20))),
+        0: LayerPlan(0.5),
+    },
+)
 
 
 @pytest.fixture(params=["tiny-llama", "tiny-qwen2", "tiny-gemma2"])
@@ -28,7 +39,7 @@ def test_what_is_in_the_folder(checkpoint):
     folder, _ = checkpoint
     names = {file.name for file in folder.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "pruning_plan.json"} <= names
-    assert {"plan.py", "modeling.py", "surgery.py", "remote.py"} <= names
+    assert {"plan.py", "modeling.py", "slicing.py", "architecture.py", "surgery.py", "remote.py"} <= names
     assert PruningPlan.from_json(folder / "pruning_plan.json") == PLAN
     assert os.listdir(folder.parent) == ["pruned"], "temporary folders are gone"
 
@@ -126,9 +137,9 @@ def test_missing_weights_are_not_made_up(tiny, tmp_path):
     save_pruned(apply_plan(tiny(), PLAN), tiny_tokenizer(), tmp_path / "pruned")
     file = tmp_path / "pruned" / "model.safetensors"
     weights = load_file(file)
-    del weights["model.layers.2.self_attn.q_proj.weight"]
+    del weights["model.layers.1.self_attn.q_proj.weight"]
     save_file(weights, file, {"format": "pt"})
-    with pytest.raises(ValueError, match=r"pruned lacks 1 weights, model.layers.2.self_attn.q_proj.weight for one"):
+    with pytest.raises(ValueError, match=r"pruned lacks 1 weights, model.layers.1.self_attn.q_proj.weight for one"):
         load_pruned(tmp_path / "pruned")
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from harp_lib import PruningPlan
+from harp_lib.plan import LayerPlan
 
 
 def test_a_sequence_is_read_from_the_top():
@@ -56,3 +57,32 @@ def test_a_file_that_is_no_plan_is_named(tmp_path, content):
     file.write_text(content)
     with pytest.raises(ValueError, match=r"plan\.json"):
         PruningPlan.from_json(file)
+
+
+def test_losses_round_trip_and_say_only_what_they_lose(tmp_path):
+    lost = LayerPlan(removed_groups=(0, 2), group_means=(0.5, -1.25), removed_channels=(7,), channel_means=(0.1,))
+    plan = PruningPlan(4, {1: lost, 3: LayerPlan(0.5, removed_channels=(1,))}, "flap")
+    plan.to_json(tmp_path / "plan.json")
+    text = (tmp_path / "plan.json").read_text()
+    assert PruningPlan.from_json(tmp_path / "plan.json") == plan
+    assert json.loads(text)["layers"][1] == {"layer": 3, "alpha": 0.5, "removed_channels": [1]}
+    assert len(text.splitlines()) == 4, "one layer a line"
+    assert plan.alphas == {3: 0.5}
+
+
+@pytest.mark.parametrize(
+    ("lost", "message"),
+    [
+        ({"removed_groups": (1, 0)}, "removed_groups has to be rising, each index once; got"),
+        ({"removed_channels": (2, 2)}, "removed_channels has to be rising"),
+        ({"removed_groups": (-1,)}, "removed_groups has to be indices from 0"),
+        ({"removed_groups": (0.5,)}, "removed_groups has to be indices from 0"),
+        ({"alpha": 0.5, "removed_groups": (0,)}, "value-only layer"),
+        ({"removed_groups": (0, 1), "group_means": (0.5,)}, "equally many for each of 2 removed"),
+        ({"removed_channels": (0,), "channel_means": (math.nan,)}, "finite"),
+        ({"channel_means": (0.5,)}, "each of 0 removed"),
+    ],
+)
+def test_bad_losses_are_refused(lost, message):
+    with pytest.raises(ValueError, match=message):
+        LayerPlan(**lost)

@@ -7,6 +7,7 @@ import torch
 from conftest import FAMILIES
 
 from harp_lib import norm_study, similarity_study, theory
+from harp_lib.architecture import decoder_layers, output_norm
 from harp_lib.corpora import Corpus
 from harp_lib.probe import observe_layers
 from harp_lib.results import ResultStore
@@ -18,7 +19,7 @@ from harp_lib.similarity_study import (
     study_similarity,
     value_output_maps,
 )
-from harp_lib.surgery import decoder_layers, output_norm, temporarily_value_only
+from harp_lib.surgery import temporarily_value_only
 from harp_lib.theory_study import Texts
 
 

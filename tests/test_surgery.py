@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from harp_lib import PruningPlan, apply_plan
-from harp_lib.surgery import decoder_layers, gain_offset, output_norm, temporarily_value_only
+from harp_lib.architecture import decoder_layers, gain_offset, output_norm
+from harp_lib.surgery import temporarily_value_only
 
 OTHER_FAMILIES = {
     "qwen3": {},
@@ -170,7 +171,7 @@ def test_offloaded_weights_are_refused(tiny, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(
         tmp_path / "model", device_map=device_map, offload_folder=tmp_path / "offload"
     )
-    with pytest.raises(ValueError, match="layer 5: alpha cannot be folded"):
+    with pytest.raises(ValueError, match="layer 5: weights that are offloaded"):
         apply_plan(model, PruningPlan.value_only(6, [0.5]))
 
 

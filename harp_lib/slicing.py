@@ -1,0 +1,121 @@
+"""What stands in for the modules of a pruned layer: new modules, made of stock ones that stay as they are."""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from .modeling import SkippedAttention, ValueOnlyAttention
+from .plan import LayerPlan
+
+ATTENTION_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj")
+FFN_PARTS = ("gate_proj", "up_proj", "down_proj")
+
+
+def pruned_attention(attention: nn.Module, layer: int, plan: LayerPlan) -> nn.Module:
+    """The attention that stays under ``plan``; ``attention`` itself where it loses nothing. Alpha is not folded."""
+    if plan.alpha is not None:
+        return SkippedAttention(layer) if plan.alpha == 0 else value_only(attention, layer)
+    if not plan.removed_groups:
+        return attention
+    groups, removed = num_groups(attention), plan.removed_groups
+    kept = [group for group in range(groups) if group not in removed]
+    columns, output = group_width(attention), attention.o_proj
+    bias = bias_without(output, _blocks(removed, columns), plan.group_means)
+    if not kept:
+        return SkippedAttention(layer, bias)
+    parts = {
+        "q_proj": keep_rows(attention.q_proj, _blocks(kept, columns)),
+        "k_proj": keep_rows(attention.k_proj, _blocks(kept, attention.head_dim)),
+        "v_proj": keep_rows(attention.v_proj, _blocks(kept, attention.head_dim)),
+        "o_proj": keep_columns(output, _blocks(kept, columns), bias),
+    }
+    sliced = with_parts(attention, parts)
+    # Most attention modules read the number of heads off the projections; some have counted it.
+    for name, heads in (("num_key_value_heads", len(kept)), ("num_heads", len(kept) * columns // attention.head_dim)):
+        if hasattr(sliced, name):
+            setattr(sliced, name, heads)
+    return sliced
+
+
+def pruned_ffn(ffn: nn.Module, plan: LayerPlan) -> nn.Module:
+    """The gated FFN that stays under ``plan``; ``ffn`` itself where it loses nothing."""
+    if not plan.removed_channels:
+        return ffn
+    removed = set(plan.removed_channels)
+    kept = [channel for channel in range(ffn.down_proj.in_features) if channel not in removed]
+    output = ffn.down_proj
+    parts = {
+        "gate_proj": keep_rows(ffn.gate_proj, kept),
+        "up_proj": keep_rows(ffn.up_proj, kept),
+        "down_proj": keep_columns(output, kept, bias_without(output, plan.removed_channels, plan.channel_means)),
+    }
+    return with_parts(ffn, parts)
+
+
+def value_only(attention: nn.Module, layer: int) -> ValueOnlyAttention:
+    """The value-only attention that shares ``v_proj`` and ``o_proj`` with ``attention``."""
+    return ValueOnlyAttention(attention.v_proj, attention.o_proj, attention.head_dim, layer)
+
+
+def num_groups(attention: nn.Module) -> int:
+    """Key/value groups K of an attention module."""
+    return attention.v_proj.out_features // attention.head_dim
+
+
+def group_width(attention: nn.Module) -> int:
+    """Columns of W_O that read one key/value group: its query heads times the head dimension."""
+    return attention.o_proj.in_features // num_groups(attention)
+
+
+def _blocks(groups: Sequence[int], width: int) -> list[int]:
+    return [group * width + i for group in groups for i in range(width)]
+
+
+@torch.no_grad()
+def keep_rows(linear: nn.Linear, rows: Sequence[int]) -> nn.Linear:
+    """The linear map to some of the outputs."""
+    kept = torch.tensor(rows, device=linear.weight.device)
+    bias = None if linear.bias is None else linear.bias.index_select(0, kept)
+    return _linear(linear.weight.index_select(0, kept), bias)
+
+
+@torch.no_grad()
+def keep_columns(linear: nn.Linear, columns: Sequence[int], bias: torch.Tensor | None) -> nn.Linear:
+    """The linear map of some of the inputs, with another bias."""
+    return _linear(linear.weight.index_select(1, torch.tensor(columns, device=linear.weight.device)), bias)
+
+
+@torch.no_grad()
+def bias_without(linear: nn.Linear, removed: Sequence[int], means: Sequence[float] | None) -> torch.Tensor | None:
+    """The bias of a linear map that loses inputs: with the constant that their means come to, if given."""
+    weight, bias, device = linear.weight, linear.bias, linear.weight.device
+    if means is None:
+        return None if bias is None else bias.clone()
+    gone = weight.index_select(1, torch.tensor(removed, device=device)).float()  # (d, removed)
+    constant = gone @ torch.tensor(means, device=device, dtype=torch.float32)
+    return (constant if bias is None else bias.float() + constant).to(weight.dtype)
+
+
+def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
+    with torch.device("meta"):  # no random numbers are drawn for weights that are replaced at once
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    linear.weight = nn.Parameter(weight)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias)
+    return linear
+
+
+def with_parts(module: nn.Module, parts: dict[str, nn.Module]) -> nn.Module:
+    """A copy of ``module`` that shares everything with it except for ``parts``."""
+    twin = copy.copy(module)
+    for name, value in vars(module).items():
+        if isinstance(value, dict):  # submodules and hooks: what is changed in the copy stays in the copy
+            setattr(twin, name, value.copy())
+    # What accelerate leaves on a module that is spread over devices leads back to the original.
+    for name in ("forward", "_old_forward", "_hf_hook"):
+        vars(twin).pop(name, None)
+    for name, part in parts.items():
+        setattr(twin, name, part.train(module.training))
+    return twin

@@ -1,0 +1,193 @@
+"""Sliced weights against their obvious twin: the whole model with the inputs of W_O and W_down overwritten."""
+
+import pytest
+import torch
+from conftest import FAMILIES
+from test_surgery import OTHER_FAMILIES, IdentityAttention, logits, small_model
+
+from harp_lib import PruningPlan, apply_plan
+from harp_lib.architecture import decoder_layers, output_norm
+from harp_lib.plan import LayerPlan
+from harp_lib.surgery import temporarily_pruned
+
+SHAPES = {
+    "multi-head": ("llama", {"num_key_value_heads": 4}),
+    "multi-query": ("llama", {"num_key_value_heads": 1}),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    **{family: (family, particulars) for family, particulars in OTHER_FAMILIES.items()},
+}
+REFUSED = {"olmo2": "norm over all heads"}  # its norm of queries and keys spans the heads
+UNGATED = {"mixtral", "starcoder2"}
+
+
+def numbers(count):
+    return tuple(torch.randn(count, generator=torch.Generator().manual_seed(count)).tolist())
+
+
+def mixed_plan(model, means=True, channels=True):
+    """Every kind of loss in one model of four layers or more."""
+    attention, ffn = decoder_layers(model)[0].self_attn, getattr(decoder_layers(model)[0], "mlp", None)
+    groups = attention.v_proj.out_features // attention.head_dim
+    width = attention.o_proj.in_features // groups
+    some, every = tuple(range(1, groups)) or (0,), tuple(range(groups))
+    gone = {"removed_channels": (0, 3, 4), "channel_means": numbers(3) if means else None} if channels else {}
+    if channels:
+        gone["removed_channels"] = (0, 3, ffn.down_proj.in_features - 1)
+    return PruningPlan(
+        len(decoder_layers(model)),
+        {
+            0: LayerPlan(removed_groups=some, group_means=numbers(width * len(some)) if means else None),
+            1: LayerPlan(removed_groups=every, group_means=numbers(width * len(every)) if means else None, **gone),
+            2: LayerPlan(0.4, **gone),
+            3: LayerPlan(removed_groups=(0,), **gone),
+        },
+        "mixed",
+    )
+
+
+def overwrite(linear, removed, width, means):
+    """Replace blocks of a linear map's input by constants, when it runs."""
+    columns = [block * width + i for block in removed for i in range(width)]
+
+    def replace(module, args):
+        hidden = args[0].clone()
+        for place, column in enumerate(columns):
+            hidden[..., column] = 0.0 if means is None else means[place]
+        return (hidden,)
+
+    linear.register_forward_pre_hook(replace)
+
+
+def masked_twin(model, plan):
+    for index, lost in plan.layers.items():
+        layer = decoder_layers(model)[index]
+        if lost.removed_channels:
+            overwrite(layer.mlp.down_proj, lost.removed_channels, 1, lost.channel_means)
+        if lost.removed_groups:
+            attention = layer.self_attn
+            width = attention.o_proj.in_features // (attention.v_proj.out_features // attention.head_dim)
+            overwrite(attention.o_proj, lost.removed_groups, width, lost.group_means)
+        if lost.alpha is not None:
+            layer.self_attn = IdentityAttention(layer.self_attn)
+            exit = output_norm(layer) or layer.self_attn
+            exit.register_forward_hook(
+                lambda m, i, out, a=lost.alpha: (a * out[0], None) if isinstance(out, tuple) else a * out
+            )
+    return model
+
+
+def make(tiny, name):
+    return tiny(name) if name in FAMILIES else small_model(SHAPES[name][0], **SHAPES[name][1])
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *(name for name in SHAPES if name not in REFUSED)])
+@pytest.mark.parametrize("means", [True, False], ids=["compensated", "plain"])
+def test_sliced_equals_masked(tiny, name, means):
+    model = make(tiny, name)
+    plan = mixed_plan(model, means, channels=name not in UNGATED)
+    twin, dense = masked_twin(make(tiny, name), plan), make(tiny, name)
+    ids = torch.randint(3, 120, (2, 24), generator=torch.Generator().manual_seed(1))
+    before = logits(model, ids)
+    with temporarily_pruned(model, plan):
+        temporary = logits(model, ids)
+    assert torch.equal(logits(model, ids), before)
+    assert model.state_dict().keys() == dense.state_dict().keys()
+    apply_plan(model, plan)
+    torch.testing.assert_close(logits(model, ids), logits(twin, ids), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(temporary, logits(model, ids), atol=1e-5, rtol=1e-5)
+    assert (logits(model, ids) - before).abs().max() > 1e-2
+
+
+def test_weights_are_gone(tiny):
+    model = tiny("tiny-qwen2")  # width 64, 4 query heads of 16, 2 groups, biases on Q, K and V
+    channels = model.config.intermediate_size
+    apply_plan(model, mixed_plan(model))
+    shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items() if ".self_attn." in name}
+    layer = "model.layers.{}.self_attn.{}"
+    assert shapes[layer.format(0, "q_proj.weight")] == (32, 64)
+    assert shapes[layer.format(0, "q_proj.bias")] == (32,)
+    assert shapes[layer.format(0, "k_proj.weight")] == shapes[layer.format(0, "v_proj.weight")] == (16, 64)
+    assert shapes[layer.format(0, "o_proj.weight")] == (64, 32)
+    assert [name for name in shapes if name.startswith(layer.format(1, ""))] == [layer.format(1, "bias")]
+    assert layer.format(3, "o_proj.bias") not in shapes, "no compensation, no bias"
+    assert model.model.layers[3].mlp.down_proj.weight.shape == (64, channels - 3)
+    assert model.model.layers[3].mlp.gate_proj.weight.shape == (channels - 3, 64)
+
+
+def test_kept_weights_do_not_hold_on_to_the_whole(tiny):
+    model = tiny()
+    apply_plan(model, mixed_plan(model))
+    for name, weight in model.named_parameters():
+        assert weight.untyped_storage().nbytes() == weight.nbytes, name
+        assert weight.is_contiguous()
+
+
+def test_a_norm_over_all_heads_is_refused(tiny):
+    model = make(tiny, "olmo2")
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with pytest.raises(ValueError, match="in layer 0, attention without some of its parts is not the same"):
+        apply_plan(model, mixed_plan(model))
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", sorted(UNGATED))
+def test_other_ffns_are_refused(tiny, name):
+    model = make(tiny, name)
+    with pytest.raises(ValueError, match="layer 0 has no gated FFN"):
+        apply_plan(model, PruningPlan(4, {0: LayerPlan(removed_channels=(0,))}))
+
+
+@pytest.mark.parametrize(
+    ("lost", "message"),
+    [
+        ({"removed_groups": (2,)}, r"layer 1: key/value group 2 does not exist; there are 2 \(0 … 1\)"),
+        ({"removed_groups": (0,), "group_means": (0.5,)}, "layer 1: 1 group_means for 32 removed columns"),
+        ({"removed_channels": (10**6,)}, "layer 1: FFN channel 1000000 does not exist"),
+        ({"removed_channels": "all"}, "layer 1: all [0-9]+ FFN channels would go"),
+    ],
+)
+def test_plans_for_another_model_are_refused(tiny, tokens, lost, message):
+    model = tiny()
+    if lost.get("removed_channels") == "all":
+        lost = {"removed_channels": tuple(range(model.config.intermediate_size))}
+    before = logits(model, tokens)
+    plan = PruningPlan(6, {1: LayerPlan(**lost)})
+    with pytest.raises(ValueError, match=message):
+        apply_plan(model, plan)
+    with pytest.raises(ValueError, match=message), temporarily_pruned(model, plan):
+        pass
+    assert torch.equal(logits(model, tokens), before)
+
+
+def test_an_error_within_leaves_the_model_whole(tiny, tokens):
+    model = tiny("tiny-gemma2")
+    before = logits(model, tokens)
+    with pytest.raises(RuntimeError, match="stop"), temporarily_pruned(model, mixed_plan(model)):
+        raise RuntimeError("stop")
+    assert torch.equal(logits(model, tokens), before)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_bfloat16_and_both_kernels(tokens, implementation):
+    from harp_lib.tiny import tiny_model
+
+    reference = tiny_model("tiny-llama")
+    model = tiny_model("tiny-llama", attn_implementation=implementation).bfloat16()
+    dense_error = (logits(model, tokens).float() - logits(reference, tokens)).norm()
+    plan = mixed_plan(model)
+    apply_plan(reference, plan)
+    apply_plan(model, plan)
+    error = (logits(model, tokens).float() - logits(reference, tokens)).norm()
+    assert error < 2 * dense_error, "pruning may not cost more precision than the dtype does"
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+
+
+def test_attentions_that_stay_are_returned(tiny, tokens):
+    model = tiny()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        model(tokens, output_attentions=True)  # installs what records attentions
+    apply_plan(model, PruningPlan(6, {0: LayerPlan(removed_groups=(1,))}))
+    with torch.no_grad():
+        attentions = model(tokens, output_attentions=True).attentions
+    assert [weights.shape[1] for weights in attentions] == [2, 4, 4, 4, 4, 4]
