@@ -1,13 +1,18 @@
-"""What a model costs, counted from its config alone: no weights."""
+"""What a model holds, dense or pruned, counted from its config and a plan: parameters and KV cache; no weights."""
 
+import copy
 import json
-from bisect import bisect_left
-from typing import TYPE_CHECKING, NamedTuple
+from functools import lru_cache
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from . import paths
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+from .architecture import check_fits, decoder_layers
+from .plan import LayerPlan, PruningPlan
+from .slicing import ATTENTION_PARTS, FFN_PARTS, num_groups
+from .surgery import temporarily_pruned
 
 PAPER_MODELS = {
     "LLaMA3.1-8B": "Llama-3.1-8B",
@@ -18,126 +23,226 @@ PAPER_MODELS = {
 """The paper's spelling → the repository's name on the hub."""
 
 
-class LayerFlops(NamedTuple):
-    """Floating-point operations of one decoder layer; a multiply-add is two.
-
-    Attributes
-    ----------
-    projections : int
-        Query, key, value and output projections.
-    attention : int
-        Scores and weighted average of the values: two multiply-adds for each head, head dimension and query-key pair.
-    ffn : int
-        The three matrices of a gated FFN.
-    """
-
-    projections: int
-    attention: int
-    ffn: int
-
-
-def paper_configs() -> dict[str, "PreTrainedConfig"]:
+def paper_configs() -> dict[str, PreTrainedConfig]:
     """The configs of the paper's four models, from the ``config.json`` of each hub repository (``data/configs``)."""
-    from transformers import AutoConfig
-
     files = {model: paths.CONFIGS / f"{name}.json" for model, name in PAPER_MODELS.items()}
     return {model: AutoConfig.for_model(**json.loads(file.read_text("utf-8"))) for model, file in files.items()}
 
 
-def layer_flops(config: "PreTrainedConfig", tokens: int, layer: int = 0, causal: bool = False) -> LayerFlops:
-    """Floating-point operations of one decoder layer in a prefill, matrix products only.
+def parameters(config: PreTrainedConfig, plan: PruningPlan | None = None) -> int:
+    """All parameters of the model, counted on its modules after surgery.
 
-    The terms of the paper's Section 2.1, "Theoretical Computation Complexity Analysis", with their constants. Softmax,
-    norms, rotary embedding, activations, biases and residual sums are left out.
+    Embeddings count once where the output head shares them; norms count, and so do biases that a compensation adds.
 
     Parameters
     ----------
     config : PreTrainedConfig
-        Of a decoder with grouped-query attention and a dense gated FFN; another kind of FFN is not recognised.
-    tokens : int
-        N, the length of the one sequence that is read.
-    layer : int
-        Index from the bottom. It matters where only some layers have a sliding window.
-    causal : bool
-        False counts all N² query-key pairs, as the paper does and as a kernel computes that masks afterwards; True
-        counts the N (N + 1) / 2 that are visible. Where a sliding window of W tokens applies, these are N min(N, W)
-        and the sum of min(i, W) over i = 1 … N: what lies outside the window is taken to be passed over.
+        Of a dense model. A pruned model's config counts as that of the dense model it was made from, whatever plan it
+        holds; so in all functions of this file.
+    plan : PruningPlan, optional
+        What is removed; default: nothing.
 
     Raises
     ------
     ValueError
-        If the config does not say ``num_attention_heads`` or ``intermediate_size``, the layer is not in the model or
-        attends in another way, or the number of tokens is negative.
+        If the architecture is not counted here, or the plan does not fit it; so in all functions that take a plan.
     """
-    for name in ("num_attention_heads", "intermediate_size"):
-        if getattr(config, name, None) is None:
-            raise ValueError(
-                f"the {config.model_type} config has no {name}; only decoders with a gated FFN are counted"
-            )
-    if tokens < 0:
-        raise ValueError(f"tokens is {tokens}; a sequence cannot be shorter than nothing")
-    if not 0 <= layer < config.num_hidden_layers:
-        raise ValueError(
-            f"layer {layer} is not in a model of {config.num_hidden_layers} layers (0 … {config.num_hidden_layers - 1})"
-        )
-    width, heads = config.hidden_size, config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or width // heads
-    window = attention_window(config, layer)
-    reach = tokens if window is None else min(tokens, window)  # keys that a query sees at most
-    pairs = tokens * reach - (reach * (reach - 1) // 2 if causal else 0)  # the first queries see fewer
-    return LayerFlops(
-        projections=2 * tokens * width * 2 * (heads + kv_heads) * head_dim,
-        attention=2 * 2 * heads * head_dim * pairs,
-        ffn=2 * 3 * tokens * width * config.intermediate_size,
-    )
+    model = stock_model(config)
+    with temporarily_pruned(model, plan or _nothing(model)):
+        return sum(parameter.numel() for parameter in model.parameters())
 
 
-def overtaking_length(config: "PreTrainedConfig", causal: bool = False, with_projections: bool = False) -> int:
-    """The shortest prefill in which attention takes at least as many FLOPs as the FFNs, over all layers.
+def linear_parameters(config: PreTrainedConfig, plan: PruningPlan | None = None) -> int:
+    """Parameters of the linear maps in all decoder layers, with their biases: what the paper's ratios are relative to.
 
-    The paper's Section 2.1 puts it at N = d_ff, the intermediate size, for an FFN "consisting of two linear
-    transformations". That holds exactly for the full square where heads times head dimension are the hidden size.
-    A gated FFN has a third matrix and moves it to 1.5 d_ff; without the masked half it is 3 d_ff - 1.
+    Embeddings, output head and norms are left out, and so are biases that a compensation adds.
+    """
+    dense = sum(_linear_parameters(layer) for layer in decoder_layers(stock_model(config)))
+    return dense - (removed_parameters(config, plan) if plan else 0)
+
+
+def removed_parameters(config: PreTrainedConfig, plan: PruningPlan) -> int:
+    """How many of the :func:`linear_parameters` the plan removes.
+
+    A value-only layer loses W_Q and W_K; with alpha = 0, all of its attention. A key/value group takes its rows of W_K
+    and W_V, those of its query heads in W_Q, and their columns of W_O, whose own bias stays. An FFN channel takes its
+    rows of gate and up projection and its column of the down projection.
+    """
+    model = stock_model(config)
+    check_fits(model, plan)
+    layers = decoder_layers(model)
+    return sum(_removed_from(layers[index], layer_plan) for index, layer_plan in plan.layers.items())
+
+
+def removed_fraction(config: PreTrainedConfig, plan: PruningPlan) -> float:
+    """The paper's "Parameter Pruning Ratio" (Table "gen") as a fraction: 0.033 for its 3.3 %.
+
+    Removed / all linear parameters of the decoder layers; see :func:`removed_parameters`.
+    """
+    return removed_parameters(config, plan) / linear_parameters(config)
+
+
+def head_ratio(config: PreTrainedConfig, plan: PruningPlan) -> float:
+    """The paper's "Attention Head Pruning Ratio": key/value groups removed / all of them.
+
+    A value-only layer has lost all of its groups, although its values stay.
+    """
+    groups = count_groups(config, plan)
+    return sum(total - kept for total, kept in groups) / sum(total for total, _ in groups)
+
+
+def kv_bytes_per_token(
+    config: PreTrainedConfig, plan: PruningPlan | None = None, dtype: torch.dtype | None = None
+) -> int:
+    """Bytes that each token of a sequence takes in the KV cache: keys and values of the groups that stay.
 
     Parameters
     ----------
-    config, causal
-        As in :func:`layer_flops`.
-    with_projections : bool
-        Count the query, key, value and output projections with attention.
+    config, plan
+        As in :func:`parameters`.
+    dtype : torch.dtype, optional
+        Of the cache; default: the config's, float32 if it has none.
 
     Returns
     -------
     int
-        Tokens, at least 1. The model's context may be shorter.
+        Over all layers. What a sliding window saves is not counted: once it is full, its layer takes nothing more.
+    """
+    model, numbers = stock_model(config), 0
+    for layer, (total, kept) in zip(decoder_layers(model), count_groups(config, plan), strict=True):
+        keys, values = layer.self_attn.k_proj.out_features, layer.self_attn.v_proj.out_features
+        numbers += (keys + values) // total * kept
+    return numbers * (dtype or model.dtype).itemsize
+
+
+def top_groups_plan(config: PreTrainedConfig, kv_groups: int) -> PruningPlan:
+    """The plan that takes ``kv_groups`` key/value groups, from the top layer down: for counting, where any would do.
 
     Raises
     ------
     ValueError
-        If attention never gets there, as where every layer has a short sliding window, and as :func:`layer_flops` does.
+        If there are not so many.
     """
+    from .methods.budget import check_budget  # methods count with this module, hence not at the top
 
-    def lead(tokens: int) -> int:  # per token it never falls: where it is not negative, it stays so
-        counts = [layer_flops(config, tokens, layer, causal) for layer in range(config.num_hidden_layers)]
-        own = sum(count.attention + (count.projections if with_projections else 0) for count in counts)
-        return own - sum(count.ffn for count in counts)
-
-    windows = [attention_window(config, layer) for layer in range(config.num_hidden_layers)]
-    enough = 1
-    while lead(enough) < 0:
-        # Once every window is full, the lead is a straight line.
-        if None not in windows and enough >= max(windows) and lead(enough + 1) <= lead(enough):
-            raise ValueError(f"attention of this {config.model_type} model never takes as many FLOPs as its FFNs")
-        enough *= 2
-    return 1 + bisect_left(range(1, enough), True, key=lambda tokens: lead(tokens) >= 0)
+    groups = [total for total, _ in count_groups(config)]
+    check_budget(kv_groups, sum(groups))
+    layers = {}
+    for layer in reversed(range(len(groups))):
+        if taken := min(kv_groups, groups[layer]):
+            layers[layer] = LayerPlan(removed_groups=tuple(range(taken)))
+            kv_groups -= taken
+    return PruningPlan(len(groups), layers, "top-groups")
 
 
-def attention_window(config: "PreTrainedConfig", layer: int) -> int | None:
-    """How many keys a token of this layer sees at most, itself included; None where it sees all before it."""
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types is None:  # Llama has no window; Mistral has one for all layers, or None
-        return getattr(config, "sliding_window", None)
-    if layer_types[layer] not in ("full_attention", "sliding_attention"):
-        raise ValueError(f"layer {layer} of this {config.model_type} model is {layer_types[layer]!r}: not counted here")
-    return config.sliding_window if layer_types[layer] == "sliding_attention" else None
+def ffn_channels_for(config: PreTrainedConfig, plan: PruningPlan, target_fraction: float) -> int:
+    """How many FFN channels have to go beyond ``plan`` for :func:`removed_fraction` to come nearest to a target.
+
+    Parameters
+    ----------
+    config, plan
+        As in :func:`parameters`.
+    target_fraction : float
+        Such as 0.048.
+
+    Returns
+    -------
+    int
+        Over all layers.
+
+    Raises
+    ------
+    ValueError
+        If the plan alone removes more than the target, if all channels but one in each layer are not enough, or if
+        the layers have no gated FFNs with channels of one size.
+    """
+    ffns, own = gated_ffns(config), removed_fraction(config, plan)
+    sizes = {_channel_size(ffn) for ffn in ffns}
+    if len(sizes) > 1:
+        raise ValueError(f"FFN channels of this {config.model_type} model differ in size: {sorted(sizes)} parameters")
+    share = sizes.pop() / linear_parameters(config)
+    removed = sum(len(layer_plan.removed_channels) for layer_plan in plan.layers.values())
+    largest = own + share * (sum(ffn.down_proj.in_features - 1 for ffn in ffns) - removed)
+    if not own <= target_fraction <= largest:
+        raise ValueError(
+            f"target_fraction {target_fraction} is out of reach of FFN channels: the plan alone removes {own:.6f}, "
+            f"with all of them but one in each layer it is {largest:.6f}"
+        )
+    return round((target_fraction - own) / share)
+
+
+def stock_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """The dense model on the meta device; configs of one content share it, so it has to be left as it is."""
+    stock = copy.copy(config)
+    if vars(stock).pop("pruning_plan", None) is not None:
+        # The class may come from a checkpoint's own code; the one it is derived from is transformers' in any case.
+        stock.__class__ = next(kind for kind in type(config).__mro__ if kind.__module__.startswith("transformers."))
+    return _build(type(stock), stock.to_json_string(use_diff=False))
+
+
+@lru_cache(maxsize=32)
+def _build(config_class: type[PreTrainedConfig], content: str) -> PreTrainedModel:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config_class.from_dict(json.loads(content)))
+    for index, layer in enumerate(decoder_layers(model)):
+        if not _all_linear(getattr(layer, "self_attn", None), ATTENTION_PARTS):
+            name, parts = type(model).__name__, ", ".join(ATTENTION_PARTS)
+            raise ValueError(f"{name} is not counted: layer {index} has no attention of {parts}")
+    return model
+
+
+def _all_linear(module: nn.Module | None, parts: tuple[str, ...]) -> bool:
+    return all(isinstance(getattr(module, part, None), nn.Linear) for part in parts)
+
+
+def _nothing(model: PreTrainedModel) -> PruningPlan:
+    return PruningPlan(len(decoder_layers(model)), {}, "dense")
+
+
+def count_groups(config: PreTrainedConfig, plan: PruningPlan | None = None) -> list[tuple[int, int]]:
+    """Key/value groups of each layer, and how many of them stay."""
+    model, counts = stock_model(config), []
+    plan = plan or _nothing(model)
+    check_fits(model, plan)
+    for index, layer in enumerate(decoder_layers(model)):
+        total, layer_plan = num_groups(layer.self_attn), plan.layers.get(index, LayerPlan())
+        counts.append((total, 0 if layer_plan.alpha is not None else total - len(layer_plan.removed_groups)))
+    return counts
+
+
+def gated_ffns(config: PreTrainedConfig) -> list[nn.Module]:
+    """The FFN of each layer; a ValueError where one is of another kind."""
+    ffns = [getattr(layer, "mlp", None) for layer in decoder_layers(stock_model(config))]
+    for layer, ffn in enumerate(ffns):
+        if not _all_linear(ffn, FFN_PARTS):
+            parts = ", ".join(FFN_PARTS)
+            raise ValueError(f"layer {layer} of this {config.model_type} model has no gated FFN of {parts}")
+    return ffns
+
+
+def _linear_parameters(module: nn.Module) -> int:
+    # Experts and their router are matrices in modules of other kinds. Cohere's norms hold matrices too.
+    return sum(
+        parameter.numel()
+        for part in module.modules()
+        for parameter in part.parameters(recurse=False)
+        if isinstance(part, nn.Linear) or (parameter.dim() > 1 and "Norm" not in type(part).__name__)
+    )
+
+
+def _removed_from(layer: nn.Module, plan: LayerPlan) -> int:
+    attention, removed = layer.self_attn, 0
+    query, key, value, _ = (_linear_parameters(getattr(attention, part)) for part in ATTENTION_PARTS)
+    if plan.alpha is not None:
+        removed += query + key if plan.alpha else _linear_parameters(attention)
+    if plan.removed_groups:
+        size = (query + key + value + attention.o_proj.weight.numel()) // num_groups(attention)
+        removed += size * len(plan.removed_groups)
+    if plan.removed_channels:
+        removed += _channel_size(layer.mlp) * len(plan.removed_channels)
+    return removed
+
+
+def _channel_size(ffn: nn.Module) -> int:
+    matrices = _linear_parameters(ffn.gate_proj) + _linear_parameters(ffn.up_proj) + ffn.down_proj.weight.numel()
+    return matrices // ffn.down_proj.in_features

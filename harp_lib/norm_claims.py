@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .accounting import attention_window, overtaking_length, paper_configs
+from .accounting import paper_configs
 from .claims import COLUMNS, documents, percent
 from .corpora import TITLES
+from .flops import attention_window, overtaking_length
 from .models import display_name
 from .norm_study import PLANS, ratio_frame, stream_frame
 from .published import published_alphas

@@ -13,6 +13,7 @@ search_cost           what the search costs: for WikiText in the text about it, 
 efficiency            the numbers that the text prints for Figure "time"
 layer_ranges          Table "baseline_tuning": ``start`` is pruned, ``end`` is not
 dataset_statistics    Table "stat", and the generation tasks from the text; ``documents`` is its "# Tasks"
+official_ffn_ratios   not in the paper: the shares of FFN channels in the run settings of its official code
 ====================  ==============================================================================================
 
 The figure on page 1 repeats tables, and Table "property" has no numbers.

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from . import colours
-from .accounting import layer_flops, overtaking_length, paper_configs
+from .accounting import paper_configs
+from .flops import layer_flops, overtaking_length
 from .results import Cells
 from .synthetic import TOKENS
 from .theory_study import theory_frame

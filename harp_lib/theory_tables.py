@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import pandas as pd
 
 from . import paths
-from .accounting import overtaking_length, paper_configs
+from .accounting import paper_configs
 from .claims import percent
 from .corpora import TITLES
+from .flops import overtaking_length
 from .models import display_name
 from .norm_claims import norm_claims
 from .norm_study import PLANS, plan_frame, stream_frame

@@ -1,11 +1,29 @@
+import copy
+import dataclasses
+import re
+
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GPT2Config, MistralConfig
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from harp_lib.accounting import layer_flops, overtaking_length, paper_configs
+from harp_lib.accounting import (
+    ffn_channels_for,
+    head_ratio,
+    kv_bytes_per_token,
+    linear_parameters,
+    paper_configs,
+    parameters,
+    removed_fraction,
+    removed_parameters,
+    stock_model,
+    top_groups_plan,
+)
+from harp_lib.plan import LayerPlan, PruningPlan
 from harp_lib.published import published
-from harp_lib.tiny import SHAPE
+from harp_lib.remote import pruned_class
+from harp_lib.surgery import apply_plan
+from harp_lib.tiny import FAMILIES, SHAPE
 
 PARAMETERS = {  # as the hub counts them in the published safetensors files
     "LLaMA3.1-8B": 8_030_261_248,
@@ -13,137 +31,236 @@ PARAMETERS = {  # as the hub counts them in the published safetensors files
     "Qwen2-7B": 7_615_616_512,
     "Gemma2-9B": 9_241_705_984,
 }
-NAMES = list(PARAMETERS)
+CONFIGS = {name: {"model_type": model_type, **particulars} for name, (model_type, particulars) in FAMILIES.items()}
+CONFIGS |= {
+    "heads of their own": {"model_type": "llama", "num_key_value_heads": 4},
+    "one group": {"model_type": "llama", "num_key_value_heads": 1},
+    "biases everywhere": {"model_type": "llama", "hidden_size": 128, "attention_bias": True, "mlp_bias": True},
+    "narrow heads": {"model_type": "llama", "head_dim": 8},
+    "norms of queries and keys": {"model_type": "qwen3"},
+}
+PLANS = {
+    "nothing": {},
+    "value-only": {5: LayerPlan(0.8), 4: LayerPlan(0.0), 0: LayerPlan(1.0)},
+    "groups": {0: LayerPlan(removed_groups=(0,)), 3: LayerPlan(removed_groups=(1,))},
+    "all groups": {1: LayerPlan(removed_groups=(0, 1)), 5: LayerPlan(removed_groups=(0, 1))},
+    "channels": {2: LayerPlan(removed_channels=(0, 5, 127)), 5: LayerPlan(removed_channels=tuple(range(127)))},
+    "all kinds": {
+        0: LayerPlan(0.0, removed_channels=(1,)),
+        2: LayerPlan(removed_groups=(0,), removed_channels=(7, 9)),
+        3: LayerPlan(0.3, removed_channels=(2, 4)),
+        4: LayerPlan(removed_groups=(0, 1), removed_channels=(0,)),
+    },
+}
 
 
-def windowed(window):
-    """A Mistral of the tiny shape: d = 64 = heads times head dimension, d_ff = 128, all layers with one window."""
-    return MistralConfig(**SHAPE, sliding_window=window)
+def small(name):
+    """A tiny config and a random model of it on the CPU."""
+    config = AutoConfig.for_model(
+        **SHAPE | CONFIGS[name], vocab_size=512, pad_token_id=0, bos_token_id=1, eos_token_id=2
+    )
+    return config, AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def for_groups(plan, groups):
+    """The plan for a model of ``groups`` key/value groups: the names of PLANS stay true."""
+    layers = {}
+    for layer, layer_plan in PLANS[plan].items():
+        removed = tuple(range(groups)) if len(layer_plan.removed_groups) == 2 else layer_plan.removed_groups
+        removed = tuple(sorted({min(group, groups - 1) for group in removed}))
+        layers[layer] = dataclasses.replace(layer_plan, removed_groups=removed)
+    return PruningPlan(6, layers)
+
+
+def linear_by_name(model):
+    """Slow twin: parameters of everything in a decoder layer that is not a norm, by its name."""
+    return sum(
+        parameter.numel()
+        for name, parameter in model.model.layers.named_parameters()
+        if "norm" not in name.rsplit(".", 2)[-2]
+    )
+
+
+def total(module):
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def test_configs_are_those_of_the_papers_models():
     configs = paper_configs()
-    assert list(configs) == NAMES
+    assert list(configs) == list(PARAMETERS)
     assert set(configs) <= set(published("alpha_search")["model"])
     for name, config in configs.items():
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-        assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
+        assert parameters(config) == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_layer_flops_are_what_pytorch_counts(name):
+@pytest.mark.parametrize("name", CONFIGS)
+def test_counts_are_those_of_the_modules_after_surgery(name):
+    config, dense = small(name)
+    assert linear_parameters(config) == linear_by_name(dense)
+    assert parameters(config) == total(dense)
+    ids = torch.arange(3, 23).view(2, 10)
+    for plan_name in PLANS:
+        plan = for_groups(plan_name, config.num_key_value_heads)
+        model = apply_plan(copy.deepcopy(dense), plan)
+        assert linear_parameters(config, plan) == linear_by_name(model)
+        removed = linear_by_name(dense) - linear_by_name(model)
+        assert removed_parameters(config, plan) == removed
+        assert removed_fraction(config, plan) == removed / linear_by_name(dense)
+        assert parameters(config, plan) == total(model)
+        with torch.no_grad():
+            cache = model(ids).past_key_values
+        bytes_held = sum(entry.keys.nbytes + entry.values.nbytes for entry in cache.layers)
+        assert kv_bytes_per_token(config, plan) * ids.numel() == bytes_held
+        assert kv_bytes_per_token(config, plan, torch.bfloat16) * 2 * ids.numel() == bytes_held
+        assert removed_fraction(model.config, plan) == removed_fraction(config, plan)  # the pruned model's own config
+
+
+def test_biases_of_a_compensation_are_parameters_but_no_linear_ones():
+    config, dense = small("tiny-llama")
+    plan = PruningPlan(
+        6,
+        {
+            1: LayerPlan(removed_groups=(1,), group_means=(0.5,) * 32),
+            2: LayerPlan(removed_groups=(0, 1), group_means=(0.5,) * 64),
+            3: LayerPlan(removed_channels=(0, 9), channel_means=(1.0, -1.0)),
+        },
+    )
+    silent = PruningPlan(
+        6, {layer: dataclasses.replace(one, group_means=None, channel_means=None) for layer, one in plan.layers.items()}
+    )
+    assert linear_parameters(config, plan) == linear_parameters(config, silent)
+    assert parameters(config, plan) == parameters(config, silent) + 3 * 64 == total(apply_plan(dense, plan))
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_by_hand(name):
     config = paper_configs()[name]
-    config.num_hidden_layers = 2  # Gemma 2: one with a window, one without
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:2]
-    with torch.device("meta"):
-        model = AutoModel.from_config(config, attn_implementation="eager")
-        tokens = torch.zeros(1, 256, dtype=torch.long)
-        mask = torch.zeros(1, 1, 256, 256)  # ready-made: transformers would look at values to make one
-    if name == "Gemma2-9B":
-        mask = {"full_attention": mask, "sliding_attention": mask}
-    with FlopCounterMode(display=False) as counter:
-        model(tokens, attention_mask=mask, use_cache=False)
-    counted = {module: sum(counts.values()) for module, counts in counter.get_flop_counts().items()}
-    for layer in range(2):
-        flops = layer_flops(config, 256, layer)
-        inside = f"{type(model).__name__}.layers.{layer}"
-        assert sum(counted[f"{inside}.self_attn.{letter}_proj"] for letter in "qkvo") == flops.projections
-        assert counted[f"{inside}.self_attn"] == flops.projections + flops.attention
-        assert counted[f"{inside}.mlp"] == flops.ffn
-        assert counted[inside] == sum(flops)
+    d, d_ff, depth = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    width = 256 if name == "Gemma2-9B" else 128
+    q, kv = config.num_attention_heads * width, config.num_key_value_heads * width
+    bias = 1 if name == "Qwen2-7B" else 0  # queries, keys and values have one; nothing in its config says so
+    queries_and_keys = (d + bias) * (q + kv)
+    attention = queries_and_keys + (d + bias) * kv + q * d
+    assert linear_parameters(config) == depth * (attention + 3 * d * d_ff)
+
+    harp = PruningPlan.value_only(depth, [0.5, 0.0, 0.1])
+    assert removed_parameters(config, harp) == 2 * queries_and_keys + attention
+    assert head_ratio(config, harp) == 3 / depth
+    two_and_a_half = top_groups_plan(config, 5 * config.num_key_value_heads // 2)
+    assert removed_parameters(config, two_and_a_half) == 5 * attention // 2
+    assert head_ratio(config, two_and_a_half) == pytest.approx(2.5 / depth)
+    for plan in (harp, two_and_a_half):  # by the pruned modules themselves
+        assert parameters(config) - parameters(config, plan) == removed_parameters(config, plan)
+
+    assert kv_bytes_per_token(config, None, torch.bfloat16) == depth * 2 * kv * 2
+    assert kv_bytes_per_token(config, harp, torch.float32) == (depth - 3) * 2 * kv * 4
+    assert kv_bytes_per_token(config, two_and_a_half, torch.float32) == (2 * depth - 5) * kv * 4
 
 
-@pytest.mark.parametrize("length", [1, 32, 48])  # the window of tiny-gemma2 is 32
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma2"])
-def test_causal_pairs_are_those_that_the_models_mask_leaves(tiny, tokens, name, length):
-    model = tiny(name)
-    model.set_attn_implementation("eager")
-    masks = []
-    for layer in model.model.layers:
-        layer.self_attn.register_forward_pre_hook(
-            lambda module, args, kwargs: masks.append(kwargs["attention_mask"]), with_kwargs=True
-        )
-    with torch.no_grad():
-        model(tokens[:1, :length])
-    for layer, mask in enumerate(masks):
-        visible = int((mask == 0).sum())
-        assert layer_flops(model.config, length, layer, causal=True).attention == 2 * 2 * 64 * visible
-    assert len(masks) == 6
+def test_the_cache_has_the_configs_dtype_unless_told_otherwise():
+    config, _ = small("tiny-llama")
+    widths = {"bfloat16": 2, "float32": 4, None: 4}
+    for dtype, width in widths.items():
+        config.dtype = dtype
+        assert kv_bytes_per_token(config) == 6 * 2 * 32 * width
 
 
-def test_a_full_square_of_a_windowed_layer_is_a_band():
-    config = windowed(32)
-    assert [layer_flops(config, n).attention // (2 * 2 * 64) for n in (31, 32, 33, 100)] == [
-        31**2,
-        32**2,
-        33 * 32,
-        3200,
-    ]
+def test_experts_and_their_router_count_and_norms_do_not():
+    config = AutoConfig.for_model("mixtral", **SHAPE, vocab_size=512, num_local_experts=4)
+    attention = 2 * 64 * 64 + 2 * 64 * 32
+    assert linear_parameters(config) == 6 * (attention + 4 * 3 * 64 * 128 + 4 * 64)
+    config = AutoConfig.for_model(  # its norms hold a matrix
+        "cohere", **SHAPE, vocab_size=512, use_qk_norm=True, pad_token_id=0, bos_token_id=1, eos_token_id=2
+    )
+    assert linear_parameters(config) == 6 * (attention + 3 * 64 * 128)
 
 
-@pytest.mark.parametrize("name", ["LLaMA3.1-8B", "Mistral-7B-v0.3", "Qwen2-7B"])
-def test_overtaking_in_closed_form(name):
-    config = paper_configs()[name]
-    d, d_ff, kv = config.hidden_size, config.intermediate_size, config.num_key_value_heads * 128
-    # 4 N² d against 6 N d d_ff; causal: N (N + 1) / 2 for N²; projections: 4 N d (d + kv) more
-    assert overtaking_length(config) == 1.5 * d_ff
-    assert overtaking_length(config, causal=True) == 3 * d_ff - 1
-    assert overtaking_length(config, with_projections=True) == 1.5 * d_ff - d - kv
-    assert overtaking_length(config, causal=True, with_projections=True) == 3 * d_ff - 1 - 2 * (d + kv)
-    # The paper's N = d_ff is where attention draws level with two of the FFN's three matrices.
-    flops = layer_flops(config, d_ff)
-    assert flops.attention * 3 == flops.ffn * 2
+def test_top_groups():
+    config, _ = small("tiny-llama")
+    assert top_groups_plan(config, 3).layers == {
+        4: LayerPlan(removed_groups=(0,)),
+        5: LayerPlan(removed_groups=(0, 1)),
+    }
+    assert head_ratio(config, top_groups_plan(config, 12)) == 1
+    for kv_groups in (0, 13):
+        with pytest.raises(ValueError, match=f"{kv_groups} key/value groups cannot go: the layers hold 12"):
+            top_groups_plan(config, kv_groups)
 
 
-def brute_force(config, causal, with_projections):
-    """Lengthens the prefill token by token until the multiply-adds of attention are as many as the others."""
-    d = config.hidden_size
-    q, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    sliding = config.layer_types.count("sliding_attention")
-    full = config.num_hidden_layers - sliding
-    linear = (3 * d * config.intermediate_size - (2 * d * (q + kv) if with_projections else 0)) * (sliding + full)
-    n = attention = 0
-    while n == 0 or attention < n * linear:
-        n += 1
-        pairs = full * n + sliding * min(n, config.sliding_window)
-        attention = attention + 2 * q * pairs if causal else 2 * q * n * pairs
-    return n
+def with_channels(plan, channels):
+    """The plan with ``channels`` more channels removed from the layers that it leaves alone."""
+    layers = dict(plan.layers)
+    for layer in set(range(6)) - set(layers):
+        taken = min(channels, 127)
+        layers[layer] = LayerPlan(removed_channels=tuple(range(taken)))
+        channels -= taken
+    return PruningPlan(6, layers)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("with_projections", [False, True])
-def test_overtaking_with_sliding_windows_by_brute_force(causal, with_projections):
-    gemma = paper_configs()["Gemma2-9B"]
-    shape = SHAPE | {"num_hidden_layers": 5, "sliding_window": 32}  # three layers with a window, two without
-    small = AutoConfig.for_model("gemma2", **shape)
-    narrow = AutoConfig.for_model("gemma2", **shape | {"intermediate_size": 8})  # one token is enough
-    for config in (gemma, small, narrow):
-        expected = brute_force(config, causal, with_projections)
-        assert overtaking_length(config, causal, with_projections) == expected
+@pytest.mark.parametrize("name", ["tiny-llama", "biases everywhere"])
+@pytest.mark.parametrize("target", [0.1234, 0.2, 0.3])
+def test_ffn_channels_come_nearest_to_the_target(name, target):
+    config, _ = small(name)
+    plan = PruningPlan(6, {5: LayerPlan(0.3, removed_channels=(3, 8)), 4: LayerPlan(removed_groups=(1,))})
+    distances = [abs(removed_fraction(config, with_channels(plan, channels)) - target) for channels in range(400)]
+    assert ffn_channels_for(config, plan, target) == distances.index(min(distances))
 
 
-def test_overtaking_when_all_layers_slide():
-    # 4 N min(N, W) d against 6 N d d_ff: level at N = W = 1.5 d_ff = 192, never below.
-    assert overtaking_length(windowed(192)) == 192
-    # Causal: N W - W (W - 1) / 2 ≥ 192 N, so one token of window more than 192 is needed, and N ≥ 193 · 192 / 2.
-    assert overtaking_length(windowed(193), causal=True) == 193 * 96
-    for window, causal in ((191, False), (192, True), (1, False), (1, True)):
-        with pytest.raises(ValueError, match="this mistral model never"):
-            overtaking_length(windowed(window), causal)
+def test_ffn_channels_within_reach():
+    config, _ = small("tiny-llama")
+    plan = PruningPlan(6, {5: LayerPlan(0.0, removed_channels=(3, 8))})
+    own = removed_fraction(config, plan)
+    assert ffn_channels_for(config, plan, own) == 0
+    all_but_one = {layer: LayerPlan(removed_channels=tuple(range(127))) for layer in range(5)}
+    largest = removed_fraction(
+        config, PruningPlan(6, all_but_one | {5: LayerPlan(0.0, removed_channels=tuple(range(127)))})
+    )
+    assert ffn_channels_for(config, plan, largest - 1e-9) == 6 * 127 - 2
+    for target in (own - 1e-6, largest + 1e-6):
+        with pytest.raises(ValueError, match=re.escape(f"removes {own:.6f}, with all of them but one")) as error:
+            ffn_channels_for(config, plan, target)
+        assert f"it is {largest:.6f}" in str(error.value)
+    with pytest.raises(ValueError, match="layer 0 of this mixtral model has no gated FFN of gate_proj"):
+        ffn_channels_for(AutoConfig.for_model("mixtral", **SHAPE, num_local_experts=2), PruningPlan(6, {}), 0.1)
+
+
+def test_models_are_built_once_on_the_meta_device_and_left_alone():
+    config, _ = small("tiny-llama")
+    before, state = config.to_dict(), torch.get_rng_state()
+    model = stock_model(config)
+    parameters(config, PruningPlan.value_only(6, [0.5, 0.0]))
+    assert stock_model(copy.deepcopy(config)) is model
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert parameters(config) == total(model)
+    assert config.to_dict() == before
+    assert torch.equal(torch.get_rng_state(), state)
+    config.intermediate_size = 64
+    assert linear_parameters(config) == sum(
+        total(module) for module in stock_model(config).model.layers.modules() if isinstance(module, nn.Linear)
+    )
+    assert stock_model(config) is not model
+
+
+def test_the_config_of_a_pruned_model_counts_as_the_dense_ones():
+    config, dense = small("tiny-gemma2")
+    plan = PruningPlan.value_only(6, [0.5, 0.0])
+    model = apply_plan(dense, plan)
+    reloaded = pruned_class(type(config)).from_dict(model.config.to_dict())
+    for pruned in (model.config, reloaded):
+        assert pruned.pruning_plan == plan.to_dict()
+        assert stock_model(pruned) is stock_model(config)
+        assert parameters(pruned) == parameters(config)
+        assert pruned.pruning_plan == plan.to_dict()
 
 
 def test_errors_name_what_is_wrong():
-    config = windowed(None)
-    with pytest.raises(ValueError, match="the gpt2 config has no intermediate_size"):
-        layer_flops(GPT2Config(), 16)
-    with pytest.raises(ValueError, match="the mamba config has no num_attention_heads"):
-        layer_flops(AutoConfig.for_model("mamba"), 16)
-    with pytest.raises(ValueError, match="tokens is -1"):
-        layer_flops(config, -1)
-    for layer in (-1, 6):
-        with pytest.raises(ValueError, match=f"layer {layer} is not in a model of 6 layers"):
-            layer_flops(config, 16, layer)
-    with pytest.raises(ValueError, match=r"layer 0 of this qwen3_next model is 'linear_attention'"):
-        layer_flops(AutoConfig.for_model("qwen3_next"), 16)
+    config, _ = small("tiny-llama")
+    for count in (removed_fraction, head_ratio, linear_parameters, parameters, kv_bytes_per_token):
+        with pytest.raises(ValueError, match="the plan is for 5 layers, LlamaForCausalLM has 6"):
+            count(config, PruningPlan(5, {}))
+        with pytest.raises(ValueError, match="layer 3: key/value group 2 does not exist"):
+            count(config, PruningPlan(6, {3: LayerPlan(removed_groups=(2,))}))
+        with pytest.raises(ValueError, match="layer 3: FFN channel 128 does not exist"):
+            count(config, PruningPlan(6, {3: LayerPlan(removed_channels=(128,))}))
+    with pytest.raises(ValueError, match="Phi3ForCausalLM is not counted: layer 0 has no attention of q_proj"):
+        linear_parameters(AutoConfig.for_model("phi3", **SHAPE, vocab_size=512, pad_token_id=0))

@@ -1,0 +1,196 @@
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModel, GPT2Config, MistralConfig
+
+from harp_lib.accounting import paper_configs
+from harp_lib.flops import decode_flops, layer_flops, overtaking_length, prefill_flops
+from harp_lib.plan import LayerPlan, PruningPlan
+from harp_lib.surgery import apply_plan
+from harp_lib.tiny import SHAPE
+
+NAMES = list(paper_configs())
+
+
+def windowed(window):
+    """A Mistral of the tiny shape: d = 64 = heads times head dimension, d_ff = 128, all layers with one window."""
+    return MistralConfig(**SHAPE, sliding_window=window)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layer_flops_are_what_pytorch_counts(name):
+    config = paper_configs()[name]
+    config.num_hidden_layers = 2  # Gemma 2: one with a window, one without
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:2]
+    with torch.device("meta"):
+        model = AutoModel.from_config(config, attn_implementation="eager")
+        tokens = torch.zeros(1, 256, dtype=torch.long)
+        mask = torch.zeros(1, 1, 256, 256)  # ready-made: transformers would look at values to make one
+    if name == "Gemma2-9B":
+        mask = {"full_attention": mask, "sliding_attention": mask}
+    with FlopCounterMode(display=False) as counter:
+        model(tokens, attention_mask=mask, use_cache=False)
+    counted = {module: sum(counts.values()) for module, counts in counter.get_flop_counts().items()}
+    for layer in range(2):
+        flops = layer_flops(config, 256, layer)
+        inside = f"{type(model).__name__}.layers.{layer}"
+        assert sum(counted[f"{inside}.self_attn.{letter}_proj"] for letter in "qkvo") == flops.projections
+        assert counted[f"{inside}.self_attn"] == flops.projections + flops.attention
+        assert counted[f"{inside}.mlp"] == flops.ffn
+        assert counted[inside] == sum(flops)
+
+
+@pytest.mark.parametrize("length", [1, 32, 48])  # the window of tiny-gemma2 is 32
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma2"])
+def test_causal_pairs_are_those_that_the_models_mask_leaves(tiny, tokens, name, length):
+    model = tiny(name)
+    model.set_attn_implementation("eager")
+    masks = []
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(
+            lambda module, args, kwargs: masks.append(kwargs["attention_mask"]), with_kwargs=True
+        )
+    with torch.no_grad():
+        model(tokens[:1, :length])
+    for layer, mask in enumerate(masks):
+        visible = int((mask == 0).sum())
+        assert layer_flops(model.config, length, layer, causal=True).attention == 2 * 2 * 64 * visible
+    assert len(masks) == 6
+
+
+def test_a_full_square_of_a_windowed_layer_is_a_band():
+    config = windowed(32)
+    assert [layer_flops(config, n).attention // (2 * 2 * 64) for n in (31, 32, 33, 100)] == [
+        31**2,
+        32**2,
+        33 * 32,
+        3200,
+    ]
+
+
+@pytest.mark.parametrize("name", ["LLaMA3.1-8B", "Mistral-7B-v0.3", "Qwen2-7B"])
+def test_overtaking_in_closed_form(name):
+    config = paper_configs()[name]
+    d, d_ff, kv = config.hidden_size, config.intermediate_size, config.num_key_value_heads * 128
+    # 4 N² d against 6 N d d_ff; causal: N (N + 1) / 2 for N²; projections: 4 N d (d + kv) more
+    assert overtaking_length(config) == 1.5 * d_ff
+    assert overtaking_length(config, causal=True) == 3 * d_ff - 1
+    assert overtaking_length(config, with_projections=True) == 1.5 * d_ff - d - kv
+    assert overtaking_length(config, causal=True, with_projections=True) == 3 * d_ff - 1 - 2 * (d + kv)
+    # The paper's N = d_ff is where attention draws level with two of the FFN's three matrices.
+    flops = layer_flops(config, d_ff)
+    assert flops.attention * 3 == flops.ffn * 2
+
+
+def brute_force(config, causal, with_projections):
+    """Lengthens the prefill token by token until the multiply-adds of attention are as many as the others."""
+    d = config.hidden_size
+    q, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    sliding = config.layer_types.count("sliding_attention")
+    full = config.num_hidden_layers - sliding
+    linear = (3 * d * config.intermediate_size - (2 * d * (q + kv) if with_projections else 0)) * (sliding + full)
+    n = attention = 0
+    while n == 0 or attention < n * linear:
+        n += 1
+        pairs = full * n + sliding * min(n, config.sliding_window)
+        attention = attention + 2 * q * pairs if causal else 2 * q * n * pairs
+    return n
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("with_projections", [False, True])
+def test_overtaking_with_sliding_windows_by_brute_force(causal, with_projections):
+    gemma = paper_configs()["Gemma2-9B"]
+    shape = SHAPE | {"num_hidden_layers": 5, "sliding_window": 32}  # three layers with a window, two without
+    small = AutoConfig.for_model("gemma2", **shape)
+    narrow = AutoConfig.for_model("gemma2", **shape | {"intermediate_size": 8})  # one token is enough
+    for config in (gemma, small, narrow):
+        expected = brute_force(config, causal, with_projections)
+        assert overtaking_length(config, causal, with_projections) == expected
+
+
+def test_overtaking_when_all_layers_slide():
+    # 4 N min(N, W) d against 6 N d d_ff: level at N = W = 1.5 d_ff = 192, never below.
+    assert overtaking_length(windowed(192)) == 192
+    # Causal: N W - W (W - 1) / 2 ≥ 192 N, so one token of window more than 192 is needed, and N ≥ 193 · 192 / 2.
+    assert overtaking_length(windowed(193), causal=True) == 193 * 96
+    for window, causal in ((191, False), (192, True), (1, False), (1, True)):
+        with pytest.raises(ValueError, match="this mistral model never"):
+            overtaking_length(windowed(window), causal)
+
+
+def test_errors_name_what_is_wrong():
+    config = windowed(None)
+    with pytest.raises(ValueError, match="the gpt2 config has no intermediate_size"):
+        layer_flops(GPT2Config(), 16)
+    with pytest.raises(ValueError, match="the mamba config has no num_attention_heads"):
+        layer_flops(AutoConfig.for_model("mamba"), 16)
+    with pytest.raises(ValueError, match="tokens is -1"):
+        layer_flops(config, -1)
+    for layer in (-1, 6):
+        with pytest.raises(ValueError, match=f"layer {layer} is not in a model of 6 layers"):
+            layer_flops(config, 16, layer)
+    with pytest.raises(ValueError, match=r"layer 0 of this qwen3_next model is 'linear_attention'"):
+        layer_flops(AutoConfig.for_model("qwen3_next"), 16)
+
+
+PLANS = {
+    "dense": PruningPlan(6, {}),
+    "value-only": PruningPlan.value_only(6, {5: 0.4, 3: 0.0, 0: 1.0}),
+    "slices": PruningPlan(
+        6,
+        {
+            0: LayerPlan(removed_groups=(0,)),
+            2: LayerPlan(removed_groups=(0, 1), removed_channels=(3, 90)),
+            4: LayerPlan(alpha=0.5, removed_channels=tuple(range(100))),
+        },
+    ),
+}
+
+
+def counted(model, **inputs):
+    """What PyTorch counts in the decoder layers and the output head; rotary embedding is left out as in layer_flops."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(**inputs, logits_to_keep=1)
+    name = type(model).__name__
+    inside = {f"{name}.model.layers.{layer}" for layer in range(6)} | {f"{name}.lm_head"}
+    return sum(sum(counts.values()) for module, counts in counter.get_flop_counts().items() if module in inside)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2", "tiny-gemma2"])
+def test_flops_of_a_pruned_model_are_what_pytorch_counts(tiny, name, plan):
+    model = tiny(name)
+    config = model.config
+    apply_plan(model, plan).set_attn_implementation("eager")
+    ids = torch.arange(20)[None]  # shorter than the window of tiny-gemma2
+    assert counted(model, input_ids=ids, use_cache=False) == prefill_flops(config, plan, 20)
+    cache = model(ids).past_key_values
+    assert counted(model, input_ids=ids[:, :1], past_key_values=cache) == decode_flops(config, plan, 21)
+    if plan is PLANS["dense"]:
+        assert prefill_flops(config, None, 20) == prefill_flops(config, plan, 20)
+
+
+def test_causal_prefill_is_the_sum_of_decoding_token_by_token(tiny):
+    config, plan = tiny("tiny-gemma2").config, PLANS["slices"]
+    head = 2 * 64 * config.vocab_size
+    steps = sum(decode_flops(config, plan, tokens) - head for tokens in range(1, 51))  # beyond the window of 32
+    assert prefill_flops(config, plan, 50, causal=True) == steps + head
+
+
+def test_a_full_window_bounds_decoding(tiny):
+    config = tiny("tiny-gemma2").config
+    # One key more, in three layers without window: scores and values of four query heads of width 16.
+    assert decode_flops(config, None, 101) - decode_flops(config, None, 100) == 3 * 2 * 2 * 64
+    plan = PruningPlan.value_only(6, {layer: 0.5 for layer in (1, 3, 5)})
+    assert decode_flops(config, plan, 101) == decode_flops(config, plan, 100)
+
+
+def test_whole_models_are_counted_with_at_least_one_token_and_gated_ffns():
+    with pytest.raises(ValueError, match="tokens is 0; there has to be at least one"):
+        prefill_flops(windowed(None), None, 0)
+    with pytest.raises(ValueError, match="tokens is 0; there has to be at least one"):
+        decode_flops(windowed(None), None, 0)
+    with pytest.raises(ValueError, match="layer 0 of this starcoder2 model has no gated FFN"):
+        prefill_flops(AutoConfig.for_model("starcoder2", **SHAPE), None, 16)
