@@ -19,6 +19,8 @@ _HOME = {
     "ALPHA_GRID": "alpha_search",
     "perplexity": "likelihood",
     "word_perplexity": "likelihood",
+    "make_plan": "methods",
+    "METHODS": "methods",
 }
 
 __all__ = list(_HOME)

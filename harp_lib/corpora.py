@@ -133,6 +133,27 @@ def excerpt(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, documents: int |
     return replace(corpus, documents=tuple(taken))
 
 
+def calibration_blocks(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, samples: int, tokens: int, seed: int = 0
+) -> torch.Tensor:
+    """Random pieces of a corpus that do not overlap: (samples, tokens) int64.
+
+    The documents are joined by blank lines and cut into blocks of ``tokens`` tokens, of which ``samples`` are drawn.
+
+    Raises
+    ------
+    ValueError
+        If the corpus has fewer blocks.
+    """
+    ids = tokenizer("\n\n".join(corpus.texts), add_special_tokens=False, verbose=False).input_ids
+    blocks = torch.tensor(ids[: len(ids) // tokens * tokens]).view(-1, tokens)
+    if len(blocks) < samples:
+        raise ValueError(
+            f"{corpus.title} ({corpus.split}) has {len(blocks)} blocks of {tokens} tokens; {samples} are wanted"
+        )
+    return blocks[torch.randperm(len(blocks), generator=torch.Generator().manual_seed(seed))[:samples]]
+
+
 def rolling_windows(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int) -> list[Window]:
     """Cut texts as lm-eval's rolling log-likelihood does: every token is predicted once.
 

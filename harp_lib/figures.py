@@ -10,6 +10,9 @@ from matplotlib.figure import Figure
 from . import (
     alpha_figures,
     alpha_study,
+    baseline_figures,
+    baseline_study,
+    baseline_tables,
     norm_figures,
     norm_study,
     paths,
@@ -28,6 +31,7 @@ EXPERIMENTS = {  # the figures and the tables of each
     similarity_study.EXPERIMENT: (similarity_figures.all_figures, theory_tables.similarity_tables),
     norm_study.EXPERIMENT: (norm_figures.all_figures, theory_tables.norm_tables),
     alpha_study.EXPERIMENT: (alpha_figures.all_figures, tables.alpha_tables),
+    baseline_study.EXPERIMENT: (baseline_figures.all_figures, baseline_tables.baseline_tables),
 }
 
 

@@ -42,6 +42,11 @@ def perplexity_estimate(nll: Sequence[float], counts: Sequence[int]) -> Estimate
     return Estimate(value, float(value * error))
 
 
+def perplexity_interval(nll: Sequence[float], counts: Sequence[int]) -> Interval:
+    """Perplexity over documents and its 95 % interval: Student's t on the logarithm (nan for one document)."""
+    return Interval(*(float(value) for value in np.exp(_t_interval(np.asarray(nll, float), np.asarray(counts, float)))))
+
+
 def paired_change(first: Sequence[float], second: Sequence[float], counts: Sequence[int]) -> Interval:
     """How much larger the second perplexity is than the first on the same documents, as a fraction.
 
@@ -59,9 +64,13 @@ def paired_change(first: Sequence[float], second: Sequence[float], counts: Seque
         With few documents a bootstrap interval would be too narrow.
     """
     difference = np.asarray(second, float) - np.asarray(first, float)
-    rate, error = _ratio(difference, np.asarray(counts, float))
+    return Interval(*(float(np.expm1(value)) for value in _t_interval(difference, np.asarray(counts, float))))
+
+
+def _t_interval(amounts: np.ndarray, counts: np.ndarray) -> tuple[float, float, float]:
+    rate, error = _ratio(amounts, counts)
     reach = stats.t.ppf(0.975, len(counts) - 1) * error if len(counts) > 1 else np.nan
-    return Interval(*(float(np.expm1(value)) for value in (rate, rate - reach, rate + reach)))
+    return rate, rate - reach, rate + reach
 
 
 def _ratio(amounts: np.ndarray, counts: np.ndarray) -> tuple[float, float]:

@@ -38,11 +38,19 @@ def save(table: pd.DataFrame, name: str, profile: str, numbers: pd.DataFrame | N
     contents = {
         "csv": (table if numbers is None else numbers).to_csv(index=False),
         "md": table.to_markdown(index=False, disable_numparse=True) + "\n",
-        "tex": table.to_latex(index=False, escape=True),
+        "tex": _latex(table),
     }
     for ending, content in contents.items():
         (folder / f"{name}.{ending}").write_text(content, encoding="utf-8")
     return [folder / f"{name}.{ending}" for ending in contents]
+
+
+def _latex(table: pd.DataFrame) -> str:
+    """The table with booktabs rules; what stands between dollar signs is a formula and is left alone."""
+    shown = (
+        table.style.hide(axis="index").format(escape="latex-math", na_rep="NaN").format_index(escape="latex", axis=1)
+    )
+    return shown.to_latex(hrules=True)
 
 
 def show(table: pd.DataFrame) -> Markdown:

@@ -154,11 +154,20 @@ def test_alpha_search_notebook(checkout, finished):
         assert re.search(rf"hidden states can be reused +\| {model}.*holds, with the same α", text)
 
 
+def test_baselines_notebook(checkout, finished):
+    profile, models = finished
+    text = markdown(checkout, profile, "04_baselines.ipynb")
+    for model in models:
+        assert len(re.findall(rf"HARP\+FLAP beats [\w-]+, as many parameters removed +\| {model}", text)) == 4
+        assert re.search(rf"\| {model} +\| LLM-Pruner +\| \d", text), "its tuned range"
+    assert re.search(r"the printed pruning ratios follow from the configs .*8 of 8 to the printed digit", text)
+
+
 @pytest.mark.parametrize("finished", ["smoke"], indirect=True)
 def test_a_second_run_reads_and_figures_are_redrawn(checkout, finished):
     profile, _ = finished
     again = run(checkout, "run", "--profile", profile, *RUNS[profile][0])
-    assert again.stdout.count("0 cells computed") == 5, again.stdout
+    assert again.stdout.count("0 cells computed") == 6, again.stdout
     assert not re.search(r"[1-9]\d* cells computed", again.stdout)
     folder = checkout / "figures" / profile
     drawn = {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*.*")}

@@ -1,0 +1,123 @@
+"""The cells of notebook 04 as tidy frames: ranges, what goes where, perplexities, costs."""
+
+import pandas as pd
+
+from .alpha_study import SEARCHED
+from .methods import BASELINES, METHODS, PROPERTIES
+from .plan import PruningPlan
+from .results import Cells
+from .statistics import paired_change, perplexity_estimate, perplexity_interval
+
+ORDER = ("dense", *METHODS)
+TITLE = {"dense": "dense", **{method.name: method.title for method in PROPERTIES}}
+"""What tables and figures call a method."""
+EQUAL_HEADS, EQUAL_PARAMETERS = "harp", "harp+flap"
+"""What a baseline is compared with: HARP loses as many query and key heads, HARP+FLAP as many parameters."""
+
+
+def range_frame(cells: Cells) -> pd.DataFrame:
+    """Perplexity of every layer range that was tried.
+
+    Columns: model, method, layers (how many), start, end (not included), perplexity, error, documents, tokens, and
+    ``tuned``: whether the range is the method's best.
+    """
+    rows = []
+    for (model, method, task), cell in cells.items():
+        if task.startswith("range-"):
+            result, (start, end) = cell["result"], cell["inputs"]["layers"]
+            estimate = perplexity_estimate(result["nll"], result["tokens"])
+            rows.append((model, method, end - start, start, end, *estimate, len(result["nll"]), sum(result["tokens"])))
+    columns = ["model", "method", "layers", "start", "end", "perplexity", "error", "documents", "tokens"]
+    frame = pd.DataFrame(rows, columns=columns)
+    frame["tuned"] = False
+    frame.loc[frame.groupby(["model", "method"])["perplexity"].idxmin(), "tuned"] = True
+    return frame
+
+
+def references(cells: Cells, model: str) -> dict[str, float]:
+    """Perplexity of the dense model and of HARP on the documents that ranges are tuned on."""
+    window = next(cell for (name, _, task), cell in cells.items() if name == model and task.startswith("range-"))
+    corpus, count = window["inputs"]["corpus"], window["inputs"]["documents"]
+    read = {method: cells[model, method, f"{corpus}-{SEARCHED}"]["result"] for method in ("dense", EQUAL_HEADS)}
+    return {
+        method: perplexity_estimate(result["nll"][:count], result["tokens"][:count]).value
+        for method, result in read.items()
+    }
+
+
+def plans(cells: Cells) -> dict[tuple[str, str], PruningPlan]:
+    """The plan of each model and method, in the paper's order of methods."""
+    found = {
+        (model, method): PruningPlan.from_dict(cell["result"]["plan"])
+        for (model, method, task), cell in cells.items()
+        if task == "plan" and cell["result"]["plan"]
+    }
+    return dict(sorted(found.items(), key=lambda item: ORDER.index(item[0][1])))
+
+
+def group_frame(cells: Cells) -> pd.DataFrame:
+    """What becomes of every key/value group: model, method, layer, group, state, alpha.
+
+    ``state`` is kept, removed (with its queries, values and columns of W_O) or value-only (queries and keys are gone).
+    ``channels`` is the share of the layer's FFN channels that goes.
+    """
+    rows = []
+    for (model, method), plan in plans(cells).items():
+        shape = cells[model, method, "plan"]["result"]
+        for layer in range(plan.num_layers):
+            lost = plan.layers.get(layer)
+            channels = len(lost.removed_channels) / shape["ffn_channels"] if lost else 0.0
+            for group in range(shape["groups_per_layer"]):
+                state, alpha = "kept", None
+                if lost and lost.alpha is not None:
+                    state, alpha = ("removed" if lost.alpha == 0 else "value-only"), lost.alpha
+                elif lost and group in lost.removed_groups:
+                    state = "removed"
+                rows.append((model, method, layer, group, state, alpha, channels))
+    return pd.DataFrame(rows, columns=["model", "method", "layer", "group", "state", "alpha", "channels"])
+
+
+def perplexity_frame(cells: Cells) -> pd.DataFrame:
+    """Perplexity of every method on every text, with its standard error and 95 % interval over documents.
+
+    For each baseline also its change against HARP and against HARP+FLAP, paired by document, with 95 % interval:
+    columns ``<reference> change``, ``<reference> low``, ``<reference> high``.
+    """
+    rows = []
+    for (model, method, task), cell in cells.items():
+        if task == "plan" or task.startswith("range-"):
+            continue
+        corpus, split = task.rsplit("-", 1)
+        result = cell["result"]
+        nll, tokens = result["nll"], result["tokens"]
+        value, error = perplexity_estimate(nll, tokens)
+        row = {"model": model, "method": method, "corpus": corpus, "split": split, "perplexity": value, "error": error}
+        _, row["low"], row["high"] = perplexity_interval(nll, tokens)
+        row |= {"documents": len(nll), "tokens": sum(tokens)}
+        for reference in (EQUAL_HEADS, EQUAL_PARAMETERS):
+            change = paired_change(cells[model, reference, task]["result"]["nll"], nll, tokens)
+            compared = method in BASELINES
+            row |= {f"{reference} {part}": value if compared else None for part, value in change._asdict().items()}
+        rows.append(row)
+    frame = pd.DataFrame(rows).rename(columns=lambda name: name.replace(" value", " change"))
+    frame["held_out"] = frame["split"] != SEARCHED
+    order = frame.assign(rank=frame["method"].map(ORDER.index))
+    index = order.sort_values(["model", "corpus", "held_out", "rank"]).index
+    return frame.loc[index].reset_index(drop=True)
+
+
+def cost_frame(cells: Cells) -> pd.DataFrame:
+    """What each pruned model costs, counted, and what finding its plan took, measured.
+
+    Columns: model, method, parameters, removed_fraction, head_ratio, kv_bytes_per_token, prefill_flops, decode_flops,
+    tokens (at which these are counted), calibration_tokens, seconds.
+    """
+    rows = []
+    for (model, method, task), cell in cells.items():
+        if task == "plan":
+            samples, length = cell["inputs"].get("calibration", (0, 0))
+            counted = {name: value for name, value in cell["result"].items() if name != "plan"}
+            rows.append({"model": model, "method": method, "calibration_tokens": samples * length, **counted})
+    frame = pd.DataFrame(rows)
+    order = frame.assign(rank=frame["method"].map(ORDER.index)).sort_values(["model", "rank"])
+    return frame.loc[order.index].reset_index(drop=True)

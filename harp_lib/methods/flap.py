@@ -1,0 +1,132 @@
+"""FLAP: key/value groups, or FFN channels, whose input hardly fluctuates go; its mean stays behind as a bias."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..architecture import decoder_layers
+from ..likelihood import Tokens
+from ..plan import LayerPlan, PruningPlan
+from ..surgery import temporarily_pruned
+from .budget import by_group, check_budget, lowest
+from .calibration import InputStatistics, input_statistics
+from .method import Method
+
+METHOD = Method(
+    name="flap",
+    title="FLAP",
+    metric=r"\mathrm{mean}_{j \in g} \; z(\mathrm{Var}(\mathbf{X}_j) \cdot \lVert \mathbf{W}^O_{:,j} \rVert_2^2)",
+    looks_at="fluctuation of activations",
+    calibration="forward pass",
+    weight_update="a bias on the output projection (the mean of what was removed, times its weights)",
+    allocation="one threshold over the range",
+)
+
+
+def planner(
+    model: PreTrainedModel, calibration: Tokens, layers: Sequence[int]
+) -> Callable[[int, Sequence[int]], PruningPlan]:
+    """Score the groups of ``layers``: the fluctuation of W_O's input channels, averaged over each group.
+
+    FLAP (An et al., 2024; metric "WIFV" in github.com/CASIA-IVA-Lab/FLAP), here for key/value groups. The
+    standardised scores of a layer average to zero: layers are ranked by how much their groups differ, and where each
+    layer holds a single group (multi-query attention), there is nothing to rank them by, which is warned of.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A dense model; unchanged afterwards.
+    calibration : Tensor or sequence
+        As in :func:`harp_lib.perplexity`.
+    layers : sequence of int
+        Layers from which groups may go.
+
+    Returns
+    -------
+    callable
+        ``plan(kv_groups, layers)``: removes the groups that score lowest over some of these layers together; a layer
+        may lose all of them. The plan carries the mean inputs of what goes.
+    """
+    found = decoder_layers(model)
+    attentions = {layer: found[layer].self_attn for layer in layers}
+    statistics = input_statistics(model, calibration, {layer: a.o_proj for layer, a in attentions.items()})
+    scores, means = {}, {}
+    for layer, attention in attentions.items():
+        channels = fluctuation(attention.o_proj, statistics[layer])  # (H·Dh,)
+        scores[layer] = by_group(attention, channels).mean(dim=1)  # (K,)
+        means[layer] = by_group(attention, statistics[layer].mean).cpu()  # (K, columns of a group)
+    if all(len(values) == 1 for values in scores.values()):
+        warnings.warn("flap: each layer holds one key/value group, so which of them go is arbitrary", stacklevel=3)
+
+    def plan(kv_groups: int, layers: Sequence[int]) -> PruningPlan:
+        chosen = {layer: scores[layer] for layer in layers}
+        check_budget(kv_groups, sum(len(values) for values in chosen.values()))
+        plans = {
+            layer: LayerPlan(removed_groups=groups, group_means=written(means[layer][list(groups)]))
+            for layer, groups in lowest_of_all(chosen, kv_groups).items()
+        }
+        return PruningPlan(len(found), plans, METHOD.name)
+
+    return plan
+
+
+def without_channels(model: PreTrainedModel, calibration: Tokens, plan: PruningPlan, count: int) -> PruningPlan:
+    """``plan``, and ``count`` FFN channels less: those that fluctuate least over all layers of the pruned model.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A dense model; unchanged afterwards.
+    calibration : Tensor or sequence
+        As in :func:`harp_lib.perplexity`; what is measured is the model as ``plan`` prunes it.
+    plan : PruningPlan
+        Removes no channel yet.
+    count : int
+        Channels to remove, 0 or more.
+
+    Raises
+    ------
+    ValueError
+        If a layer would lose all of its channels.
+    """
+    layers = decoder_layers(model)
+    with temporarily_pruned(model, plan):
+        outputs = {index: layer.mlp.down_proj for index, layer in enumerate(layers)}
+        statistics = input_statistics(model, calibration, outputs)
+    scores = {layer: fluctuation(output, statistics[layer]) for layer, output in outputs.items()}
+    plans = dict(plan.layers)
+    for layer, channels in lowest_of_all(scores, count).items():
+        if len(channels) == len(scores[layer]):
+            raise ValueError(
+                f"layer {layer} would lose all of its {len(channels)} FFN channels; remove less than {count} in all"
+            )
+        means = written(statistics[layer].mean.cpu()[list(channels)])
+        plans[layer] = replace(plans.get(layer, LayerPlan()), removed_channels=channels, channel_means=means)
+    return PruningPlan(plan.num_layers, plans, plan.method)
+
+
+@torch.no_grad()
+def fluctuation(output: nn.Linear, inputs: InputStatistics) -> torch.Tensor:
+    """Variance of each input channel times the squared norm of its column, standardised in the layer: on the CPU."""
+    scores = inputs.variance * output.weight.float().square().sum(dim=0)  # (channels,)
+    scores = scores - scores.mean()
+    return (scores / scores.std().clamp_min(torch.finfo(scores.dtype).tiny)).cpu()
+
+
+def lowest_of_all(scores: Mapping[int, torch.Tensor], count: int) -> dict[int, tuple[int, ...]]:
+    """Indices of the ``count`` smallest values of all layers, by layer; layers that lose nothing are left out."""
+    where = [(layer, index) for layer, values in scores.items() for index in range(len(values))]
+    chosen: dict[int, list[int]] = {}
+    for position in lowest(torch.cat(list(scores.values())), count):
+        layer, index = where[position]
+        chosen.setdefault(layer, []).append(index)
+    return {layer: tuple(indices) for layer, indices in chosen.items()}
+
+
+def written(values: torch.Tensor) -> tuple[float, ...]:
+    """Numbers as a plan holds them: in order, with seven significant digits, which is all that float32 has."""
+    return tuple(float(f"{value:.7g}") for value in values.flatten().tolist())

@@ -1,0 +1,146 @@
+"""Which layers to prune: the ablation of the paper's Section "Exploring Layer Selection"."""
+
+import torch
+from torch import nn
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from ..architecture import branch_exit, check_attention, check_dense, decoder_layers
+from ..likelihood import Batch, Tokens, evaluating, make_batches
+from ..theory import block_influence
+from .gradients import projection_weights, weight_gradients
+
+LAYER_SELECTIONS = ("top", "bottom", "hessian", "similarity", "block-influence")
+SCORED = LAYER_SELECTIONS[2:]
+
+
+def select_layers(strategy: str, model: PreTrainedModel, calibration: Tokens | None, count: int) -> list[int]:
+    """The ``count`` layers that a strategy holds to be least important.
+
+    Parameters
+    ----------
+    strategy : {"top", "bottom", "hessian", "similarity", "block-influence"}
+        The highest or lowest layers, or those with the lowest :func:`layer_scores`; of equal scores the higher layer
+        is taken. The paper compares the first four.
+    model : PreTrainedModel
+        Dense; unchanged afterwards.
+    calibration : Tensor or sequence, optional
+        As in :func:`harp_lib.perplexity`. The paper takes WikiText. Not read, and may be None, for top and bottom.
+    count : int
+        How many layers, from 1 to all.
+
+    Returns
+    -------
+    list of int
+        Layer indices from the bottom, rising.
+
+    Raises
+    ------
+    ValueError
+        For an unknown strategy, another count, and as :func:`layer_scores` does.
+    """
+    if strategy not in LAYER_SELECTIONS:
+        raise ValueError(f"unknown strategy {strategy!r}; choose from {', '.join(LAYER_SELECTIONS)}")
+    total = len(decoder_layers(model))
+    if not 1 <= count <= total:
+        raise ValueError(f"{count} layers cannot be selected; {type(model).__name__} has {total}, choose 1 … {total}")
+    if strategy == "top":
+        return list(range(total - count, total))
+    if strategy == "bottom":
+        return list(range(count))
+    scores = layer_scores(strategy, model, calibration)
+    return sorted(sorted(range(total), key=lambda layer: (scores[layer], -layer))[:count])
+
+
+def layer_scores(strategy: str, model: PreTrainedModel, calibration: Tokens | None) -> list[float]:
+    r"""Importance of each layer by one of three metrics (paper, appendix "Layer Selection with Heuristic Metric").
+
+    ``hessian``, of first order despite its name, the squared effect of a matrix' scale on the loss. It needs the
+    float32 gradients of Q, K and V of all layers, and the memory of :func:`.weight_gradients`:
+
+    .. math:: I(l) = \sum_{s \in \{q, k, v\}}
+              \Bigl( \sum_{ij} \frac{\partial L}{\partial W^s_{ij}} W^s_{ij} \Bigr)^2
+
+    ``similarity``, with X the residual stream that enters the layer and the attention branch as it is added to it
+    (after the norm that some families have there):
+
+    .. math:: S(l) = 1 - \mathbf{E} \cos\bigl(X, X + \mathrm{Attention}(\mathrm{LayerNorm}(X))\bigr)
+
+    ``block-influence``, the same over the whole layer, attention and FFN: :func:`harp_lib.theory.block_influence`.
+
+    Parameters
+    ----------
+    strategy : {"hessian", "similarity", "block-influence"}
+        The metric.
+    model : PreTrainedModel
+        Dense; unchanged afterwards.
+    calibration : Tensor or sequence
+        As in :func:`harp_lib.perplexity`. L is the mean over all predicted tokens, **E** the mean over all tokens that
+        the model reads, those included that are context only.
+
+    Returns
+    -------
+    list of float
+        One for each layer, from the bottom; low is unimportant. The first is the square of nats per predicted token,
+        the other two are numbers from 0 to 2.
+
+    Raises
+    ------
+    ValueError
+        For an unknown metric, no calibration, or a model that is pruned or not supported.
+    """
+    if strategy not in SCORED:
+        raise ValueError(f"no scores for {strategy!r}; choose from {', '.join(SCORED)}")
+    if calibration is None:
+        raise ValueError(f"{strategy!r} is measured on a text; give calibration tokens")
+    check_dense(model)
+    check_attention(model, range(len(decoder_layers(model))))
+    batches = make_batches(calibration)
+    return _hessian(model, batches) if strategy == "hessian" else _turns(model, batches, strategy)
+
+
+def _hessian(model: PreTrainedModel, batches: list[Batch]) -> list[float]:
+    parts = ("q_proj", "k_proj", "v_proj")
+    weights = [projection_weights(model, layer, parts) for layer in range(len(decoder_layers(model)))]
+    gradients = iter(weight_gradients(model, batches, [weight for of_layer in weights for weight in of_layer]))
+    return [
+        sum((weight.detach().float() * next(gradients)).sum().item() ** 2 for weight in of_layer)
+        for of_layer in weights
+    ]
+
+
+@torch.no_grad()
+def _turns(model: PreTrainedModel, batches: list[Batch], strategy: str) -> list[float]:
+    """How far attention, or the layer, turns each token, in one forward pass that keeps one layer's input."""
+    layers = decoder_layers(model)
+    totals, tokens = [0.0] * len(layers), sum(batch.ids.numel() for batch in batches)
+    multiplier = getattr(model.config, "residual_multiplier", 1.0)  # Granite has one
+    entering: list[torch.Tensor] = []
+
+    def enter(module: nn.Module, args: tuple) -> None:
+        entering[:] = [args[0]]  # (B, N, d)
+
+    def leave(layer: int):
+        def hook(module: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
+            after = (output[0] if isinstance(output, tuple) else output).float()
+            before = entering[0].to(after.device).float()  # from another device, where a model is spread over several
+            if strategy == "similarity":
+                after = before + multiplier * after
+            totals[layer] += before.shape[:-1].numel() * block_influence(before, after)
+
+        return hook
+
+    handles = []
+    try:
+        for index, layer in enumerate(layers):
+            # The last layer's output is seen here as it leaves the layer: before the final norm.
+            exit_module = branch_exit(layer) if strategy == "similarity" else layer
+            handles.append(layer.register_forward_pre_hook(enter))
+            handles.append(exit_module.register_forward_hook(leave(index)))
+        with evaluating(model):
+            for batch in tqdm(batches, desc=strategy, unit="batch", delay=5, leave=False):
+                model.get_decoder()(input_ids=batch.ids.to(model.device), use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [total / tokens for total in totals]

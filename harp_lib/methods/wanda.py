@@ -1,0 +1,79 @@
+"""Wanda-sp: key/value groups whose weights times activations are small go, layer by layer from the bottom."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from ..architecture import decoder_layers
+from ..likelihood import Tokens
+from ..plan import LayerPlan, PruningPlan
+from ..slicing import num_groups
+from ..surgery import temporarily_pruned
+from .budget import by_group, equal_parts, lowest
+from .calibration import InputStatistics, LayerStream
+from .method import Method
+
+METHOD = Method(
+    name="wanda-sp",
+    title="Wanda-sp",
+    metric=r"\sum_{j \in g} \frac{1}{d} \sum_i \lvert \mathbf{W}^O_{ij} \rvert \cdot \lVert \mathbf{X}_j \rVert_2",
+    looks_at="weights and activations",
+    calibration="forward passes, layer by layer",
+    weight_update="none",
+    allocation="equally many groups in each layer of the range",
+)
+
+
+def planner(
+    model: PreTrainedModel, calibration: Tokens, layers: Sequence[int]
+) -> Callable[[int, Sequence[int]], PruningPlan]:
+    """Prepare the calibration text; scores depend on what goes below, so each plan takes its own passes.
+
+    Each layer of a range is run twice: dense, as far as W_O, to score its groups, and without the groups that go,
+    since that is what the next layer sees. Wanda (Sun et al., 2024) made structured by FLAP's authors ("wanda_sp" in
+    github.com/CASIA-IVA-Lab/FLAP), here for key/value groups.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A dense model; unchanged afterwards.
+    calibration : Tensor or sequence
+        As in :func:`harp_lib.perplexity`.
+    layers : sequence of int
+        Layers from which groups may go.
+
+    Returns
+    -------
+    callable
+        ``plan(kv_groups, layers)``: removes that many groups from these layers, equally many from each. Ranges with
+        rising lowest layers share the dense passes below them.
+    """
+    stream, found = LayerStream(model, calibration), decoder_layers(model)
+
+    def plan(kv_groups: int, layers: Sequence[int]) -> PruningPlan:
+        each = equal_parts(kv_groups, [num_groups(found[layer].self_attn) for layer in layers])
+        first, last, plans = min(layers), max(layers), {}
+        hidden = stream.entering(first)  # of each batch (B, N, d)
+        for layer in tqdm(range(first, last + 1), desc=METHOD.name, unit="layer", leave=False, delay=5):
+            if layer in layers:
+                attention = found[layer].self_attn
+                scores = group_scores(attention, stream.statistics(layer, attention.o_proj, hidden))
+                plans[layer] = LayerPlan(removed_groups=lowest(scores, each))
+            if layer < last:
+                removed = {layer: plans[layer]} if layer in layers else {}
+                with temporarily_pruned(model, PruningPlan(len(found), removed, METHOD.name)):
+                    for index, leaving in enumerate(stream.leaving(layer, hidden)):
+                        hidden[index] = leaving
+        return PruningPlan(len(found), plans, METHOD.name)
+
+    return plan
+
+
+@torch.no_grad()
+def group_scores(attention: nn.Module, inputs: InputStatistics) -> torch.Tensor:
+    """Mean of |W_ij| over W_O's rows times the norm of input channel j, summed over each group: (K,), on the CPU."""
+    columns = attention.o_proj.weight.float().abs().mean(dim=0) * inputs.norm  # (H·Dh,)
+    return by_group(attention, columns).sum(dim=1).cpu()

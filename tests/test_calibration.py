@@ -1,0 +1,196 @@
+"""Statistics of a projection's inputs, and the calibration text moved up layer by layer."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from conftest import FAMILIES
+
+from harp_lib.architecture import decoder_layers
+from harp_lib.methods.calibration import InputStatistics, LayerStream, input_statistics
+
+MIXED = [torch.arange(3 + i, 3 + i + length) for i, length in enumerate((40, 40, 17, 2, 40))]  # lengths of sequences
+
+
+def statistics_of(values, sizes):
+    statistics = InputStatistics()
+    for part in values.split(sizes):
+        statistics.update(part)
+    return statistics
+
+
+@pytest.fixture
+def fluctuating():
+    """Three channels around 10,000, -10,000 and 0, with a standard deviation of 0.1."""
+    noise = torch.randn(1000, 3, generator=torch.Generator().manual_seed(0))
+    return 0.1 * noise + torch.tensor([1e4, -1e4, 0.0])
+
+
+@pytest.mark.parametrize("sizes", [[1000], [1] * 1000, [1, 999], [999, 1], [300, 500, 200]])
+def test_small_fluctuations_around_a_large_mean(fluctuating, sizes):
+    values = fluctuating.double().numpy()
+    for given in (fluctuating, fluctuating.flip(0)):
+        statistics = statistics_of(given, sizes)
+        assert statistics.count == 1000
+        np.testing.assert_allclose(statistics.mean, values.mean(axis=0), rtol=2e-7, atol=1e-6)
+        np.testing.assert_allclose(statistics.variance, values.var(axis=0, ddof=1), rtol=1e-4)
+        np.testing.assert_allclose(statistics.norm, np.linalg.norm(values, axis=0), rtol=1e-6)
+
+
+def test_an_outlier_in_the_first_part_does_not_matter(fluctuating):
+    fluctuating[0] = 1e3
+    statistics, values = statistics_of(fluctuating, [1, 7, 992]), fluctuating.double().numpy()
+    np.testing.assert_allclose(statistics.variance, values.var(axis=0, ddof=1), rtol=1e-4)
+
+
+def test_statistics_are_float32_and_flatten_batches():
+    values = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(1)).bfloat16()
+    statistics = InputStatistics()
+    statistics.update(values)
+    assert statistics.count == 10
+    assert {statistics.mean.dtype, statistics.variance.dtype, statistics.norm.dtype} == {torch.float32}
+    torch.testing.assert_close(statistics.norm, values.float().flatten(0, 1).norm(dim=0))
+
+
+def inputs_of(model, sequences, projection):
+    """Slow twin: all inputs of a linear map, one sequence after the other through the whole model, (T, C) float64."""
+    seen = []
+    handle = projection.register_forward_pre_hook(lambda module, args: seen.append(args[0][0]))
+    with torch.no_grad():
+        for ids in sequences:
+            model(ids[None])
+    handle.remove()
+    return torch.cat(seen).double()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("part", ["o_proj", "down_proj"])
+def test_input_statistics_are_those_of_the_whole_model(tiny, name, part):
+    model = tiny(name)
+    projections = {i: model.get_submodule(f"model.layers.{i}.{'self_attn' if part == 'o_proj' else 'mlp'}.{part}")
+                   for i in (1, 3)}  # fmt: skip
+    for layer, statistics in input_statistics(model, MIXED, projections).items():
+        values = inputs_of(model, MIXED, projections[layer])
+        assert statistics.count == sum(map(len, MIXED))
+        torch.testing.assert_close(statistics.mean.double(), values.mean(0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(statistics.variance.double(), values.var(0), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(statistics.norm.double(), values.norm(dim=0), rtol=1e-4, atol=1e-5)
+
+
+def calls_of(modules):
+    """How often each module runs from now on."""
+    calls = [0] * len(modules)
+
+    def count(index):
+        def hook(*_):
+            calls[index] += 1
+
+        return hook
+
+    for index, module in enumerate(modules):
+        module.register_forward_hook(count(index))
+    return calls
+
+
+def test_a_pass_ends_with_the_highest_layer_needed(tiny, tokens):
+    model = tiny()
+    layers = decoder_layers(model)
+    calls = calls_of([*layers, model.lm_head])
+    input_statistics(model, tokens, {2: layers[2].self_attn.o_proj})
+    assert calls == [1, 1, 1, 0, 0, 0, 0]
+    assert decoder_layers(model) is layers
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_activations_that_are_not_finite_name_the_layer_and_leave_the_model_whole(tiny, tokens, training):
+    model = tiny().train(training)
+    layers = decoder_layers(model)
+    layers[1].self_attn.v_proj.weight.data[0, 0] = torch.inf
+    with pytest.raises(ValueError, match=r"layer 1: activations .* not finite"):
+        input_statistics(model, tokens, {i: layers[i].self_attn.o_proj for i in (0, 1, 4)})
+    stream = LayerStream(model, tokens)
+    with pytest.raises(ValueError, match=r"layer 1: activations .* not finite"):
+        stream.statistics(1, layers[1].self_attn.o_proj, stream.entering(1))
+    assert decoder_layers(model) is layers
+    assert model.training == training
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def entering_twin(model, ids, layer):
+    """Slow twin: what the whole dense model hands to a layer."""
+    with torch.no_grad():
+        return model(ids, output_hidden_states=True).hidden_states[layer]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4, 5], [5, 0, 3, 3, 1, 4]])
+def test_a_stream_holds_what_enters_a_layer(tiny, name, order):
+    model = tiny(name)
+    stream = LayerStream(model, MIXED)
+    for layer in order:
+        hidden = [sequence for batch in stream.entering(layer) for sequence in batch]
+        for ids, found in zip(MIXED, hidden, strict=True):
+            torch.testing.assert_close(found, entering_twin(model, ids[None], layer)[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_stream_leaves_the_top_layer_as_the_model_does(implementation, tokens):
+    from harp_lib.tiny import tiny_model
+
+    model = tiny_model("tiny-mistral", attn_implementation=implementation)
+    stream = LayerStream(model, tokens)
+    (leaving,) = stream.leaving(5, stream.entering(5))
+    with torch.no_grad():
+        torch.testing.assert_close(model.model.norm(leaving), model.model(tokens).last_hidden_state)
+
+
+def test_rising_layers_run_each_layer_once(tiny):
+    model = tiny()
+    calls = calls_of(decoder_layers(model))
+    stream = LayerStream(model, MIXED)
+    batches = len(stream.batches)
+    assert batches == 4
+    for layer in (1, 2, 2, 5):
+        stream.entering(layer)
+    assert calls == [batches] * 5 + [0]
+    stream.entering(0)
+    assert calls == [batches] * 5 + [0]
+
+
+def test_what_a_caller_does_to_hidden_states_stays_with_the_caller(tiny, tokens):
+    stream = LayerStream(tiny(), tokens)
+    mine = stream.entering(2)
+    expected = mine[0].clone()
+    mine[0] = torch.zeros_like(mine[0])
+    torch.testing.assert_close(stream.entering(2)[0], expected)
+
+
+def test_a_stream_that_was_interrupted_continues(tiny):
+    model = tiny()
+    stream, calls = LayerStream(model, MIXED), 0
+
+    def interrupt(module, args):
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+
+    handle = decoder_layers(model)[2].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        stream.entering(4)
+    handle.remove()
+    for found, expected in zip(stream.entering(4), LayerStream(model, MIXED).entering(4), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_statistics_of_one_layer_do_not_run_its_ffn(tiny):
+    model = tiny()
+    output, fresh = decoder_layers(model)[3].self_attn.o_proj, copy.deepcopy(model)
+    stream = LayerStream(model, MIXED)
+    entering, calls = stream.entering(3), calls_of([decoder_layers(model)[3].mlp])
+    found = stream.statistics(3, output, entering)
+    (expected,) = input_statistics(fresh, MIXED, {3: decoder_layers(fresh)[3].self_attn.o_proj}).values()
+    assert calls == [0]
+    for name in ("mean", "variance", "norm"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-5)

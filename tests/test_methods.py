@@ -1,0 +1,180 @@
+"""What make_plan takes and refuses, HARP and HARP+FLAP, and what holds for every method."""
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from conftest import FAMILIES
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from harp_lib import PruningPlan, apply_plan, perplexity, search_alphas
+from harp_lib.accounting import removed_fraction, top_groups_plan
+from harp_lib.architecture import decoder_layers
+from harp_lib.methods import BASELINES, METHODS, PROPERTIES, make_plan, planner
+from harp_lib.slicing import num_groups
+from harp_lib.tiny import SHAPE
+
+CHANNEL = 3 * SHAPE["hidden_size"]  # parameters of an FFN channel
+
+
+class Unread:
+    """A calibration text that nobody may look at."""
+
+    def __iter__(self):
+        raise AssertionError("the calibration text was read")
+
+
+def test_harp_is_the_alpha_search_over_whole_layers(tiny, tokens):
+    model = tiny()
+    plan = make_plan("harp", model, tokens, kv_groups=4)
+    assert plan == search_alphas(model, tokens, 2, progress=False).plan
+    assert make_plan("harp", model, None, kv_groups=4, alphas=[0.5, 0.25]) == PruningPlan.value_only(6, [0.5, 0.25])
+
+
+@pytest.mark.parametrize("alphas", [[0.5, 0.25], [0.5, 0.0]])
+@pytest.mark.parametrize("target", [None, 0.09, 0.31])
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2"])
+def test_harp_flap_meets_the_target_within_half_a_channel(tiny, tokens, name, alphas, target):
+    model = tiny(name)
+    plan = make_plan("harp+flap", model, tokens, kv_groups=4, alphas=alphas, target_fraction=target)
+    total = sum(m.weight.numel() + (0 if m.bias is None else m.bias.numel())
+                for m in decoder_layers(model).modules() if isinstance(m, torch.nn.Linear))  # fmt: skip
+    wanted = target or removed_fraction(model.config, top_groups_plan(model.config, 4))
+    assert abs(removed_fraction(model.config, plan) - wanted) <= CHANNEL / 2 / total + 1e-12
+    assert plan.method == "harp+flap"
+    assert plan.alphas == {5: alphas[0], 4: alphas[1]}
+    assert (
+        sum(bool(layer.removed_channels) for layer in plan.layers.values()) > 2
+    )  # layers that HARP leaves as they are
+
+
+def test_a_target_below_harp_names_what_harp_removes(tiny, tokens):
+    arguments = {"kv_groups": 4, "alphas": [0.5, 0.0]}
+    model = tiny()
+    own = removed_fraction(model.config, PruningPlan.value_only(6, [0.5, 0.0]))
+    with pytest.raises(ValueError, match=rf"HARP alone removes {own}, which is the nearest"):
+        make_plan("harp+flap", model, tokens, target_fraction=own - 0.001, **arguments)
+    plan = make_plan("harp+flap", model, tokens, target_fraction=own, **arguments)
+    assert not any(layer.removed_channels for layer in plan.layers.values())
+    with pytest.raises(ValueError, match="HARP alone removes"):  # whatever alpha is: nothing has to be searched
+        make_plan("harp+flap", model, Unread(), kv_groups=4, target_fraction=0.05)
+
+
+def test_a_target_that_needs_every_channel_of_a_layer_is_refused(tiny, tokens):
+    model = tiny()
+    with pytest.raises(ValueError, match=r"layer \d would lose all of its 128 FFN channels"):
+        make_plan("harp+flap", model, tokens, kv_groups=2, alphas=[1.0], target_fraction=0.688)
+    with pytest.raises(ValueError, match=r"target_fraction 0\.9 .* it is 0\.689"):
+        make_plan("harp+flap", model, Unread(), kv_groups=2, target_fraction=0.9)
+
+
+def taken(plan, model):
+    """Key/value groups that a plan takes."""
+    groups = [num_groups(layer.self_attn) for layer in decoder_layers(model)]
+    return sum(groups[i] if one.alpha is not None else len(one.removed_groups) for i, one in plan.layers.items())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_method_plans_what_surgery_can_do(tiny, tokens, name, method):
+    model = tiny(name)
+    before = copy.deepcopy(model)
+    plan = make_plan(method, model, tokens, kv_groups=6)
+    assert plan.method == method
+    assert taken(plan, model) == 6
+    assert not model.training
+    for module, twin in zip(model.modules(), before.modules(), strict=True):
+        assert type(module) is type(twin)
+        assert not module._forward_pre_hooks
+        assert not module._forward_hooks
+    for (key, weight), twin in zip(model.state_dict().items(), before.state_dict().values(), strict=True):
+        assert torch.equal(weight, twin), key
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+    assert make_plan(method, model, tokens, kv_groups=6) == plan
+    assert np.isfinite(perplexity(apply_plan(model, plan), tokens))
+
+
+@pytest.mark.parametrize("method", BASELINES)
+def test_windows_visited_in_any_order_are_as_fresh_ones(tiny, tokens, method):
+    model = tiny("tiny-gemma2")
+    plan = planner(method, model, tokens)
+    for window in ([2, 3, 4], [0, 1, 2], [3, 4, 5], [1, 2, 3]):
+        assert plan(3, window) == make_plan(method, model, tokens, kv_groups=3, layers=window)
+    with pytest.raises(ValueError, match="layer 6 is not in a model of 6 layers"):
+        plan(3, [4, 5, 6])
+    with pytest.raises(ValueError, match=r"layer 0 is not among the layers .*\[2, 3\]"):
+        planner(method, model, tokens, [2, 3])(2, [0, 2])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bfloat16_plans_come_from_float32_statistics(tiny, tokens, method):
+    model = tiny().bfloat16()
+    plan = make_plan(method, model, tokens, kv_groups=6)
+    assert taken(plan, model) == 6
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert all(np.isfinite(one.group_means or ()).all() for one in plan.layers.values())
+
+
+def test_the_properties_are_complete():
+    assert METHODS == ("mag-sp", "wanda-sp", "llm-pruner", "flap", "harp", "harp+flap")
+    for method in PROPERTIES:
+        assert all(dataclasses.astuple(method)), method.name
+    assert [method.name for method in PROPERTIES if method.weight_update == "none"] == list(METHODS[:3])
+    assert [method.name for method in PROPERTIES if method.calibration == "none"] == ["mag-sp"]
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "message"),
+    [
+        ("wonda", {}, "unknown method 'wonda'; choose from mag-sp, wanda-sp, llm-pruner, flap, harp, harp"),
+        ("harp", {"layers": [4, 5]}, "harp does not take layers; it is for mag-sp, wanda-sp, llm-pruner, flap"),
+        ("harp+flap", {"layers": [4, 5]}, r"harp\+flap does not take layers"),
+        ("flap", {"alphas": [0.1]}, r"flap does not take alphas; it is for harp, harp\+flap"),
+        ("harp", {"target_fraction": 0.1}, r"harp does not take target_fraction; it is for harp\+flap"),
+        ("wanda-sp", {"target_fraction": 0.1}, "wanda-sp does not take target_fraction"),
+        ("harp", {"kv_groups": 5}, "5 key/value groups are no whole number of layers.*: 4 or 6"),
+        ("harp", {"kv_groups": 1}, "1 key/value groups are no whole number of layers.*: 2$"),
+        ("harp+flap", {"kv_groups": 11}, "11 key/value groups are no whole number of layers.*: 10 or 12"),
+        ("harp", {"alphas": [0.1]}, r"1 alphas for 2 layers \(4 key/value groups\)"),
+        ("harp", {"alphas": {5: 0.1, 4: 0.2}}, "alphas is a mapping"),
+        ("harp", {"kv_groups": 14}, "14 key/value groups cannot go: the layers hold 12; the nearest that can: 12"),
+        ("mag-sp", {}, "4 key/value groups cannot go in equal parts from 6 layers; the nearest that can: 6"),
+        ("wanda-sp", {"kv_groups": 8}, "8 key/value groups cannot go in equal parts .*: 6 or 12"),
+        ("llm-pruner", {"kv_groups": 3, "layers": [1, 2]}, "3 .* in equal parts from 2 layers; .*: 2 or 4"),
+        ("llm-pruner", {"kv_groups": 5, "layers": [1, 2]}, "5 .* cannot go: the layers hold 4; .*: 4"),
+        ("flap", {"kv_groups": 0}, "0 key/value groups cannot go: the layers hold 12; the nearest that can: 1"),
+        ("flap", {"kv_groups": 2.0}, "kv_groups is 2.0; it has to be an integer"),
+        ("flap", {"layers": []}, "layers is empty"),
+        ("flap", {"layers": [5, 6]}, "layer 6 is not in a model of 6 layers"),
+    ],
+)
+def test_bad_arguments_are_refused_before_any_work(tiny, method, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make_plan(method, tiny(), Unread(), **{"kv_groups": 4} | arguments)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_calibration(tiny, method):
+    if method == "mag-sp":
+        assert taken(make_plan(method, tiny(), None, kv_groups=6), tiny()) == 6
+        return
+    with pytest.raises(ValueError, match="needs a calibration text"):
+        make_plan(method, tiny(), None, kv_groups=6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_models_that_cannot_be_planned_for(tiny, tokens, method):
+    pruned = apply_plan(tiny(), PruningPlan.value_only(6, [0.5]))
+    with pytest.raises(ValueError, match="pruned already"):
+        make_plan(method, pruned, Unread(), kv_groups=2)
+    shape = {name: value for name, value in SHAPE.items() if name != "head_dim"}
+    fused = AutoModelForCausalLM.from_config(AutoConfig.for_model("phi3", **shape, vocab_size=512, pad_token_id=0))
+    with pytest.raises(ValueError, match=r"Phi3ForCausalLM is not supported: layer 0 has no"):
+        make_plan(method, fused, Unread(), kv_groups=6)
+
+
+def test_only_baselines_have_ranges(tiny, tokens):
+    with pytest.raises(ValueError, match="'harp' has no layer range to plan for; choose from mag-sp"):
+        planner("harp", tiny(), tokens)
