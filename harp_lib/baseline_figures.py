@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator, MultipleLocator, PercentFormatter
 
 from . import colours
 from .alpha_figures import USE, logarithmic_perplexity
@@ -93,7 +93,7 @@ def removed_groups(groups: pd.DataFrame, model: str) -> Figure:
             axis.add_patch(Rectangle((row.group - 0.45, row.layer - 0.42), 0.9, 0.84, **look))
         axis.set(xlim=(-0.6, width - 0.4), ylim=(-0.7, layers - 0.3), xlabel="key/value group")
         axis.set_title(TITLE[method], color="black", fontsize="medium")
-        axis.xaxis.set_major_locator(MaxNLocator(min(4, width), integer=True))
+        axis.xaxis.set_major_locator(MultipleLocator(max(1, width // 4)))
         axis.yaxis.set_major_locator(MaxNLocator(7, integer=True))
         if part["channels"].any():
             _channel_bars(axis, part, width)
@@ -160,7 +160,7 @@ def paired_changes(perplexities: pd.DataFrame, model: str) -> Figure:
     """How many times HARP's perplexity a baseline has, paired by document: equal heads, then equal parameters."""
     perplexities = perplexities[(perplexities["model"] == model) & perplexities["method"].isin(BASELINES)]
     methods, corpora = list(BASELINES), list(perplexities["corpus"].unique())
-    figure, axes = plt.subplots(2, len(corpora), figsize=(11, 5.2), sharex=True, sharey=True, squeeze=False)
+    figure, axes = plt.subplots(2, len(corpora), figsize=(11, 6), sharex=True, sharey=True, squeeze=False)
     questions = {EQUAL_HEADS: "as many heads removed", EQUAL_PARAMETERS: "as many parameters removed"}
     for row, (reference, question) in zip(axes, questions.items(), strict=True):
         for axis, corpus in zip(row, corpora, strict=True):
@@ -177,16 +177,16 @@ def paired_changes(perplexities: pd.DataFrame, model: str) -> Figure:
                     capsize=2,
                 )
             axis.axvline(1, color=colours.METHOD[reference], linewidth=1.5)
-            axis.set_title(f"{TITLES[corpus]}: against {TITLE[reference]}, {question}", fontsize="small")
+            axis.set_title(f"{TITLES[corpus]}: against {TITLE[reference]},\n{question}", fontsize="small")
             axis.set_yticks(range(len(methods)), [TITLE[method] for method in methods])
             axis.grid(axis="y", linewidth=0.4)
     for axis in axes[-1]:
         logarithmic_perplexity(axis, "x")
-        axis.set_xlabel("perplexity of the baseline / perplexity of the reference (log scale)", fontsize="small")
+        axis.set_xlabel("times the perplexity of the line's method (log scale)", fontsize="small")
     axes[0, 0].invert_yaxis()
     _text_legend(figure)
-    title = f"{display_name(model)}: right of the line, the reference is better (95 % intervals, paired by document)"
-    figure.suptitle(title, x=0.01, ha="left")
+    title = f"{display_name(model)}: baselines against HARP, paired by document"
+    figure.suptitle(f"{title}\n95 % intervals; right of the line, HARP is better", x=0.01, ha="left")
     return figure
 
 

@@ -11,6 +11,7 @@ from .statistics import paired_change, perplexity_estimate, perplexity_interval
 ORDER = ("dense", *METHODS)
 TITLE = {"dense": "dense", **{method.name: method.title for method in PROPERTIES}}
 """What tables and figures call a method."""
+WITHOUT_BIAS = "flap-without-bias"  # FLAP's plan without its compensation, read beside the methods
 EQUAL_HEADS, EQUAL_PARAMETERS = "harp", "harp+flap"
 """What a baseline is compared with: HARP loses as many query and key heads, HARP+FLAP as many parameters."""
 
@@ -85,7 +86,7 @@ def perplexity_frame(cells: Cells) -> pd.DataFrame:
     """
     rows = []
     for (model, method, task), cell in cells.items():
-        if task == "plan" or task.startswith("range-"):
+        if method not in ORDER or task == "plan" or task.startswith("range-"):
             continue
         corpus, split = task.rsplit("-", 1)
         result = cell["result"]
@@ -104,6 +105,24 @@ def perplexity_frame(cells: Cells) -> pd.DataFrame:
     order = frame.assign(rank=frame["method"].map(ORDER.index))
     index = order.sort_values(["model", "corpus", "held_out", "rank"]).index
     return frame.loc[index].reset_index(drop=True)
+
+
+def bias_frame(cells: Cells) -> pd.DataFrame:
+    """FLAP with and without its bias on every text: model, corpus, split, with_bias, without_bias, change, low, high.
+
+    The change is what leaving the bias out does to perplexity, paired by document.
+    """
+    rows = []
+    for (model, method, task), cell in cells.items():
+        if method == WITHOUT_BIAS:
+            corpus, split = task.rsplit("-", 1)
+            compensated, result = cells[model, "flap", task]["result"], cell["result"]
+            values = [perplexity_estimate(part["nll"], part["tokens"]).value for part in (compensated, result)]
+            change = paired_change(compensated["nll"], result["nll"], result["tokens"])
+            rows.append((model, corpus, split, *values, *change))
+    return pd.DataFrame(
+        rows, columns=["model", "corpus", "split", "with_bias", "without_bias", "change", "low", "high"]
+    )
 
 
 def cost_frame(cells: Cells) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -12,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from .accounting import head_ratio, kv_bytes_per_token, parameters, removed_fraction
 from .alpha_study import HELD_OUT, SEARCHED, AlphaStudy
 from .architecture import decoder_layers
-from .baseline_frames import TITLE
+from .baseline_frames import TITLE, WITHOUT_BIAS
 from .corpora import calibration_blocks, load_corpus
 from .flops import decode_flops, prefill_flops
 from .likelihood import make_batches, total_nll
@@ -160,7 +161,8 @@ class BaselineStudy:
     def evaluate(self) -> None:
         """Every plan, read document by document: on the searched text, on held-out text, and on another corpus."""
         texts = [text for (corpus, split), text in self.alpha.texts.items() if (corpus, split) in self.read_on]
-        work = [(*plan, text) for plan in self.plans.items() for text in texts]
+        plans = self.plans | {WITHOUT_BIAS: uncompensated(self.plans["flap"])}
+        work = [(*plan, text) for plan in plans.items() for text in texts]
         for method, plan, text in tqdm(work, desc="perplexities", unit="cell"):
             corpus = text.corpus
             inputs = self.alpha.inputs | {"plan": plan and plan.digest, "corpus": corpus.name, "split": corpus.split}
@@ -183,6 +185,12 @@ class BaselineStudy:
             inputs |= {"calibration": wanted, "calibration_split": CALIBRATION, "seed": self.seed}
             inputs |= {"source": self.calibration_text.source, "sha256": self.calibration_text.sha256}
         return inputs
+
+
+def uncompensated(plan: PruningPlan) -> PruningPlan:
+    """The plan without the means that make up for what it removes."""
+    layers = {layer: replace(lost, group_means=None, channel_means=None) for layer, lost in plan.layers.items()}
+    return replace(plan, layers=layers)
 
 
 def text_table(study: BaselineStudy) -> pd.DataFrame:

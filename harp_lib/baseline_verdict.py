@@ -3,7 +3,7 @@
 import pandas as pd
 
 from .alpha_study import HELD_OUT
-from .baseline_frames import EQUAL_HEADS, EQUAL_PARAMETERS, TITLE, perplexity_frame, range_frame
+from .baseline_frames import EQUAL_HEADS, EQUAL_PARAMETERS, TITLE, bias_frame, perplexity_frame, range_frame
 from .corpora import TITLES
 from .methods import BASELINES
 from .models import display_name
@@ -11,6 +11,7 @@ from .paper_accounting import ffn_ratios, paper_ratios
 from .results import Cells
 from .tables import interval
 
+HOLDS, FAILS, OPEN = "holds", "does not hold", "too small to tell"
 CLOSE = 1e-4  # of two shares of FFN channels that count as equal
 
 
@@ -37,51 +38,81 @@ def read_groups(groups: pd.DataFrame) -> str:
         gone, layers = part[part["state"] != "kept"], part["layer"].max() + 1
         emptied = (gone.groupby("layer").size() == part["group"].max() + 1).sum()
         upper = (gone["layer"] >= layers / 2).mean()
+        empty = "no layer is" if emptied == 0 else "1 layer is" if emptied == 1 else f"{emptied} layers are"
         lines.append(
             f"- **{display_name(model)}, {TITLE[method]}**: {len(gone)} groups from {gone['layer'].nunique()} layers, "
-            f"{100 * upper:.0f} % of them in the upper half, {emptied} layers without any left."
+            f"{100 * upper:.0f} % of them in the upper half; {empty} left without any."
+        )
+    return "\n".join(lines)
+
+
+def answer(cells: Cells) -> str:
+    """Does HARP beat the baselines? One sentence for each model, from the comparison at equal parameters."""
+    lines = []
+    for model, part in perplexity_frame(cells).groupby("model", sort=False):
+        outcomes = {method: set(_comparison(part, method, EQUAL_PARAMETERS)[1]) for method in BASELINES}
+        better, worse = ([TITLE[m] for m, found in outcomes.items() if found == {o}] for o in (HOLDS, FAILS))
+        open_ = [TITLE[method] for method, found in outcomes.items() if found not in ({HOLDS}, {FAILS})]
+        short = "yes" if len(better) == len(BASELINES) else "no" if worse else "not all of them, as far as can be told"
+        said = [
+            f"{relation} that of {_listed(names)}"
+            for relation, names in (("lower than", better), ("higher than", worse), ("not told apart from", open_))
+            if names
+        ]
+        lines.append(
+            f"- **{display_name(model)}: {short}.** With as many parameters removed, the perplexity of "
+            f"{TITLE[EQUAL_PARAMETERS]} on held-out text is {', '.join(said)}."
         )
     return "\n".join(lines)
 
 
 def verdict(cells: Cells) -> pd.DataFrame:
     """Each claim with what was measured and what follows: a table of claim, model, evidence, verdict."""
-    perplexities = perplexity_frame(cells)
     rows = []
-    for model, part in perplexities.groupby("model", sort=False):
+    for model, part in perplexity_frame(cells).groupby("model", sort=False):
         for reference, question in (
             (EQUAL_PARAMETERS, "as many parameters removed"),
             (EQUAL_HEADS, "as many heads removed"),
         ):
             for method in BASELINES:
-                rows.append(
-                    {
-                        "claim": f"{TITLE[reference]} beats {TITLE[method]}, {question}",
-                        "model": display_name(model),
-                        **_comparison(part[part["method"] == method], reference),
-                    }
-                )
+                claim = f"{TITLE[reference]} beats {TITLE[method]}, {question}"
+                rows.append((claim, display_name(model), *_worded(*_comparison(part, method, reference))))
+    for model, part in bias_frame(cells).query("split == @HELD_OUT").groupby("model", sort=False):
+        evidence, outcomes = {}, []
+        for row in part.itertuples():
+            evidence[TITLES[row.corpus]] = f"{interval(row.change, row.low, row.high)} without it"
+            outcomes.append(_outcome(row.low, row.high))
+        rows.append(("FLAP's bias lowers perplexity", display_name(model), *_worded(evidence, outcomes)))
     for model, part in range_frame(cells).groupby("model", sort=False):
-        rows.append({"claim": "where heads go matters more than which", "model": display_name(model), **_places(part)})
-    return pd.DataFrame([*rows, *_ratio_rows()])
+        rows.append(("where heads go matters more than which", display_name(model), *_places(part)))
+    rows += [(claim, "the paper's four", evidence, found) for claim, evidence, found in _ratio_rows()]
+    return pd.DataFrame(rows, columns=["claim", "model", "evidence", "verdict"])
 
 
-def _comparison(part: pd.DataFrame, reference: str) -> dict[str, str]:
-    """A baseline against HARP on the held-out text of every corpus."""
-    evidence, signs = [], []
-    for row in part[part["split"] == HELD_OUT].to_dict("records"):
+def _comparison(part: pd.DataFrame, method: str, reference: str) -> tuple[dict[str, str], list[str]]:
+    """A baseline against HARP on the held-out text of every corpus: the change by corpus, and what follows."""
+    evidence, outcomes = {}, []
+    for row in part[(part["method"] == method) & (part["split"] == HELD_OUT)].to_dict("records"):
         change, low, high = (row[f"{reference} {end}"] for end in ("change", "low", "high"))
-        evidence.append(f"{TITLES[row['corpus']]}: {interval(change, low, high)}")
-        signs.append(1 if low > 0 else -1 if high < 0 else 0)
-    found = "the baseline's perplexity on held-out text, against it: " + "; ".join(evidence)
-    if all(sign > 0 for sign in signs):
-        return {"evidence": found, "verdict": "holds"}
-    if all(sign < 0 for sign in signs):
-        return {"evidence": found, "verdict": "does not hold"}
-    return {"evidence": found, "verdict": "too small to tell" if not any(signs) else "differs between texts"}
+        evidence[TITLES[row["corpus"]]] = f"{TITLE[method]} has {interval(change, low, high)}"
+        outcomes.append(_outcome(low, high))
+    return evidence, outcomes
 
 
-def _places(ranges: pd.DataFrame) -> dict[str, str]:
+def _outcome(low: float, high: float) -> str:
+    """The 95 % interval of what the claim needs to be positive, as a verdict."""
+    return HOLDS if low > 0 else FAILS if high < 0 else OPEN
+
+
+def _worded(evidence: dict[str, str], outcomes: list[str]) -> tuple[str, str]:
+    """Evidence and verdict in words, by text where they differ."""
+    found = outcomes[0]
+    if len(set(outcomes)) > 1:
+        found = "; ".join(f"{text}: {outcome}" for text, outcome in zip(evidence, outcomes, strict=True))
+    return "perplexity on held-out text: " + "; ".join(f"{text}, {said}" for text, said in evidence.items()), found
+
+
+def _places(ranges: pd.DataFrame) -> tuple[str, str]:
     """Spread of perplexity over ranges of one length, against the spread over methods in one range."""
     uniform = ranges[ranges["method"] != "flap"]
     over_ranges = uniform.groupby(["method", "layers"])["perplexity"].agg(lambda values: values.max() / values.min())
@@ -92,32 +123,32 @@ def _places(ranges: pd.DataFrame) -> dict[str, str]:
         f"{over_methods.min():.1f} to {over_methods.max():.1f} times that of the best"
     )
     holds = over_ranges.median() > over_methods.median()
-    return {"evidence": evidence, "verdict": "holds, by the median" if holds else "does not hold, by the median"}
+    return evidence, f"{HOLDS if holds else FAILS}, by the median"
 
 
-def _ratio_rows() -> list[dict[str, str]]:
+def _ratio_rows() -> list[tuple[str, str, str]]:
     ratios, channels = paper_ratios(), ffn_ratios()
     printed = ratios[ratios["method"] != "harp+flap"]
     agree = channels["difference"].abs() < CLOSE
-    off = ", ".join(
-        f"{row.model} would need {row.ratio:.5f} and was run with {row.official:.5f}"
-        for row in channels[~agree].itertuples()
-    )
+    evidence = f"share of FFN channels within {CLOSE:g} of the official one for {agree.sum()} of {len(agree)}"
+    for row in channels[~agree].itertuples():
+        evidence += f"; {row.model} would need {row.ratio:.5f} and was run with {row.official:.5f}"
     return [
-        {
-            "claim": "the printed pruning ratios follow from the configs",
-            "model": "the paper's four",
-            "evidence": f"{printed['matches'].sum()} of {len(printed)} to the printed digit",
-            "verdict": "holds" if printed["matches"].all() else "does not hold",
-        },
-        {
-            "claim": "HARP+FLAP removes as many parameters as the baselines",
-            "model": "the paper's four",
-            "evidence": f"share of FFN channels within {CLOSE:g} of the official one for {agree.sum()} of {len(agree)}"
-            + (f"; {off}" if off else ""),
-            "verdict": "holds" if agree.all() else f"holds for {agree.sum()} of {len(agree)}",
-        },
+        (
+            "the printed pruning ratios follow from the configs",
+            f"{printed['matches'].sum()} of {len(printed)} to the printed digit",
+            HOLDS if printed["matches"].all() else FAILS,
+        ),
+        (
+            "HARP+FLAP removes as many parameters as the baselines",
+            evidence,
+            HOLDS if agree.all() else f"{HOLDS} for {agree.sum()} of {len(agree)}",
+        ),
     ]
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _range(row: pd.Series) -> str:
