@@ -6,7 +6,7 @@ from .alpha_study import SEARCHED
 from .methods import BASELINES, METHODS, PROPERTIES
 from .plan import PruningPlan
 from .results import Cells
-from .statistics import paired_change, perplexity_estimate, perplexity_interval
+from .statistics import mean_interval, paired_change, perplexity_estimate, perplexity_interval
 
 ORDER = ("dense", *METHODS)
 TITLE = {"dense": "dense", **{method.name: method.title for method in PROPERTIES}}
@@ -86,7 +86,7 @@ def perplexity_frame(cells: Cells) -> pd.DataFrame:
     """
     rows = []
     for (model, method, task), cell in cells.items():
-        if method not in ORDER or task == "plan" or task.startswith("range-"):
+        if method not in ORDER or "nll" not in cell["result"] or task.startswith("range-"):
             continue
         corpus, split = task.rsplit("-", 1)
         result = cell["result"]
@@ -123,6 +123,29 @@ def bias_frame(cells: Cells) -> pd.DataFrame:
     return pd.DataFrame(
         rows, columns=["model", "corpus", "split", "with_bias", "without_bias", "change", "low", "high"]
     )
+
+
+def writing_frame(cells: Cells) -> pd.DataFrame:
+    """How much each method repeats itself in greedy writing.
+
+    Columns: model, method, repetition, low, high, texts, tokens, sample. Repetition is the share of 4-grams of tokens that stood in the same continuation before (Welleck et al., 2020,
+    "seq-rep-4"): the mean over continuations and its 95 % interval. ``sample`` is one continuation.
+    """
+    rows = []
+    for (model, method, task), cell in cells.items():
+        if task == "writing":
+            written = cell["result"]["ids"]
+            shares = mean_interval([repetition(ids) for ids in written])
+            rows.append((model, method, *shares, len(written), sum(map(len, written)), cell["result"]["texts"][0]))
+    frame = pd.DataFrame(rows, columns=["model", "method", "repetition", "low", "high", "texts", "tokens", "sample"])
+    order = frame.assign(rank=frame["method"].map(ORDER.index)).sort_values(["model", "rank"])
+    return frame.loc[order.index].reset_index(drop=True)
+
+
+def repetition(ids: list[int], width: int = 4) -> float:
+    """Share of the n-grams of ``width`` tokens that are not the first of their kind."""
+    grams = [tuple(ids[start : start + width]) for start in range(len(ids) - width + 1)]
+    return 1 - len(set(grams)) / len(grams)
 
 
 def cost_frame(cells: Cells) -> pd.DataFrame:

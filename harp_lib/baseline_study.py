@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import torch
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from .accounting import head_ratio, kv_bytes_per_token, parameters, removed_fraction
 from .alpha_study import HELD_OUT, SEARCHED, AlphaStudy
@@ -16,12 +17,13 @@ from .architecture import decoder_layers
 from .baseline_frames import TITLE, WITHOUT_BIAS
 from .corpora import calibration_blocks, load_corpus
 from .flops import decode_flops, prefill_flops
-from .likelihood import make_batches, total_nll
+from .likelihood import evaluating, make_batches, total_nll
 from .methods import BASELINES, METHODS, make_plan, planner
 from .plan import PruningPlan
 from .results import ResultStore
 from .slicing import num_groups
 from .surgery import temporarily_pruned
+from .wheels import quiet
 
 EXPERIMENT = "baselines"
 CALIBRATION = "train"  # the split that no alpha is searched on and no perplexity is read on
@@ -128,6 +130,8 @@ class BaselineStudy:
         for method in tqdm(("dense", *METHODS), desc="plans", unit="method"):
 
             def compute(partial, method=method):
+                if method in BASELINES:
+                    self.planner(method)  # whose seconds are counted already
                 begin = time.perf_counter()
                 plan = make(method)
                 seconds = time.perf_counter() - begin + self.seconds.get(method, 0)
@@ -173,9 +177,37 @@ class BaselineStudy:
 
             self.store.cell(self.name, method, f"{corpus.name}-{corpus.split}", inputs, compute)
 
+    def write(self) -> None:
+        """What the model writes under every plan, greedily, after the beginning of each held-out document."""
+        length = self.settings["written_tokens"]
+        text = self.alpha.texts[self.corpus, HELD_OUT]
+        prompts = [document[0].ids[:length] for document in text.documents if len(document[0].ids) >= length]
+        for method, plan in tqdm(self.plans.items(), desc="writing", unit="method"):
+
+            def compute(partial, plan=plan):
+                written = self.continuations(plan, torch.stack(prompts))
+                return {"ids": written.tolist(), "texts": self.tokenizer.batch_decode(written)}
+
+            inputs = self.alpha.inputs | {"plan": plan and plan.digest, "corpus": self.corpus, "split": HELD_OUT}
+            inputs |= {"source": text.corpus.source, "sha256": text.corpus.sha256, "written_tokens": length}
+            self.store.cell(self.name, method, "writing", inputs, compute)
+
+    def continuations(self, plan: PruningPlan | None, prompts: torch.Tensor) -> torch.Tensor:
+        """Greedy continuations of ``prompts`` (B, N), each as long as they are: (B, N)."""
+        length = prompts.shape[1]
+        how = GenerationConfig(max_new_tokens=length, min_new_tokens=length, do_sample=False, pad_token_id=0)
+        prompts = prompts.to(self.model.device)
+        with self.pruned(plan), evaluating(self.model), quiet():
+            whole = self.model.generate(prompts, attention_mask=torch.ones_like(prompts), generation_config=how)
+        return whole[:, length:].cpu()
+
+    def pruned(self, plan: PruningPlan | None) -> AbstractContextManager[None]:
+        """The context in which the model is as ``plan`` has it; None is the dense model."""
+        return temporarily_pruned(self.model, plan or PruningPlan(self.num_layers, {}))
+
     def read(self, plan: PruningPlan | None, documents: list[list]) -> dict[str, list]:
         """Negative log-likelihood and predicted tokens of each document under ``plan``."""
-        with temporarily_pruned(self.model, plan or PruningPlan(self.num_layers, {})):
+        with self.pruned(plan):
             nll = [total_nll(self.model, make_batches(document)) for document in documents]
         return {"nll": nll, "tokens": [sum(window.scored for window in document) for document in documents]}
 

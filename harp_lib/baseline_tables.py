@@ -7,7 +7,16 @@ from math import isnan
 import pandas as pd
 
 from .alpha_figures import USE
-from .baseline_frames import EQUAL_HEADS, EQUAL_PARAMETERS, TITLE, cost_frame, perplexity_frame, range_frame
+from .alpha_study import HELD_OUT
+from .baseline_frames import (
+    EQUAL_HEADS,
+    EQUAL_PARAMETERS,
+    TITLE,
+    cost_frame,
+    perplexity_frame,
+    range_frame,
+    writing_frame,
+)
 from .baseline_verdict import verdict
 from .corpora import TITLES
 from .methods import BASELINES, PROPERTIES
@@ -24,6 +33,8 @@ def baseline_tables(cells: Cells) -> Iterator[tuple[pd.DataFrame, str, pd.DataFr
     yield method_properties(), "method_properties", method_properties()
     yield tuned_ranges(ranges), "baseline_ranges", ranges
     yield method_perplexity(perplexities), "baseline_perplexity", perplexities
+    writing = writing_frame(cells)
+    yield method_writing(writing, perplexities), "baseline_writing", writing.drop(columns="sample")
     yield method_costs(costs), "baseline_costs", costs
     yield pruning_ratios(), "pruning_ratios", paper_ratios()
     yield channel_ratios(), "ffn_ratios", ffn_ratios()
@@ -100,6 +111,31 @@ def method_perplexity(perplexities: pd.DataFrame) -> pd.DataFrame:
 def with_error(value: float, error: float) -> str:
     """A perplexity and its standard error, which one document has not."""
     return f"{value:.2f}" if isnan(error) else f"{value:.2f} ± {error:.2f}"
+
+
+def method_writing(writing: pd.DataFrame, perplexities: pd.DataFrame) -> pd.DataFrame:
+    """How much each method repeats itself, beside its perplexity on the documents that it continues, and a sample."""
+    held_out = perplexities[perplexities["split"] == HELD_OUT].drop_duplicates(["model", "method"])
+    known = held_out.set_index(["model", "method"])["perplexity"]
+    return pd.DataFrame(
+        {
+            "model": display_name(row.model),
+            "method": TITLE[row.method],
+            "perplexity": f"{known[row.model, row.method]:.2f}",
+            "repetition": f"{100 * row.repetition:.0f} %",
+            "95 % interval": f"{100 * max(row.low, 0):.0f} to {100 * min(row.high, 1):.0f} %" if row.texts > 1 else "",
+            "continuations": row.texts,
+            "tokens": row.tokens,
+            "the first continuation begins": one_line(row.sample),
+        }
+        for row in writing.itertuples()
+    )
+
+
+def one_line(text: str, width: int = 70) -> str:
+    """The beginning of a text in one line that can stand in a cell of a Markdown table."""
+    line = " ".join(text.split())[:width]
+    return "".join(character if character.isalnum() or character in " .,:;()'=-" else "·" for character in line)
 
 
 def method_costs(costs: pd.DataFrame) -> pd.DataFrame:

@@ -3,12 +3,13 @@
 import pandas as pd
 
 from .alpha_study import HELD_OUT
-from .baseline_frames import EQUAL_HEADS, EQUAL_PARAMETERS, TITLE, bias_frame, perplexity_frame, range_frame
+from .baseline_frames import EQUAL_HEADS, EQUAL_PARAMETERS, TITLE, bias_frame, perplexity_frame, range_frame, repetition
 from .corpora import TITLES
 from .methods import BASELINES
 from .models import display_name
 from .paper_accounting import ffn_ratios, paper_ratios
 from .results import Cells
+from .statistics import mean_interval
 from .tables import interval
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "too small to tell"
@@ -83,6 +84,9 @@ def verdict(cells: Cells) -> pd.DataFrame:
             evidence[TITLES[row.corpus]] = f"{interval(row.change, row.low, row.high)} without it"
             outcomes.append(_outcome(row.low, row.high))
         rows.append(("FLAP's bias lowers perplexity", display_name(model), *_worded(evidence, outcomes)))
+    for model in dict.fromkeys(model for model, _, task in cells if task == "writing"):
+        claim = "the baseline that reads best also writes with less repetition than HARP"
+        rows.append((claim, display_name(model), *_writing(cells, model)))
     for model, part in range_frame(cells).groupby("model", sort=False):
         rows.append(("where heads go matters more than which", display_name(model), *_places(part)))
     rows += [(claim, "the paper's four", evidence, found) for claim, evidence, found in _ratio_rows()]
@@ -110,6 +114,24 @@ def _worded(evidence: dict[str, str], outcomes: list[str]) -> tuple[str, str]:
     if len(set(outcomes)) > 1:
         found = "; ".join(f"{text}: {outcome}" for text, outcome in zip(evidence, outcomes, strict=True))
     return "perplexity on held-out text: " + "; ".join(f"{text}, {said}" for text, said in evidence.items()), found
+
+
+def _writing(cells: Cells, model: str) -> tuple[str, str]:
+    """HARP's repetition against that of the baseline that reads best, paired by the text that is continued."""
+    frame = perplexity_frame(cells)
+    read = frame[(frame["model"] == model) & frame["method"].isin(BASELINES) & (frame["split"] == HELD_OUT)]
+    best = read.loc[read["corpus"] == read["corpus"].iloc[0]].set_index("method")["perplexity"].idxmin()
+    own, other = (cells[model, method, "writing"]["result"]["ids"] for method in (EQUAL_HEADS, best))
+    pairs = [(repetition(first), repetition(second)) for first, second in zip(own, other, strict=True)]
+    less = mean_interval([first - second for first, second in pairs])
+    first, second = (100 * sum(values) / len(pairs) for values in zip(*pairs, strict=True))
+    reach = f"[{100 * less.low:+.0f}, {100 * less.high:+.0f}]"
+    evidence = (
+        f"{TITLE[best]} reads best of the baselines and repeats {second:.0f} % of its 4-grams, {TITLE[EQUAL_HEADS]} "
+        f"{first:.0f} %; the difference is {100 * less.value:+.0f} points {reach} "
+        f"over {len(pairs)} continuations"
+    )
+    return evidence, _outcome(less.low, less.high)
 
 
 def _places(ranges: pd.DataFrame) -> tuple[str, str]:

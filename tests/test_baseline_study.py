@@ -4,6 +4,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from harp_lib import PruningPlan, load_model, results
 from harp_lib.alpha_study import AlphaStudy
@@ -15,9 +16,10 @@ from harp_lib.baseline_frames import (
     plans,
     range_frame,
     references,
+    repetition,
 )
 from harp_lib.baseline_study import BaselineStudy, flap_counts, text_table, uniform_parts
-from harp_lib.baseline_tables import method_costs, method_properties, pruning_ratios, tuned_ranges, with_error
+from harp_lib.baseline_tables import method_costs, method_properties, one_line, pruning_ratios, tuned_ranges, with_error
 from harp_lib.baseline_verdict import answer, read_groups, read_ranges, verdict
 from harp_lib.corpora import TITLES
 from harp_lib.likelihood import perplexity
@@ -81,6 +83,7 @@ def finished(tmp_path_factory):
     study.tune()
     study.plan()
     study.evaluate()
+    study.write()
     return SimpleNamespace(study=study, store=store, cells=store.finish(), root=root, profile=profile)
 
 
@@ -90,6 +93,7 @@ def test_a_second_study_computes_nothing(finished):
     again.tune()
     again.plan()
     again.evaluate()
+    again.write()
     assert store.counts == {"read": finished.store.counts["computed"]}
     assert not again.planners, "no calibration is run when everything is stored"
     assert {method: plan and plan.digest for method, plan in again.plans.items()} == {
@@ -157,6 +161,29 @@ def test_tables(finished):
     assert with_error(2.0, float("nan")) == "2.00"
 
 
+def test_repetition():
+    assert repetition(list(range(20))) == 0
+    assert repetition([7] * 20) == pytest.approx(16 / 17), "one kind of 17"
+    assert repetition([1, 2, 3, 4, 1, 2, 3, 4]) == pytest.approx(1 / 5)
+
+
+def test_writing_is_that_of_the_pruned_model(finished):
+    """Written under the plan for a moment, and by a model that was really pruned."""
+    study = finished.study
+    text, length = study.alpha.texts[study.corpus, "validation"], finished.profile["baselines"]["written_tokens"]
+    prompts = torch.stack([document[0].ids[:length] for document in text.documents])
+    for method in ("flap", "harp"):
+        model, _ = load_model("tiny-qwen2")
+        apply_plan(model, study.plans[method])
+        options = {"max_new_tokens": length, "min_new_tokens": length, "do_sample": False, "pad_token_id": 0}
+        whole = model.generate(prompts, attention_mask=torch.ones_like(prompts), use_cache=False, **options)
+        assert finished.cells["tiny-qwen2", method, "writing"]["result"]["ids"] == whole[:, length:].tolist()
+
+
+def test_a_sample_stays_in_its_cell():
+    assert one_line("a | b\n\n# c`d`") == "a · b · c·d·"
+
+
 def test_readings(finished):
     ranges = range_frame(finished.cells)
     text = read_ranges(ranges, {"tiny-qwen2": references(finished.cells, "tiny-qwen2")})
@@ -178,6 +205,9 @@ def cells_with(nll_of_baseline, other=None):
                 harp = method.startswith("harp")
                 cells["m", method, f"{corpus}-{split}"] = cell([10, 11, 12, 13] if harp else nll)
             cells["m", WITHOUT_BIAS, f"{corpus}-{split}"] = cell([value + 1 for value in nll])
+    for method in METHODS:
+        repeated = [[1, 2, 3, 4] * 2, [1, 2, 3, 4] * 3] if method == "flap" else [list(range(8)), list(range(12))]
+        cells["m", method, "writing"] = {"result": {"ids": repeated, "texts": ["a", "b"]}}
     for method in BASELINES:
         for start in (0, 3):
             cells["m", method, f"range-{start}"] = {
@@ -202,6 +232,7 @@ def test_verdicts_follow_the_intervals(baseline, other, expected):
     assert table["HARP beats FLAP, as many heads removed"] == expected
     assert table["HARP+FLAP beats Mag-sp, as many parameters removed"] == expected
     assert table["where heads go matters more than which"] == "holds, by the median"
+    assert table["the baseline that reads best also writes with less repetition than HARP"] == "too small to tell"
     assert table["the printed pruning ratios follow from the configs"] == "holds"
     assert table["HARP+FLAP removes as many parameters as the baselines"] == "holds for 3 of 4"
     assert table["FLAP's bias lowers perplexity"] == "holds", "without it every likelihood is worse by one"
