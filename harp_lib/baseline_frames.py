@@ -128,8 +128,9 @@ def bias_frame(cells: Cells) -> pd.DataFrame:
 def writing_frame(cells: Cells) -> pd.DataFrame:
     """How much each method repeats itself in greedy writing.
 
-    Columns: model, method, repetition, low, high, texts, tokens, sample. Repetition is the share of 4-grams of tokens that stood in the same continuation before (Welleck et al., 2020,
-    "seq-rep-4"): the mean over continuations and its 95 % interval. ``sample`` is one continuation.
+    Columns: model, method, repetition, low, high, texts, tokens, sample. Repetition is the share of 4-grams of tokens
+    that stood in the same continuation before (Welleck et al., 2020, "seq-rep-4"): the mean over continuations and its
+    95 % interval. ``sample`` is one continuation.
     """
     rows = []
     for (model, method, task), cell in cells.items():
