@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from . import paths
-from .architecture import check_fits, decoder_layers
+from .architecture import all_linear, check_fits, decoder_layers
 from .plan import LayerPlan, PruningPlan
 from .slicing import ATTENTION_PARTS, FFN_PARTS, num_groups
 from .surgery import temporarily_pruned
@@ -123,10 +123,9 @@ def top_groups_plan(config: PreTrainedConfig, kv_groups: int) -> PruningPlan:
     ValueError
         If there are not so many.
     """
-    from .methods.budget import check_budget  # methods count with this module, hence not at the top
-
     groups = [total for total, _ in count_groups(config)]
-    check_budget(kv_groups, sum(groups))
+    if not 1 <= kv_groups <= sum(groups):
+        raise ValueError(f"{kv_groups} key/value groups cannot go: the layers hold {sum(groups)}")
     layers = {}
     for layer in reversed(range(len(groups))):
         if taken := min(kv_groups, groups[layer]):
@@ -185,14 +184,10 @@ def _build(config_class: type[PreTrainedConfig], content: str) -> PreTrainedMode
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config_class.from_dict(json.loads(content)))
     for index, layer in enumerate(decoder_layers(model)):
-        if not _all_linear(getattr(layer, "self_attn", None), ATTENTION_PARTS):
+        if not all_linear(getattr(layer, "self_attn", None), ATTENTION_PARTS):
             name, parts = type(model).__name__, ", ".join(ATTENTION_PARTS)
             raise ValueError(f"{name} is not counted: layer {index} has no attention of {parts}")
     return model
-
-
-def _all_linear(module: nn.Module | None, parts: tuple[str, ...]) -> bool:
-    return all(isinstance(getattr(module, part, None), nn.Linear) for part in parts)
 
 
 def _nothing(model: PreTrainedModel) -> PruningPlan:
@@ -214,7 +209,7 @@ def gated_ffns(config: PreTrainedConfig) -> list[nn.Module]:
     """The FFN of each layer; a ValueError where one is of another kind."""
     ffns = [getattr(layer, "mlp", None) for layer in decoder_layers(stock_model(config))]
     for layer, ffn in enumerate(ffns):
-        if not _all_linear(ffn, FFN_PARTS):
+        if not all_linear(ffn, FFN_PARTS):
             parts = ", ".join(FFN_PARTS)
             raise ValueError(f"layer {layer} of this {config.model_type} model has no gated FFN of {parts}")
     return ffns

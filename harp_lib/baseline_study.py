@@ -79,12 +79,12 @@ class BaselineStudy:
                 self.num_layers, self.groups_per_layer, self.kv_groups
             )
             counts = [self.kv_groups // groups for groups in each]
-        step = self.settings["window_step"]
-        return [
-            range(start, start + count)
-            for count in sorted(counts)
-            for start in range(0, self.num_layers - count + 1, step)
-        ]
+        windows = []
+        for count in sorted(counts):
+            top = self.num_layers - count
+            starts = sorted({*range(0, top + 1, self.settings["window_step"]), top})  # the top layers in any case
+            windows += [range(start, start + count) for start in starts]
+        return windows
 
     def tune(self) -> dict[str, range]:
         """Perplexity of every method with every range, on the first documents of the searched text; the best range."""

@@ -97,6 +97,8 @@ def make_batches(tokens: Tokens) -> list[Batch]:
 def _window(sequence: Window | torch.Tensor) -> Window:
     if isinstance(sequence, Window):
         return sequence
+    if isinstance(sequence, str):
+        raise ValueError("tokens are wanted, not text: tokenizer(text, return_tensors='pt').input_ids[0]")
     ids = torch.as_tensor(sequence)
     if ids.dim() != 1 or ids.is_floating_point():
         raise ValueError(

@@ -39,11 +39,11 @@ class LayerPlan:
     channel_means: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.alpha is not None and not math.isfinite(self.alpha):
-            raise ValueError(f"alpha is {self.alpha}; it has to be a finite number")
+        if self.alpha is not None and not (_is_number(self.alpha) and math.isfinite(self.alpha)):
+            raise ValueError(f"alpha is {self.alpha!r}; it has to be a finite number")
         for name in ("removed_groups", "removed_channels"):
             indices = getattr(self, name)
-            if not all(isinstance(index, int) and index >= 0 for index in indices):
+            if not isinstance(indices, Sequence) or not all(_is_index(index) for index in indices):
                 raise ValueError(f"{name} has to be indices from 0; got {_shortly(indices)}")
             if list(indices) != sorted(set(indices)):
                 raise ValueError(f"{name} has to be rising, each index once; got {_shortly(indices)}")
@@ -53,8 +53,12 @@ class LayerPlan:
         for name, removed in (("group_means", self.removed_groups), ("channel_means", self.removed_channels)):
             if (means := getattr(self, name)) is None:
                 continue
-            if not removed or len(means) % len(removed) or not all(map(math.isfinite, means)):
-                raise ValueError(f"{name} has to be finite numbers, equally many for each of {len(removed)} removed")
+            if not isinstance(means, Sequence) or not all(_is_number(mean) and math.isfinite(mean) for mean in means):
+                raise ValueError(f"{name} has to be finite numbers; got {_shortly(means)}")
+            each, rest = divmod(len(means), len(removed) or 1)
+            if not removed or not each or rest or (name == "channel_means" and each > 1):
+                wanted = f"equally many for each of {len(removed)} removed"
+                raise ValueError(f"{name} has {len(means)} numbers; it needs {wanted}")
             object.__setattr__(self, name, tuple(means))
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,8 +75,17 @@ def _read(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _shortly(values: Sequence[Any]) -> str:
-    return str(list(values[:8])) if len(values) <= 8 else f"{list(values[:8])} and {len(values) - 8} more"
+def _is_index(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _shortly(values: Any) -> str:
+    few = isinstance(values, str) or not isinstance(values, Sequence) or len(values) <= 8
+    return repr(values) if few else f"{list(values[:8])} and {len(values) - 8} more"
 
 
 @dataclass(frozen=True)
@@ -99,7 +112,7 @@ class PruningPlan:
         if self.num_layers < 1:
             raise ValueError(f"num_layers is {self.num_layers}; a model has at least one layer")
         for layer in self.layers:
-            if not isinstance(layer, int):
+            if not isinstance(layer, int) or isinstance(layer, bool):
                 raise ValueError(f"layer index {layer!r} is not an integer")
             if not 0 <= layer < self.num_layers:
                 raise ValueError(
@@ -158,6 +171,9 @@ class PruningPlan:
         if not isinstance(values, Mapping) or values.get("format") != FORMAT:
             raise ValueError(f"not a pruning plan: the field 'format' has to be {FORMAT!r}")
         try:
+            named = [entry["layer"] for entry in values["layers"]]
+            if len(set(named)) < len(named):
+                raise ValueError("a layer stands in the plan twice")
             layers = {
                 entry["layer"]: LayerPlan(**{name: _read(value) for name, value in entry.items() if name != "layer"})
                 for entry in values["layers"]

@@ -45,6 +45,9 @@ class PrunedModel:
         super().__init__(config, *args, **kwargs)
         swap_modules(self, PruningPlan.from_dict(config.pruning_plan))
 
+    def _get_static_cache_init_shape(self) -> None:
+        """Layers differ in their heads: a static cache takes its shapes from the first keys of each, not beforehand."""
+
 
 @cache
 def pruned_class(stock: type) -> type:

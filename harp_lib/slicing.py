@@ -78,13 +78,14 @@ def keep_rows(linear: nn.Linear, rows: Sequence[int]) -> nn.Linear:
     """The linear map to some of the outputs."""
     kept = torch.tensor(rows, device=linear.weight.device)
     bias = None if linear.bias is None else linear.bias.index_select(0, kept)
-    return _linear(linear.weight.index_select(0, kept), bias)
+    return _linear(linear.weight.index_select(0, kept), bias, linear.weight.requires_grad)
 
 
 @torch.no_grad()
 def keep_columns(linear: nn.Linear, columns: Sequence[int], bias: torch.Tensor | None) -> nn.Linear:
     """The linear map of some of the inputs, with another bias."""
-    return _linear(linear.weight.index_select(1, torch.tensor(columns, device=linear.weight.device)), bias)
+    kept = torch.tensor(columns, device=linear.weight.device)
+    return _linear(linear.weight.index_select(1, kept), bias, linear.weight.requires_grad)
 
 
 @torch.no_grad()
@@ -98,12 +99,12 @@ def bias_without(linear: nn.Linear, removed: Sequence[int], means: Sequence[floa
     return (constant if bias is None else bias.float() + constant).to(weight.dtype)
 
 
-def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
+def _linear(weight: torch.Tensor, bias: torch.Tensor | None, requires_grad: bool) -> nn.Linear:
     with torch.device("meta"):  # no random numbers are drawn for weights that are replaced at once
         linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-    linear.weight = nn.Parameter(weight)
+    linear.weight = nn.Parameter(weight, requires_grad)
     if bias is not None:
-        linear.bias = nn.Parameter(bias)
+        linear.bias = nn.Parameter(bias, requires_grad)
     return linear
 
 

@@ -58,10 +58,7 @@ def apply_plan(model: PreTrainedModel, plan: PruningPlan) -> PreTrainedModel:
     check_weights(model, plan)
     check_slices(model, plan)
     model_class, config_class = pruned_class(type(model)), pruned_class(type(model.config))
-    for layer, alpha in plan.alphas.items():
-        fold_alpha(layers[layer], alpha)
-    swap_modules(model, plan)
-
+    # The model is marked first: if memory runs out below, it is half pruned, and refused instead of pruned twice.
     config = model.config
     pruned_config = copy.deepcopy(config)  # models may share a config object; only this one was pruned
     pruned_config.__class__ = config_class
@@ -70,6 +67,9 @@ def apply_plan(model: PreTrainedModel, plan: PruningPlan) -> PreTrainedModel:
         if getattr(module, "config", None) is config:
             module.config = pruned_config
     model.__class__ = model_class
+    for layer, alpha in plan.alphas.items():
+        fold_alpha(layers[layer], alpha)
+    swap_modules(model, plan)
     return model
 
 

@@ -138,14 +138,21 @@ def test_the_properties_are_complete():
         ("harp", {"kv_groups": 1}, "1 key/value groups are no whole number of layers.*: 2$"),
         ("harp+flap", {"kv_groups": 11}, "11 key/value groups are no whole number of layers.*: 10 or 12"),
         ("harp", {"alphas": [0.1]}, r"1 alphas for 2 layers \(4 key/value groups\)"),
-        ("harp", {"alphas": {5: 0.1, 4: 0.2}}, "alphas is a mapping"),
-        ("harp", {"kv_groups": 14}, "14 key/value groups cannot go: the layers hold 12; the nearest that can: 12"),
+        ("harp", {"alphas": {5: 0.1, 4: 0.2}}, r"alphas is \{5: 0.1, 4: 0.2\}; give a list of 2"),
+        ("harp", {"alphas": 0.5}, "alphas is 0.5; give a list of 2"),
+        ("harp", {"kv_groups": 14}, "14 key/value groups are no whole number of layers.*: 12$"),
         ("mag-sp", {}, "4 key/value groups cannot go in equal parts from 6 layers; the nearest that can: 6"),
         ("wanda-sp", {"kv_groups": 8}, "8 key/value groups cannot go in equal parts .*: 6 or 12"),
         ("llm-pruner", {"kv_groups": 3, "layers": [1, 2]}, "3 .* in equal parts from 2 layers; .*: 2 or 4"),
-        ("llm-pruner", {"kv_groups": 5, "layers": [1, 2]}, "5 .* cannot go: the layers hold 4; .*: 4"),
+        ("llm-pruner", {"kv_groups": 5, "layers": [1, 2]}, "5 .* in equal parts from 2 layers; .*: 4$"),
         ("flap", {"kv_groups": 0}, "0 key/value groups cannot go: the layers hold 12; the nearest that can: 1"),
-        ("flap", {"kv_groups": 2.0}, "kv_groups is 2.0; it has to be an integer"),
+        ("flap", {"kv_groups": 2.0}, "kv_groups has to be integers; got 2.0"),
+        ("flap", {"kv_groups": True}, "kv_groups has to be integers; got True"),
+        ("mag-sp", {"kv_groups": 0}, "0 .* in equal parts from 6 layers; the nearest that can: 6$"),
+        ("harp", {"kv_groups": 0}, "0 .* no whole number of layers.*: 2$"),
+        ("flap", {"layers": 3}, r"layers is 3; it has to be indices, as range\(12, 30\)"),
+        ("flap", {"layers": [True]}, "layers has to be integers; got True"),
+        ("harp+flap", {"target_fraction": "0.1"}, "target_fraction is '0.1'; it has to be a number between 0 and 1"),
         ("flap", {"layers": []}, "layers is empty"),
         ("flap", {"layers": [5, 6]}, "layer 6 is not in a model of 6 layers"),
     ],
@@ -178,3 +185,13 @@ def test_models_that_cannot_be_planned_for(tiny, tokens, method):
 def test_only_baselines_have_ranges(tiny, tokens):
     with pytest.raises(ValueError, match="'harp' has no layer range to plan for; choose from mag-sp"):
         planner("harp", tiny(), tokens)
+
+
+def test_numbers_of_numpy_are_numbers(tiny, tokens):
+    plain = make_plan("flap", tiny(), tokens, kv_groups=3, layers=[1, 2])
+    assert make_plan("flap", tiny(), tokens, kv_groups=np.int64(3), layers=np.array([1, 2])) == plain
+
+
+def test_text_is_not_a_calibration(tiny):
+    with pytest.raises(ValueError, match="tokens are wanted, not text"):
+        make_plan("flap", tiny(), ["some text"], kv_groups=3)

@@ -13,6 +13,7 @@ from harp_lib.surgery import temporarily_pruned
 SHAPES = {
     "multi-head": ("llama", {"num_key_value_heads": 4}),
     "multi-query": ("llama", {"num_key_value_heads": 1}),
+    "counted heads": ("stablelm", {"use_qkv_bias": True}),  # its attention reshapes by a number of heads it stores
     "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     **{family: (family, particulars) for family, particulars in OTHER_FAMILIES.items()},
 }
@@ -191,3 +192,34 @@ def test_attentions_that_stay_are_returned(tiny, tokens):
     with torch.no_grad():
         attentions = model(tokens, output_attentions=True).attentions
     assert [weights.shape[1] for weights in attentions] == [2, 4, 4, 4, 4, 4]
+
+
+def test_a_model_that_failed_half_way_is_not_pruned_again(tiny, monkeypatch):
+    model, plan = tiny(), mixed_plan(tiny())
+    made = []
+
+    def run_out(*arguments):
+        made.append(arguments)
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr("harp_lib.surgery.pruned_attention", run_out)
+    with pytest.raises(torch.OutOfMemoryError):
+        apply_plan(model, plan)
+    monkeypatch.undo()
+    assert made
+    with pytest.raises(ValueError, match="pruned already; load the dense model again"):
+        apply_plan(model, plan)
+
+
+def test_frozen_weights_stay_frozen(tiny):
+    model = tiny().requires_grad_(False)
+    apply_plan(model, PruningPlan(6, {1: LayerPlan(removed_groups=(0,), removed_channels=(1, 2))}))
+    assert not any(weight.requires_grad for weight in model.parameters())
+
+
+def test_weights_that_are_not_finite_are_named(tiny):
+    model = tiny()
+    with torch.no_grad():
+        model.model.layers[1].self_attn.v_proj.weight[-1, 0] = torch.nan
+    with pytest.raises(ValueError, match="layer 1: its attention gives numbers that are not finite"):
+        apply_plan(model, PruningPlan(6, {1: LayerPlan(removed_groups=(0,))}))

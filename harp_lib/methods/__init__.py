@@ -1,6 +1,7 @@
 """Pruning methods: each looks at a model and a calibration text, and returns a plan. None touches a weight."""
 
 from collections.abc import Callable, Sequence
+from numbers import Real
 
 from transformers import PreTrainedModel
 
@@ -9,7 +10,7 @@ from ..likelihood import Tokens
 from ..plan import LayerPlan, PruningPlan
 from ..slicing import num_groups
 from . import flap, harp, llm_pruner, magnitude, wanda
-from .budget import check_budget, check_layers, equal_parts
+from .budget import as_index, check_budget, check_layers, equal_parts
 from .method import Method
 
 BASELINES = {module.METHOD.name: module for module in (magnitude, wanda, llm_pruner, flap)}
@@ -65,6 +66,7 @@ def make_plan(
         except a target that HARP exceeds because alphas are found to be 0, or one that empties a layer's FFN.
     """
     _check_arguments(method, layers, alphas, target_fraction)
+    kv_groups = as_index(kv_groups, "kv_groups")
     check_dense(model)
     if method not in BASELINES:
         if calibration is None and (alphas is None or method == harp.METHOD_WITH_FLAP.name):
@@ -140,6 +142,8 @@ def _check_arguments(
     ):
         if value is not None and method not in methods:
             raise ValueError(f"{method} does not take {name}; it is for {', '.join(methods)}")
+    if target_fraction is not None and not (isinstance(target_fraction, Real) and 0 < target_fraction < 1):
+        raise ValueError(f"target_fraction is {target_fraction!r}; it has to be a number between 0 and 1")
 
 
 def _check_baseline(method: str, model: PreTrainedModel, calibration: Tokens | None, layers: Sequence[int]) -> None:

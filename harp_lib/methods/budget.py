@@ -1,5 +1,6 @@
 """How many key/value groups go, and where: budgets that can be met, and the groups of lowest importance."""
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -16,13 +17,25 @@ Scores = Mapping[int, torch.Tensor]  # layer index → importance of its key/val
 def check_layers(model: PreTrainedModel, layers: Iterable[int] | None) -> list[int]:
     """The layers of a range, rising; None means all. A ValueError names a layer that the model has not."""
     total = len(decoder_layers(model))
-    chosen = list(range(total)) if layers is None else sorted(set(layers))
+    if layers is not None and not isinstance(layers, Iterable):
+        raise ValueError(f"layers is {layers!r}; it has to be indices, as range(12, 30)")
+    chosen = sorted({as_index(layer, "layers") for layer in (range(total) if layers is None else layers)})
     if not chosen:
         raise ValueError("layers is empty; name at least one layer, or none for all")
     for layer in chosen:
-        if not isinstance(layer, int) or not 0 <= layer < total:
+        if not 0 <= layer < total:
             raise ValueError(f"layer {layer} is not in a model of {total} layers (0 … {total - 1})")
     return chosen
+
+
+def as_index(value: int, name: str) -> int:
+    """An integer of any kind but bool, as Python's; a ValueError names the argument."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} has to be integers; got {value!r}") from None
 
 
 def lowest_per_layer(scores: Scores, kv_groups: int, num_layers: int, method: str) -> PruningPlan:
@@ -46,11 +59,10 @@ def equal_parts(kv_groups: int, groups: Sequence[int]) -> int:
     ValueError
         As :func:`lowest_per_layer`.
     """
-    check_budget(kv_groups, sum(groups))
     each, rest = divmod(kv_groups, len(groups))
     largest = min(groups)
-    if rest or each > largest:
-        nearest = sorted({min(count, largest) * len(groups) for count in (each, each + 1) if count > 0})
+    if rest or not 1 <= each <= largest:
+        nearest = sorted({min(max(count, 1), largest) * len(groups) for count in (each, each + (rest > 0))})
         raise ValueError(
             f"{kv_groups} key/value groups cannot go in equal parts from {len(groups)} layers; "
             f"the nearest that can: {' or '.join(map(str, nearest))}"
@@ -65,8 +77,6 @@ def lowest(values: torch.Tensor, count: int) -> tuple[int, ...]:
 
 def check_budget(kv_groups: int, available: int) -> None:
     """ValueError if the layers do not hold ``kv_groups`` key/value groups."""
-    if not isinstance(kv_groups, int):
-        raise ValueError(f"kv_groups is {kv_groups!r}; it has to be an integer, counted over all layers together")
     if not 1 <= kv_groups <= available:
         raise ValueError(
             f"{kv_groups} key/value groups cannot go: the layers hold {available}; "

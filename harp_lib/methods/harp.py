@@ -1,6 +1,6 @@
 """HARP: queries and keys of the highest layers go, and alpha rescales what stays (paper, Section 2.3)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from transformers import PreTrainedModel
@@ -11,7 +11,6 @@ from ..architecture import check_attention, check_fits, check_slices, check_weig
 from ..likelihood import Tokens
 from ..plan import LayerPlan, PruningPlan
 from ..slicing import num_groups
-from .budget import check_budget
 from .flap import without_channels
 from .method import Method
 
@@ -60,8 +59,9 @@ def harp_plan(
     total, count = len(decoder_layers(model)), layers_from_top(model, kv_groups)
     if alphas is None:
         return search_alphas(model, calibration, count).plan
-    if isinstance(alphas, Mapping):
-        raise ValueError(f"alphas is a mapping; give a list of {count}, the top layer first")
+    if isinstance(alphas, Mapping) or not isinstance(alphas, Iterable):
+        raise ValueError(f"alphas is {alphas!r}; give a list of {count}, the top layer first")
+    alphas = list(alphas)
     if len(alphas) != count:
         raise ValueError(f"{len(alphas)} alphas for {count} layers ({kv_groups} key/value groups); give one for each")
     plan = PruningPlan.value_only(total, alphas)
@@ -126,12 +126,11 @@ def channels_to_go(
 def layers_from_top(model: PreTrainedModel, kv_groups: int) -> int:
     """How many whole layers from the top hold ``kv_groups`` key/value groups; a ValueError names the nearest."""
     held = [num_groups(layer.self_attn) for layer in reversed(decoder_layers(model))]
-    check_budget(kv_groups, sum(held))
     whole = [sum(held[:count]) for count in range(1, len(held) + 1)]  # groups of the top 1, 2, … layers
     if kv_groups in whole:
         return whole.index(kv_groups) + 1
-    above = next(index for index, groups in enumerate(whole) if groups > kv_groups)
-    nearest = whole[max(above - 1, 0) : above + 1]
+    nearest = [*(groups for groups in whole if groups < kv_groups)][-1:]
+    nearest += [*(groups for groups in whole if groups > kv_groups)][:1]
     raise ValueError(
         f"{kv_groups} key/value groups are no whole number of layers, which is what HARP takes; "
         f"the nearest that are: {' or '.join(map(str, nearest))}"
