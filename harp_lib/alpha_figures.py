@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from . import colours
 from .alpha_study import HELD_OUT, SEARCHED, alpha_frame, curve_frame, perplexity_frame
@@ -138,5 +138,5 @@ def logarithmic_perplexity(axis: plt.Axes, which: str) -> None:
     low, high = getattr(axis, f"get_{which}lim")()
     steps = (1, 2, 3, 5) if high > 10 * low else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
     along.set_major_locator(LogLocator(subs=steps, numticks=9))
-    along.set_major_formatter(ScalarFormatter())
+    along.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     along.set_minor_locator(NullLocator())

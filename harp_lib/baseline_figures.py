@@ -29,7 +29,8 @@ from .models import display_name, slug
 from .results import Cells
 
 KEPT = "#ececec"
-LINES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)))  # of ranges, the shortest first
+CEILING = 6  # times the larger reference: perplexities above are drawn there, with their value
+LINES = list(zip(("-", "--", ":", "-.", "-", "--", ":"), "os^DvP*", strict=True))  # of ranges, the shortest first
 
 
 def all_figures(cells: Cells) -> Iterator[tuple[str, Figure]]:
@@ -45,22 +46,24 @@ def all_figures(cells: Cells) -> Iterator[tuple[str, Figure]]:
 def layer_ranges(ranges: pd.DataFrame, reference: dict[str, float], model: str) -> Figure:
     """Perplexity against the first layer of the range, a panel for each method, a line for each length."""
     ranges = ranges[ranges["model"] == model]
-    figure, axes = plt.subplots(1, len(BASELINES), figsize=(12, 4.2), sharex=True, sharey=True)
+    ceiling = CEILING * max(reference.values())
+    figure, axes = plt.subplots(1, len(BASELINES), figsize=(12, 4.4), sharex=True, sharey=True)
     for axis, method in zip(axes, BASELINES, strict=True):
-        part = ranges[ranges["method"] == method]
-        for style, (layers, line) in zip(LINES, part.groupby("layers"), strict=False):
-            axis.plot(
-                line["start"],
-                line["perplexity"],
-                color=colours.METHOD[method],
-                linestyle=style,
-                marker=".",
-                label=f"{layers} layers",
-            )
+        part, colour = ranges[ranges["method"] == method], colours.METHOD[method]
+        for (style, marker), (layers, line) in zip(LINES, part.groupby("layers"), strict=False):
+            shown = line["perplexity"].clip(upper=ceiling)
+            look = {"linestyle": style, "marker": marker, "markerfacecolor": "white", "label": f"{layers} layers"}
+            axis.plot(line["start"], shown, color=colour, **look)
+            for row in line[line["perplexity"] > ceiling].itertuples():
+                axis.annotate(
+                    f"{row.perplexity:.0f} ↑",
+                    (row.start, ceiling),
+                    (5, -3),
+                    textcoords="offset points",
+                    fontsize="small",
+                )
         best = part[part["tuned"]].iloc[0]
-        axis.plot(
-            best["start"], best["perplexity"], "o", color=colours.METHOD[method], markersize=10, markeredgecolor="black"
-        )
+        axis.plot(best["start"], best["perplexity"], "o", color="none", markersize=15, markeredgecolor="black")
         for name, value in reference.items():
             axis.axhline(value, color=colours.METHOD[name], linewidth=1.2, zorder=0)
         axis.set(title=TITLE[method], xlabel="first layer of the range")
@@ -69,9 +72,8 @@ def layer_ranges(ranges: pd.DataFrame, reference: dict[str, float], model: str) 
         logarithmic_perplexity(axis, "y")
     axes[0].set_ylabel("perplexity per token (log scale)")
     handles = [Line2D([], [], color=colours.METHOD[name], label=TITLE[name]) for name in reference]
-    handles.append(
-        Line2D([], [], marker="o", color="white", markeredgecolor="black", markersize=9, label="tuned range")
-    )
+    ring = {"marker": "o", "markerfacecolor": "none", "markeredgecolor": "black", "markersize": 12, "linestyle": "none"}
+    handles.append(Line2D([], [], label="tuned range", **ring))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     documents = ranges["documents"].max()
     title = f"{display_name(model)}: the same number of groups from different ranges, read on {documents} document"
@@ -177,12 +179,12 @@ def paired_changes(perplexities: pd.DataFrame, model: str) -> Figure:
                     capsize=2,
                 )
             axis.axvline(1, color=colours.METHOD[reference], linewidth=1.5)
-            axis.set_title(f"{TITLES[corpus]}: against {TITLE[reference]},\n{question}", fontsize="small")
+            axis.set_title(f"{TITLES[corpus]}: the reference is {TITLE[reference]},\n{question}", fontsize="small")
             axis.set_yticks(range(len(methods)), [TITLE[method] for method in methods])
             axis.grid(axis="y", linewidth=0.4)
     for axis in axes[-1]:
         logarithmic_perplexity(axis, "x")
-        axis.set_xlabel("times the perplexity of the line's method (log scale)", fontsize="small")
+        axis.set_xlabel("perplexity of the baseline, as a multiple of the reference's (log scale)", fontsize="small")
     axes[0, 0].invert_yaxis()
     _text_legend(figure)
     title = f"{display_name(model)}: baselines against HARP, paired by document"

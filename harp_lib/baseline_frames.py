@@ -1,5 +1,7 @@
 """The cells of notebook 04 as tidy frames: ranges, what goes where, perplexities, costs."""
 
+from collections import Counter
+
 import pandas as pd
 
 from .alpha_study import SEARCHED
@@ -53,7 +55,8 @@ def plans(cells: Cells) -> dict[tuple[str, str], PruningPlan]:
         for (model, method, task), cell in cells.items()
         if task == "plan" and cell["result"]["plan"]
     }
-    return dict(sorted(found.items(), key=lambda item: ORDER.index(item[0][1])))
+    models = list(dict.fromkeys(model for model, _ in found))
+    return dict(sorted(found.items(), key=lambda item: (models.index(item[0][0]), ORDER.index(item[0][1]))))
 
 
 def group_frame(cells: Cells) -> pd.DataFrame:
@@ -101,10 +104,7 @@ def perplexity_frame(cells: Cells) -> pd.DataFrame:
             row |= {f"{reference} {part}": value if compared else None for part, value in change._asdict().items()}
         rows.append(row)
     frame = pd.DataFrame(rows).rename(columns=lambda name: name.replace(" value", " change"))
-    frame["held_out"] = frame["split"] != SEARCHED
-    order = frame.assign(rank=frame["method"].map(ORDER.index))
-    index = order.sort_values(["model", "corpus", "held_out", "rank"]).index
-    return frame.loc[index].reset_index(drop=True)
+    return ordered(frame.assign(held_out=frame["split"] != SEARCHED), "corpus", "held_out")
 
 
 def bias_frame(cells: Cells) -> pd.DataFrame:
@@ -128,39 +128,51 @@ def bias_frame(cells: Cells) -> pd.DataFrame:
 def writing_frame(cells: Cells) -> pd.DataFrame:
     """How much each method repeats itself in greedy writing.
 
-    Columns: model, method, repetition, low, high, texts, tokens, sample. Repetition is the share of 4-grams of tokens
-    that stood in the same continuation before (Welleck et al., 2020, "seq-rep-4"): the mean over continuations and its
-    95 % interval. ``sample`` is one continuation.
+    Columns: model, method, corpus, repetition, low, high, texts, tokens, sample (one continuation). Repetition is the
+    share of 4-grams of tokens that stood in the same continuation before (Welleck et al., 2020, "seq-rep-4"): the mean
+    over continuations and its 95 % interval.
     """
     rows = []
     for (model, method, task), cell in cells.items():
         if task == "writing":
             written = cell["result"]["ids"]
             shares = mean_interval([repetition(ids) for ids in written])
-            rows.append((model, method, *shares, len(written), sum(map(len, written)), cell["result"]["texts"][0]))
-    frame = pd.DataFrame(rows, columns=["model", "method", "repetition", "low", "high", "texts", "tokens", "sample"])
-    order = frame.assign(rank=frame["method"].map(ORDER.index)).sort_values(["model", "rank"])
-    return frame.loc[order.index].reset_index(drop=True)
+            row = (model, method, cell["inputs"]["corpus"], *shares, len(written), sum(map(len, written)))
+            rows.append((*row, cell["result"]["texts"][0]))
+    columns = ["model", "method", "corpus", "repetition", "low", "high", "texts", "tokens", "sample"]
+    return ordered(pd.DataFrame(rows, columns=columns))
 
 
 def repetition(ids: list[int], width: int = 4) -> float:
     """Share of the n-grams of ``width`` tokens that are not the first of their kind."""
     grams = [tuple(ids[start : start + width]) for start in range(len(ids) - width + 1)]
-    return 1 - len(set(grams)) / len(grams)
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def cost_frame(cells: Cells) -> pd.DataFrame:
     """What each pruned model costs, counted, and what finding its plan took, measured.
 
     Columns: model, method, parameters, removed_fraction, head_ratio, kv_bytes_per_token, prefill_flops, decode_flops,
-    tokens (at which these are counted), calibration_tokens, seconds.
+    tokens (at which these are counted), calibration_tokens, searched_tokens, seconds (for statistics, the search for
+    alpha and the plan), tuning_seconds (for all layer ranges).
     """
-    rows = []
+    tuning = Counter()
     for (model, method, task), cell in cells.items():
-        if task == "plan":
-            samples, length = cell["inputs"].get("calibration", (0, 0))
-            counted = {name: value for name, value in cell["result"].items() if name != "plan"}
-            rows.append({"model": model, "method": method, "calibration_tokens": samples * length, **counted})
-    frame = pd.DataFrame(rows)
-    order = frame.assign(rank=frame["method"].map(ORDER.index)).sort_values(["model", "rank"])
-    return frame.loc[order.index].reset_index(drop=True)
+        if task.startswith("range-"):
+            tuning[model, method] += cell["seconds"]
+    rows = [
+        {"model": model, "method": method, "tuning_seconds": tuning[model, method], "dtype": cell["inputs"]["dtype"]}
+        | {name: value for name, value in cell["result"].items() if name != "plan"}
+        for (model, method, task), cell in cells.items()
+        if task == "plan"
+    ]
+    return ordered(pd.DataFrame(rows))
+
+
+def ordered(frame: pd.DataFrame, *between: str) -> pd.DataFrame:
+    """Rows by model, as they were studied, then by ``between``, then by method, in the paper's order."""
+    ranks = pd.DataFrame({"model": pd.factorize(frame["model"])[0], "method": frame["method"].map(ORDER.index)})
+    for column in between:
+        ranks[column] = pd.factorize(frame[column])[0] if frame[column].dtype != bool else frame[column]
+    index = ranks.sort_values(["model", *between, "method"], kind="stable").index
+    return frame.loc[index].reset_index(drop=True)

@@ -1,5 +1,6 @@
 """The experiment of notebook 04: tune every baseline's layer range, plan all methods at one budget, read and count."""
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -79,12 +80,10 @@ class BaselineStudy:
                 self.num_layers, self.groups_per_layer, self.kv_groups
             )
             counts = [self.kv_groups // groups for groups in each]
-        windows = []
-        for count in sorted(counts):
-            top = self.num_layers - count
-            starts = sorted({*range(0, top + 1, self.settings["window_step"]), top})  # the top layers in any case
-            windows += [range(start, start + count) for start in starts]
-        return windows
+        return [window for count in sorted(counts) for window in self._slide(count)]
+
+    def _slide(self, count: int) -> list[range]:
+        return sliding_windows(self.num_layers, count, self.settings["window_step"])
 
     def tune(self) -> dict[str, range]:
         """Perplexity of every method with every range, on the first documents of the searched text; the best range."""
@@ -101,7 +100,8 @@ class BaselineStudy:
             task = f"range-{window.start:02d}-{window.stop:02d}"
             result = self.store.cell(self.name, method, task, inputs, compute)
             perplexities.setdefault(method, {})[window] = sum(result["nll"]) / sum(result["tokens"])
-        self.ranges = {method: min(found, key=found.get) for method, found in perplexities.items()}
+        for method, found in perplexities.items():
+            self.ranges[method] = min(found, key=lambda window: (math.isnan(found[window]), found[window]))
         return self.ranges
 
     def planner(self, method: str) -> Callable[[int, range], PruningPlan]:
@@ -119,7 +119,8 @@ class BaselineStudy:
 
     def plan(self) -> dict[str, PruningPlan | None]:
         """The plan of each method with its tuned range, and what the pruned model costs; None is the dense model."""
-        alphas = self.alpha.search([self.corpus])[self.corpus]["alphas"]
+        search = self.alpha.search([self.corpus])[self.corpus]
+        alphas = search["alphas"]
 
         def make(method: str) -> PruningPlan | None:
             if method in BASELINES:
@@ -135,7 +136,12 @@ class BaselineStudy:
                 begin = time.perf_counter()
                 plan = make(method)
                 seconds = time.perf_counter() - begin + self.seconds.get(method, 0)
-                return {"plan": plan and plan.to_dict(), "seconds": seconds, **self.costs(plan)}
+                if method.startswith("harp"):
+                    seconds += search["seconds"]
+                samples, length = self.settings["calibration"].get(method, (0, 0))
+                searched = search["tokens"] if method.startswith("harp") else 0
+                read = {"calibration_tokens": samples * length, "searched_tokens": searched, "seconds": seconds}
+                return {"plan": plan and plan.to_dict(), **read, **self.costs(plan)}
 
             inputs = self._inputs(method) | {"cost_tokens": self.settings["cost_tokens"]}
             if method in BASELINES:
@@ -147,7 +153,7 @@ class BaselineStudy:
         return self.plans
 
     def costs(self, plan: PruningPlan | None) -> dict[str, Any]:
-        """Parameters, cache and floating-point operations of the model under ``plan``, counted."""
+        """Parameters, bytes of cache and floating-point operations of the model under ``plan``, counted."""
         config, tokens = self.model.config, self.settings["cost_tokens"]
         nothing = plan or PruningPlan(self.num_layers, {})
         return {
@@ -182,6 +188,8 @@ class BaselineStudy:
         length = self.settings["written_tokens"]
         text = self.alpha.texts[self.corpus, HELD_OUT]
         prompts = [document[0].ids[:length] for document in text.documents if len(document[0].ids) >= length]
+        if not prompts:
+            raise ValueError(f"{text.corpus.title} has no held-out document of {length} tokens to continue")
         for method, plan in tqdm(self.plans.items(), desc="writing", unit="method"):
 
             def compute(partial, plan=plan):
@@ -227,19 +235,30 @@ def uncompensated(plan: PruningPlan) -> PruningPlan:
 
 def text_table(study: BaselineStudy) -> pd.DataFrame:
     """What each text is used for, and how long it is."""
-    rows = []
-    for method, (samples, length) in study.settings["calibration"].items():
-        rows.append((study.calibration_text, f"calibration of {TITLE[method]}", f"{samples} × {length}"))
+    by_size: dict[tuple[int, int], list[str]] = {}
+    for method, size in study.settings["calibration"].items():
+        by_size.setdefault(tuple(size), []).append(TITLE[method])
+    rows = [
+        (study.calibration_text, f"calibration of {', '.join(methods)}", samples, samples * length)
+        for (samples, length), methods in by_size.items()
+    ]
     tuned = sum(window.scored for document in study.tuning_documents for window in document)
-    rows.append((study.tuning_text.corpus, "tuning of layer ranges", f"{tuned}"))
+    rows.append((study.tuning_text.corpus, "tuning of layer ranges", len(study.tuning_documents), tuned))
     for corpus, split in sorted(study.read_on, key=lambda key: (key[0] != study.corpus, key[1] != SEARCHED)):
         text = study.alpha.texts[corpus, split]
-        use = "search for α" if split == SEARCHED else "held out" if corpus == study.corpus else "another corpus"
-        rows.append((text.corpus, f"reading: {use}", f"{sum(text.tokens)}"))
+        use = "HARP's search for α, and reading" if split == SEARCHED else "reading"
+        rows.append((text.corpus, use, len(text.documents), sum(text.tokens)))
+    columns = ["text", "role", "use", "documents or samples", "tokens", "SHA-256"]
+    roles = {CALIBRATION: "calibration", SEARCHED: "searched", HELD_OUT: "held out"}
     return pd.DataFrame(
-        {"text": corpus.title, "split": corpus.split, "use": use, "tokens": tokens, "SHA-256": corpus.sha256[:12]}
-        for corpus, use, tokens in rows
+        ((text.title, roles[text.split], *numbers, text.sha256[:12]) for text, *numbers in rows), columns=columns
     )
+
+
+def sliding_windows(num_layers: int, count: int, step: int) -> list[range]:
+    """Ranges of ``count`` layers from the bottom up, every ``step``-th one, and the top layers in any case."""
+    top = num_layers - count
+    return [range(start, start + count) for start in sorted({*range(0, top + 1, step), top})]
 
 
 def uniform_parts(num_layers: int, groups_per_layer: int, kv_groups: int) -> list[int]:

@@ -11,6 +11,7 @@ from .alpha_study import HELD_OUT
 from .baseline_frames import (
     EQUAL_HEADS,
     EQUAL_PARAMETERS,
+    ORDER,
     TITLE,
     cost_frame,
     perplexity_frame,
@@ -22,7 +23,7 @@ from .corpora import TITLES
 from .methods import BASELINES, PROPERTIES
 from .models import display_name
 from .paper_accounting import WAYS, ffn_ratios, paper_ratios
-from .published import published_ranges
+from .published import published, published_ranges
 from .results import Cells
 from .tables import interval
 
@@ -115,13 +116,12 @@ def with_error(value: float, error: float) -> str:
 
 def method_writing(writing: pd.DataFrame, perplexities: pd.DataFrame) -> pd.DataFrame:
     """How much each method repeats itself, beside its perplexity on the documents that it continues, and a sample."""
-    held_out = perplexities[perplexities["split"] == HELD_OUT].drop_duplicates(["model", "method"])
-    known = held_out.set_index(["model", "method"])["perplexity"]
+    known = perplexities[perplexities["split"] == HELD_OUT].set_index(["model", "method", "corpus"])["perplexity"]
     return pd.DataFrame(
         {
             "model": display_name(row.model),
             "method": TITLE[row.method],
-            "perplexity": f"{known[row.model, row.method]:.2f}",
+            "perplexity": f"{known[row.model, row.method, row.corpus]:.2f}",
             "repetition": f"{100 * row.repetition:.0f} %",
             "95 % interval": f"{100 * max(row.low, 0):.0f} to {100 * min(row.high, 1):.0f} %" if row.texts > 1 else "",
             "continuations": row.texts,
@@ -138,6 +138,17 @@ def one_line(text: str, width: int = 70) -> str:
     return "".join(character if character.isalnum() or character in " .,:;()'=-" else "·" for character in line)
 
 
+def published_averages() -> pd.DataFrame:
+    """The average accuracy of each method on each kind of task, as the paper prints it, in percent."""
+    rows = []
+    for table in ("generation", "discriminative"):
+        for model, part in published(table).query("task == 'Average'").groupby("model", sort=False):
+            scores = part.set_index("method")["value"]
+            found = {TITLE[method]: f"{scores[method]:.2f}" if method in scores else "" for method in ORDER}
+            rows.append({"model": f"{model} (paper)", "tasks": table, **found})
+    return pd.DataFrame(rows)
+
+
 def method_costs(costs: pd.DataFrame) -> pd.DataFrame:
     """Parameters, cache and floating-point operations of each pruned model, and what its plan took to find."""
     rows = []
@@ -151,11 +162,13 @@ def method_costs(costs: pd.DataFrame) -> pd.DataFrame:
                     "heads removed": str(Fraction(row.head_ratio).limit_denominator(1000)),
                     "decoder parameters removed": f"{100 * row.removed_fraction:.2f} %",
                     "all parameters": f"{row.parameters / 1e6:.2f} million",
-                    "KV cache, bytes a token": f"{row.kv_bytes_per_token:,}",
+                    f"KV cache, bytes a token ({row.dtype.removeprefix('torch.')})": f"{row.kv_bytes_per_token:,}",
                     f"prefill of {row.tokens:,} tokens": _flops(row.prefill_flops, dense.prefill_flops),
                     f"a token after {row.tokens:,}": _flops(row.decode_flops, dense.decode_flops),
                     "calibration tokens": f"{row.calibration_tokens:,}" if row.calibration_tokens else "",
-                    "seconds for the plan": f"{row.seconds:.1f}" if row.method in BASELINES else "",
+                    "searched tokens": f"{row.searched_tokens:,}" if row.searched_tokens else "",
+                    "seconds for the plan": "" if row.method == "dense" else f"{row.seconds:.1f}",
+                    "seconds for all ranges": f"{row.tuning_seconds:.1f}" if row.method in BASELINES else "",
                 }
             )
     return pd.DataFrame(rows).fillna("")
@@ -163,7 +176,8 @@ def method_costs(costs: pd.DataFrame) -> pd.DataFrame:
 
 def _flops(count: int, dense: int) -> str:
     change = "" if count == dense else f" ({100 * (count / dense - 1):+.1f} %)"
-    return f"{count / 1e9:,.2f} GFLOP{change}"
+    unit, name = (1e9, "GFLOP") if dense >= 1e9 else (1e6, "MFLOP")
+    return f"{count / unit:,.2f} {name}{change}"
 
 
 def pruning_ratios() -> pd.DataFrame:
@@ -191,7 +205,7 @@ def channel_ratios() -> pd.DataFrame:
             "channels": f"{row.channels:,}",
             "computed share": f"{row.ratio:.5f}",
             "official share": f"{row.official:.5f}",
-            "official − computed": f"{row.difference:+.1e}",
+            "official − computed": f"{row.difference:+.5f}",
         }
         for row in ffn_ratios().itertuples()
     )

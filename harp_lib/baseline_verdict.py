@@ -3,7 +3,7 @@
 import pandas as pd
 
 from .alpha_study import HELD_OUT
-from .baseline_frames import EQUAL_HEADS, EQUAL_PARAMETERS, TITLE, bias_frame, perplexity_frame, range_frame, repetition
+from .baseline_frames import EQUAL_HEADS, EQUAL_PARAMETERS, TITLE, bias_frame, perplexity_frame, repetition
 from .corpora import TITLES
 from .methods import BASELINES
 from .models import display_name
@@ -17,19 +17,29 @@ CLOSE = 1e-4  # of two shares of FFN channels that count as equal
 
 
 def read_ranges(ranges: pd.DataFrame, reference: dict[str, dict[str, float]]) -> str:
-    """How much the range matters, and how many ranges are better than HARP, whose perplexity is in ``reference``."""
+    """How much the range matters; HARP's perplexity on the same documents is in ``reference``."""
     lines = []
     for (model, method), part in ranges.groupby(["model", "method"], sort=False):
-        best, worst = part.loc[part["perplexity"].idxmin()], part.loc[part["perplexity"].idxmax()]
+        by_rank = part.sort_values("perplexity")
+        best, worst = by_rank.iloc[0], by_rank.iloc[-1]
+        text = f"- **{display_name(model)}, {TITLE[method]}.** The best range is {_range(best)}"
+        text += f", the next {_range(by_rank.iloc[1])}" if len(part) > 1 else ""
         harp = reference[model][EQUAL_HEADS]
-        better = (part["perplexity"] < harp).sum()
-        lines.append(
-            f"- **{display_name(model)}, {TITLE[method]}.** Best are layers {_range(best)} (perplexity "
-            f"{best['perplexity']:.2f}), worst are {_range(worst)} ({worst['perplexity']:.2f}, "
-            f"{worst['perplexity'] / best['perplexity']:.1f} times as much). {better} of {len(part)} ranges are better "
-            f"than HARP ({harp:.2f}) on these documents."
-        )
+        lower = (part["perplexity"] < harp).sum()
+        text += f", the worst {_range(worst)}. {lower} of {len(part)} ranges come out below HARP ({harp:.2f})."
+        if method == "flap":
+            text += _elsewhere(ranges[ranges["model"] == model], best)
+        lines.append(text)
     return "\n".join(lines)
+
+
+def _elsewhere(ranges: pd.DataFrame, best: pd.Series) -> str:
+    """What the other methods come to in FLAP's best range, where one of theirs is the same."""
+    same = ranges[(ranges["start"] == best["start"]) & (ranges["end"] == best["end"]) & (ranges["method"] != "flap")]
+    if same.empty:
+        return ""
+    others = _listed([f"{TITLE[row.method]} {row.perplexity:.2f}" for row in same.itertuples()])
+    return f" In its best range the other methods come to: {others}."
 
 
 def read_groups(groups: pd.DataFrame) -> str:
@@ -40,31 +50,45 @@ def read_groups(groups: pd.DataFrame) -> str:
         emptied = (gone.groupby("layer").size() == part["group"].max() + 1).sum()
         upper = (gone["layer"] >= layers / 2).mean()
         empty = "no layer is" if emptied == 0 else "1 layer is" if emptied == 1 else f"{emptied} layers are"
-        lines.append(
+        text = (
             f"- **{display_name(model)}, {TITLE[method]}**: {len(gone)} groups from {gone['layer'].nunique()} layers, "
-            f"{100 * upper:.0f} % of them in the upper half; {empty} left without any."
+            f"{100 * upper:.0f} % of them in the upper half; {empty} left without any"
         )
+        thinner = part[part["channels"] > 0]["layer"].nunique()
+        lines.append(text + (f"; FFN channels go from {thinner} of {layers} layers." if thinner else "."))
     return "\n".join(lines)
 
 
 def answer(cells: Cells) -> str:
-    """Does HARP beat the baselines? One sentence for each model, from the comparison at equal parameters."""
+    """Does HARP beat the baselines? A few sentences for each model."""
     lines = []
     for model, part in perplexity_frame(cells).groupby("model", sort=False):
-        outcomes = {method: set(_comparison(part, method, EQUAL_PARAMETERS)[1]) for method in BASELINES}
-        better, worse = ([TITLE[m] for m, found in outcomes.items() if found == {o}] for o in (HOLDS, FAILS))
-        open_ = [TITLE[method] for method, found in outcomes.items() if found not in ({HOLDS}, {FAILS})]
-        short = "yes" if len(better) == len(BASELINES) else "no" if worse else "not all of them, as far as can be told"
-        said = [
-            f"{relation} that of {_listed(names)}"
-            for relation, names in (("lower than", better), ("higher than", worse), ("not told apart from", open_))
-            if names
-        ]
+        equal_parameters, found = _relations(part, EQUAL_PARAMETERS)
+        equal_heads, _ = _relations(part, EQUAL_HEADS)
+        short = "yes" if found == {HOLDS} else "no" if FAILS in found else "too small to tell"
         lines.append(
             f"- **{display_name(model)}: {short}.** With as many parameters removed, the perplexity of "
-            f"{TITLE[EQUAL_PARAMETERS]} on held-out text is {', '.join(said)}."
+            f"{TITLE[EQUAL_PARAMETERS]} on held-out text is {equal_parameters}. With as many heads removed, that of "
+            f"{TITLE[EQUAL_HEADS]} is {equal_heads}."
         )
     return "\n".join(lines)
+
+
+def _relations(part: pd.DataFrame, reference: str) -> tuple[str, set[str]]:
+    """How the reference's perplexity stands to each baseline's, in words, and all outcomes on all texts."""
+    words = {HOLDS: ("lower", "than"), FAILS: ("higher", "than"), OPEN: ("not told apart", "from")}
+    alike: dict[str, list[str]] = {}
+    mixed, found = [], set()
+    for method in BASELINES:
+        evidence, outcomes = _comparison(part, method, reference)
+        found |= set(outcomes)
+        if len(set(outcomes)) == 1:
+            alike.setdefault(outcomes[0], []).append(TITLE[method])
+        else:
+            by_text = [f"{words[outcome][0]} on {text}" for text, outcome in zip(evidence, outcomes, strict=True)]
+            mixed.append(f"compared with that of {TITLE[method]}, {_listed(by_text)}")
+    same = [f"{' '.join(words[outcome])} that of {_listed(alike[outcome])}" for outcome in words if outcome in alike]
+    return "; ".join([*same, *mixed]), found
 
 
 def verdict(cells: Cells) -> pd.DataFrame:
@@ -77,18 +101,23 @@ def verdict(cells: Cells) -> pd.DataFrame:
         ):
             for method in BASELINES:
                 claim = f"{TITLE[reference]} beats {TITLE[method]}, {question}"
-                rows.append((claim, display_name(model), *_worded(*_comparison(part, method, reference))))
+                against = f"perplexity of {TITLE[method]} against {TITLE[reference]}"
+                rows.append((claim, display_name(model), *_worded(against, *_comparison(part, method, reference))))
     for model, part in bias_frame(cells).query("split == @HELD_OUT").groupby("model", sort=False):
         evidence, outcomes = {}, []
         for row in part.itertuples():
-            evidence[TITLES[row.corpus]] = f"{interval(row.change, row.low, row.high)} without it"
+            evidence[TITLES[row.corpus]] = interval(row.change, row.low, row.high)
             outcomes.append(_outcome(row.low, row.high))
-        rows.append(("FLAP's bias lowers perplexity", display_name(model), *_worded(evidence, outcomes)))
+        rows.append(
+            (
+                "FLAP's bias lowers perplexity",
+                display_name(model),
+                *_worded("perplexity without it", evidence, outcomes),
+            )
+        )
     for model in dict.fromkeys(model for model, _, task in cells if task == "writing"):
         claim = "the baseline that reads best also writes with less repetition than HARP"
         rows.append((claim, display_name(model), *_writing(cells, model)))
-    for model, part in range_frame(cells).groupby("model", sort=False):
-        rows.append(("where heads go matters more than which", display_name(model), *_places(part)))
     rows += [(claim, "the paper's four", evidence, found) for claim, evidence, found in _ratio_rows()]
     return pd.DataFrame(rows, columns=["claim", "model", "evidence", "verdict"])
 
@@ -98,7 +127,7 @@ def _comparison(part: pd.DataFrame, method: str, reference: str) -> tuple[dict[s
     evidence, outcomes = {}, []
     for row in part[(part["method"] == method) & (part["split"] == HELD_OUT)].to_dict("records"):
         change, low, high = (row[f"{reference} {end}"] for end in ("change", "low", "high"))
-        evidence[TITLES[row["corpus"]]] = f"{TITLE[method]} has {interval(change, low, high)}"
+        evidence[TITLES[row["corpus"]]] = interval(change, low, high)
         outcomes.append(_outcome(low, high))
     return evidence, outcomes
 
@@ -108,19 +137,20 @@ def _outcome(low: float, high: float) -> str:
     return HOLDS if low > 0 else FAILS if high < 0 else OPEN
 
 
-def _worded(evidence: dict[str, str], outcomes: list[str]) -> tuple[str, str]:
+def _worded(what: str, evidence: dict[str, str], outcomes: list[str]) -> tuple[str, str]:
     """Evidence and verdict in words, by text where they differ."""
     found = outcomes[0]
     if len(set(outcomes)) > 1:
         found = "; ".join(f"{text}: {outcome}" for text, outcome in zip(evidence, outcomes, strict=True))
-    return "perplexity on held-out text: " + "; ".join(f"{text}, {said}" for text, said in evidence.items()), found
+    return f"{what}: " + "; ".join(f"{text} {said}" for text, said in evidence.items()), found
 
 
 def _writing(cells: Cells, model: str) -> tuple[str, str]:
     """HARP's repetition against that of the baseline that reads best, paired by the text that is continued."""
     frame = perplexity_frame(cells)
     read = frame[(frame["model"] == model) & frame["method"].isin(BASELINES) & (frame["split"] == HELD_OUT)]
-    best = read.loc[read["corpus"] == read["corpus"].iloc[0]].set_index("method")["perplexity"].idxmin()
+    continued = cells[model, EQUAL_HEADS, "writing"]["inputs"]["corpus"]
+    best = read[read["corpus"] == continued].set_index("method")["perplexity"].idxmin()
     own, other = (cells[model, method, "writing"]["result"]["ids"] for method in (EQUAL_HEADS, best))
     pairs = [(repetition(first), repetition(second)) for first, second in zip(own, other, strict=True)]
     less = mean_interval([first - second for first, second in pairs])
@@ -132,20 +162,6 @@ def _writing(cells: Cells, model: str) -> tuple[str, str]:
         f"over {len(pairs)} continuations"
     )
     return evidence, _outcome(less.low, less.high)
-
-
-def _places(ranges: pd.DataFrame) -> tuple[str, str]:
-    """Spread of perplexity over ranges of one length, against the spread over methods in one range."""
-    uniform = ranges[ranges["method"] != "flap"]
-    over_ranges = uniform.groupby(["method", "layers"])["perplexity"].agg(lambda values: values.max() / values.min())
-    over_methods = uniform.groupby(["start", "end"])["perplexity"].agg(lambda values: values.max() / values.min())
-    evidence = (
-        f"the worst range has {over_ranges.min():.1f} to {over_ranges.max():.1f} times the perplexity of the best of "
-        f"the same method and length; in one range, the worst of {uniform['method'].nunique()} uniform methods has "
-        f"{over_methods.min():.1f} to {over_methods.max():.1f} times that of the best"
-    )
-    holds = over_ranges.median() > over_methods.median()
-    return evidence, f"{HOLDS if holds else FAILS}, by the median"
 
 
 def _ratio_rows() -> list[tuple[str, str, str]]:
@@ -174,4 +190,4 @@ def _listed(names: list[str]) -> str:
 
 
 def _range(row: pd.Series) -> str:
-    return f"{row['start']}–{row['end'] - 1}"
+    return f"layers {row['start']}–{row['end'] - 1} (perplexity {row['perplexity']:.2f})"

@@ -138,7 +138,8 @@ def calibration_blocks(
 ) -> torch.Tensor:
     """Random pieces of a corpus that do not overlap: (samples, tokens) int64.
 
-    The documents are joined by blank lines and cut into blocks of ``tokens`` tokens, of which ``samples`` are drawn.
+    The documents are joined by blank lines and cut into blocks of ``tokens`` tokens, of which ``samples`` are drawn. As
+    in FLAP's own calibration, a block begins in the middle of a text, without the token that begins one.
 
     Raises
     ------

@@ -103,7 +103,7 @@ def input_statistics(
     handles = [module.register_forward_pre_hook(count(layer)) for layer, module in projections.items()]
     try:
         with evaluating(model), having_layers(model, layers):
-            for batch in tqdm(batches, desc="calibration", unit="batch", leave=False, delay=5):
+            for batch in tqdm(batches, desc="calibration", unit="batch", leave=False, delay=10):
                 model.get_decoder()(input_ids=batch.ids.to(model.device), use_cache=False)
     finally:
         for handle in handles:
@@ -175,7 +175,7 @@ class LayerStream:
         if any(boundary > layer for boundary, _ in self._frontier):
             self._restart()
         with evaluating(self.model):
-            bar = tqdm(self._frontier, desc="hidden states", unit="batch", leave=False, delay=5)
+            bar = tqdm(self._frontier, desc="hidden states", unit="batch", leave=False, delay=10)
             for index, (boundary, hidden) in enumerate(bar):
                 for below in range(boundary, layer):
                     hidden = self._through(below, index, hidden)

@@ -32,7 +32,8 @@ def planner(
 ) -> Callable[[int, Sequence[int]], PruningPlan]:
     """Score the groups of ``layers``: the fluctuation of W_O's input channels, averaged over each group.
 
-    FLAP (An et al., 2024; metric "WIFV" in github.com/CASIA-IVA-Lab/FLAP), here for key/value groups. The
+    FLAP (An et al., 2024; metric "WIFV" in github.com/CASIA-IVA-Lab/FLAP), here for key/value groups and as the paper's
+    Table "property" defines it; the repository squares the score of W_O once more before it standardises. The
     standardised scores of a layer average to zero: layers are ranked by how much their groups differ, and where each
     layer holds a single group (multi-query attention), there is nothing to rank them by, which is warned of.
 

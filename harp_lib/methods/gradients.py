@@ -74,7 +74,7 @@ def weight_gradients(
     ]
     recomputing = checkpointed_layers(model) if gradient_checkpointing else nullcontext()
     with torch.enable_grad(), evaluating(model), _accumulating(model, weights, gradients), recomputing:
-        for part in tqdm(parts, desc="gradients", unit="batch", delay=5, leave=False):
+        for part in tqdm(parts, desc="gradients", unit="batch", delay=10, leave=False):
             _backward(model, part)
     predicted = sum(batch.num_scored for batch in batches)
     for weight, gradient in zip(weights, gradients, strict=True):

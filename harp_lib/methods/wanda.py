@@ -57,7 +57,7 @@ def planner(
         each = equal_parts(kv_groups, [num_groups(found[layer].self_attn) for layer in layers])
         first, last, plans = min(layers), max(layers), {}
         hidden = stream.entering(first)  # of each batch (B, N, d)
-        for layer in tqdm(range(first, last + 1), desc=METHOD.name, unit="layer", leave=False, delay=5):
+        for layer in tqdm(range(first, last + 1), desc=METHOD.name, unit="layer", leave=False, delay=10):
             if layer in layers:
                 attention = found[layer].self_attn
                 scores = group_scores(attention, stream.statistics(layer, attention.o_proj, hidden))
