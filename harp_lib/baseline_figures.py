@@ -68,7 +68,8 @@ def layer_ranges(ranges: pd.DataFrame, reference: dict[str, float], model: str) 
             axis.axhline(value, color=colours.METHOD[name], linewidth=1.2, zorder=0)
         axis.set(title=TITLE[method], xlabel="first layer of the range")
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axis.legend(loc="upper right", fontsize="small")
+        axis.legend(loc="upper right", fontsize="small", ncols=2)
+        axis.set_ylim(top=2.2 * min(ceiling, ranges["perplexity"].max()))  # room for the legend
         logarithmic_perplexity(axis, "y")
     axes[0].set_ylabel("perplexity per token (log scale)")
     handles = [Line2D([], [], color=colours.METHOD[name], label=TITLE[name]) for name in reference]

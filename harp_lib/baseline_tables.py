@@ -205,7 +205,7 @@ def channel_ratios() -> pd.DataFrame:
             "channels": f"{row.channels:,}",
             "computed share": f"{row.ratio:.5f}",
             "official share": f"{row.official:.5f}",
-            "official − computed": f"{row.difference:+.5f}",
+            "official − computed": f"{round(row.difference, 5) + 0.0:+.5f}",
         }
         for row in ffn_ratios().itertuples()
     )

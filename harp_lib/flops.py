@@ -136,6 +136,16 @@ def prefill_flops(config: PreTrainedConfig, plan: PruningPlan | None, tokens: in
         As in :func:`layer_flops`; at least one token.
     plan : PruningPlan or None
         What is removed; None: nothing. A value-only layer keeps its value and output projection, and no attention.
+
+    Returns
+    -------
+    int
+        A multiply-add is two operations.
+
+    Raises
+    ------
+    ValueError
+        For no token, a plan that does not fit the config, and as :func:`layer_flops` does.
     """
     dense = [layer_flops(config, tokens, layer, causal) for layer in range(config.num_hidden_layers)]
     return _pruned_flops(config, plan, tokens, dense)
@@ -144,7 +154,7 @@ def prefill_flops(config: PreTrainedConfig, plan: PruningPlan | None, tokens: in
 def decode_flops(config: PreTrainedConfig, plan: PruningPlan | None, tokens: int) -> int:
     """Floating-point operations of one new token that attends to ``tokens`` keys, its own included.
 
-    With a KV cache. A sliding window bounds the keys. Parameters as in :func:`prefill_flops`.
+    With a KV cache. A sliding window bounds the keys. Parameters, value and errors as in :func:`prefill_flops`.
     """
     dense = []
     for layer in range(config.num_hidden_layers):

@@ -14,7 +14,10 @@ FFN_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 def pruned_attention(attention: nn.Module, layer: int, plan: LayerPlan) -> nn.Module:
-    """The attention that stays under ``plan``; ``attention`` itself where it loses nothing. Alpha is not folded."""
+    """The attention that stays under ``plan``; ``attention`` itself where it loses nothing. Alpha is not folded.
+
+    Of the K groups with r query heads each, k stay: rows k·r·Dh of Q, k·Dh of K and V, columns k·r·Dh of W_O.
+    """
     if plan.alpha is not None:
         return SkippedAttention(layer) if plan.alpha == 0 else value_only(attention, layer)
     if not plan.removed_groups:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import FAMILIES
+from test_surgery import small_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from harp_lib import PruningPlan, apply_plan, perplexity, search_alphas
@@ -195,3 +196,22 @@ def test_numbers_of_numpy_are_numbers(tiny, tokens):
 def test_text_is_not_a_calibration(tiny):
     with pytest.raises(ValueError, match="tokens are wanted, not text"):
         make_plan("flap", tiny(), ["some text"], kv_groups=3)
+
+
+@pytest.mark.parametrize("method", BASELINES)
+def test_models_that_cannot_be_sliced_are_refused_before_any_work(tiny, method):
+    with pytest.raises(ValueError, match="same as with these parts masked"):
+        make_plan(method, small_model("olmo2"), Unread(), kv_groups=4)
+    model = tiny()
+    model.model.layers[2].self_attn.k_proj.to("meta")
+    with pytest.raises(ValueError, match="layer 2: weights that are offloaded"):
+        make_plan(method, model, Unread(), kv_groups=6)
+
+
+def test_ffns_that_cannot_be_sliced_are_refused_before_any_work(tiny):
+    with pytest.raises(ValueError, match="layer 0 has no gated FFN"):
+        make_plan("harp+flap", small_model("starcoder2"), Unread(), kv_groups=4, alphas=[0.5, 0.5])
+    model = tiny()
+    model.model.layers[2].mlp.up_proj.to("meta")
+    with pytest.raises(ValueError, match="layer 2: weights that are offloaded"):
+        make_plan("harp+flap", model, Unread(), kv_groups=4, alphas=[0.5, 0.5])

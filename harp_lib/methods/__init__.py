@@ -57,6 +57,7 @@ def make_plan(
     Returns
     -------
     PruningPlan
+        Names what goes from each layer, and the method; :func:`harp_lib.apply_plan` carries it out.
 
     Raises
     ------
