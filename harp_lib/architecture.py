@@ -8,7 +8,16 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .plan import LayerPlan, PruningPlan
-from .slicing import ATTENTION_PARTS, FFN_PARTS, group_width, num_groups, pruned_attention, pruned_ffn, value_only
+from .slicing import (
+    ATTENTION_PARTS,
+    FFN_PARTS,
+    blocks,
+    group_width,
+    num_groups,
+    pruned_attention,
+    pruned_ffn,
+    value_only,
+)
 
 # Norms of the decoder layers whose way through attention is known. Any other layer may hold a norm after attention,
 # which would undo alpha, or a second mixer beside it.
@@ -199,7 +208,7 @@ def check_slices(model: PreTrainedModel, plan: PruningPlan) -> None:
 @contextmanager
 def masking(output: nn.Linear, removed: Sequence[int], width: int, means: Sequence[float] | None) -> Iterator[None]:
     """Within the context, blocks of ``width`` input channels of a linear map are zero, or their means."""
-    columns = [block * width + i for block in removed for i in range(width)]
+    columns = blocks(removed, width)
 
     def mask(module: nn.Module, args: tuple) -> tuple:
         masked = args[0].clone()

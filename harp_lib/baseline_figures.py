@@ -46,7 +46,7 @@ def all_figures(cells: Cells) -> Iterator[tuple[str, Figure]]:
 def layer_ranges(ranges: pd.DataFrame, reference: dict[str, float], model: str) -> Figure:
     """Perplexity against the first layer of the range, a panel for each method, a line for each length."""
     ranges = ranges[ranges["model"] == model]
-    ceiling = CEILING * max(reference.values())
+    ceiling, known = CEILING * max(reference.values()), [*reference.values(), *ranges["perplexity"]]
     figure, axes = plt.subplots(1, len(BASELINES), figsize=(12, 4.4), sharex=True, sharey=True)
     for axis, method in zip(axes, BASELINES, strict=True):
         part, colour = ranges[ranges["method"] == method], colours.METHOD[method]
@@ -69,7 +69,7 @@ def layer_ranges(ranges: pd.DataFrame, reference: dict[str, float], model: str) 
         axis.set(title=TITLE[method], xlabel="first layer of the range")
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axis.legend(loc="upper right", fontsize="small", ncols=2)
-        axis.set_ylim(top=2.2 * min(ceiling, ranges["perplexity"].max()))  # room for the legend
+        axis.set_ylim(0.85 * min(known), 2 * min(ceiling, max(known)))  # room for the legend
         logarithmic_perplexity(axis, "y")
     axes[0].set_ylabel("perplexity per token (log scale)")
     handles = [Line2D([], [], color=colours.METHOD[name], label=TITLE[name]) for name in reference]
@@ -134,19 +134,8 @@ def method_perplexities(perplexities: pd.DataFrame, model: str) -> Figure:
     corpora = list(perplexities["corpus"].unique())
     figure, axes = plt.subplots(1, len(corpora), figsize=(11, 4), sharex=True, sharey=True, squeeze=False)
     for axis, corpus in zip(axes[0], corpora, strict=True):
-        for split, offset in ((SEARCHED, -0.15), (HELD_OUT, 0.15)):
-            part = perplexities[(perplexities["corpus"] == corpus) & (perplexities["split"] == split)]
-            for row in part.itertuples():
-                colour = colours.METHOD[row.method]
-                axis.errorbar(
-                    row.perplexity,
-                    ORDER.index(row.method) + offset,
-                    xerr=np.nan_to_num([[row.perplexity - row.low], [row.high - row.perplexity]]),
-                    color=colour,
-                    marker="o" if split == SEARCHED else "D",
-                    markerfacecolor=colour if split == SEARCHED else "white",
-                    capsize=2,
-                )
+        for row in perplexities[perplexities["corpus"] == corpus].itertuples():
+            _point(axis, (row.perplexity, row.low, row.high), ORDER.index(row.method), row.method, row.split)
         axis.set(title=TITLES[corpus], xlabel="perplexity per token (log scale)")
         axis.set_yticks(range(len(ORDER)), [TITLE[method] for method in ORDER])
         axis.grid(axis="y", linewidth=0.4)
@@ -168,17 +157,8 @@ def paired_changes(perplexities: pd.DataFrame, model: str) -> Figure:
     for row, (reference, question) in zip(axes, questions.items(), strict=True):
         for axis, corpus in zip(row, corpora, strict=True):
             for part in perplexities[perplexities["corpus"] == corpus].to_dict("records"):
-                value, low, high = (1 + part[f"{reference} {end}"] for end in ("change", "low", "high"))
-                filled = part["split"] == SEARCHED
-                axis.errorbar(
-                    value,
-                    methods.index(part["method"]) + (-0.15 if filled else 0.15),
-                    xerr=np.nan_to_num([[value - low], [high - value]]),
-                    color=colours.METHOD[part["method"]],
-                    marker="o" if filled else "D",
-                    markerfacecolor=colours.METHOD[part["method"]] if filled else "white",
-                    capsize=2,
-                )
+                ratio = tuple(1 + part[f"{reference} {end}"] for end in ("change", "low", "high"))
+                _point(axis, ratio, methods.index(part["method"]), part["method"], part["split"])
             axis.axvline(1, color=colours.METHOD[reference], linewidth=1.5)
             axis.set_title(f"{TITLES[corpus]}: the reference is {TITLE[reference]},\n{question}", fontsize="small")
             axis.set_yticks(range(len(methods)), [TITLE[method] for method in methods])
@@ -191,6 +171,20 @@ def paired_changes(perplexities: pd.DataFrame, model: str) -> Figure:
     title = f"{display_name(model)}: baselines against HARP, paired by document"
     figure.suptitle(f"{title}\n95 % intervals; right of the line, HARP is better", x=0.01, ha="left")
     return figure
+
+
+def _point(axis: plt.Axes, interval: tuple[float, float, float], row: int, method: str, split: str) -> None:
+    """A value with its interval: filled and above its line on searched text, hollow and below it on held-out text."""
+    (value, low, high), colour, filled = interval, colours.METHOD[method], split == SEARCHED
+    axis.errorbar(
+        value,
+        row + (-0.15 if filled else 0.15),
+        xerr=np.nan_to_num([[value - low], [high - value]]),
+        color=colour,
+        marker="o" if filled else "D",
+        markerfacecolor=colour if filled else "white",
+        capsize=2,
+    )
 
 
 def _text_legend(figure: Figure) -> None:

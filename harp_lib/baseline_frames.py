@@ -98,31 +98,22 @@ def perplexity_frame(cells: Cells) -> pd.DataFrame:
         row = {"model": model, "method": method, "corpus": corpus, "split": split, "perplexity": value, "error": error}
         _, row["low"], row["high"] = perplexity_interval(nll, tokens)
         row |= {"documents": len(nll), "tokens": sum(tokens)}
-        for reference in (EQUAL_HEADS, EQUAL_PARAMETERS):
-            change = paired_change(cells[model, reference, task]["result"]["nll"], nll, tokens)
-            compared = method in BASELINES
-            row |= {f"{reference} {part}": value if compared else None for part, value in change._asdict().items()}
+        for reference in (EQUAL_HEADS, EQUAL_PARAMETERS) if method in BASELINES else ():
+            change, low, high = paired_change(cells[model, reference, task]["result"]["nll"], nll, tokens)
+            row |= {f"{reference} change": change, f"{reference} low": low, f"{reference} high": high}
         rows.append(row)
-    frame = pd.DataFrame(rows).rename(columns=lambda name: name.replace(" value", " change"))
-    return ordered(frame.assign(held_out=frame["split"] != SEARCHED), "corpus", "held_out")
+    return ordered(pd.DataFrame(rows), "corpus", "split")
 
 
 def bias_frame(cells: Cells) -> pd.DataFrame:
-    """FLAP with and without its bias on every text: model, corpus, split, with_bias, without_bias, change, low, high.
-
-    The change is what leaving the bias out does to perplexity, paired by document.
-    """
+    """What leaving FLAP's bias out does to perplexity, paired by document: model, corpus, split, change, low, high."""
     rows = []
     for (model, method, task), cell in cells.items():
         if method == WITHOUT_BIAS:
             corpus, split = task.rsplit("-", 1)
             compensated, result = cells[model, "flap", task]["result"], cell["result"]
-            values = [perplexity_estimate(part["nll"], part["tokens"]).value for part in (compensated, result)]
-            change = paired_change(compensated["nll"], result["nll"], result["tokens"])
-            rows.append((model, corpus, split, *values, *change))
-    return pd.DataFrame(
-        rows, columns=["model", "corpus", "split", "with_bias", "without_bias", "change", "low", "high"]
-    )
+            rows.append((model, corpus, split, *paired_change(compensated["nll"], result["nll"], result["tokens"])))
+    return pd.DataFrame(rows, columns=["model", "corpus", "split", "change", "low", "high"])
 
 
 def writing_frame(cells: Cells) -> pd.DataFrame:
@@ -170,9 +161,9 @@ def cost_frame(cells: Cells) -> pd.DataFrame:
 
 
 def ordered(frame: pd.DataFrame, *between: str) -> pd.DataFrame:
-    """Rows by model, as they were studied, then by ``between``, then by method, in the paper's order."""
+    """Rows by model and then by ``between``, both as they were studied, then by method, in the paper's order."""
     ranks = pd.DataFrame({"model": pd.factorize(frame["model"])[0], "method": frame["method"].map(ORDER.index)})
     for column in between:
-        ranks[column] = pd.factorize(frame[column])[0] if frame[column].dtype != bool else frame[column]
+        ranks[column] = pd.factorize(frame[column])[0]
     index = ranks.sort_values(["model", *between, "method"], kind="stable").index
     return frame.loc[index].reset_index(drop=True)

@@ -80,10 +80,8 @@ class BaselineStudy:
                 self.num_layers, self.groups_per_layer, self.kv_groups
             )
             counts = [self.kv_groups // groups for groups in each]
-        return [window for count in sorted(counts) for window in self._slide(count)]
-
-    def _slide(self, count: int) -> list[range]:
-        return sliding_windows(self.num_layers, count, self.settings["window_step"])
+        step = self.settings["window_step"]
+        return [window for count in sorted(counts) for window in sliding_windows(self.num_layers, count, step)]
 
     def tune(self) -> dict[str, range]:
         """Perplexity of every method with every range, on the first documents of the searched text; the best range."""
@@ -92,8 +90,7 @@ class BaselineStudy:
         for method, window in tqdm(work, desc="layer ranges", unit="range"):
 
             def compute(partial, method=method, window=window):
-                plan = self.planner(method)(self.kv_groups, window)
-                return self.read(plan, self.tuning_documents) | {"removed": removed_groups(plan)}
+                return self.read(self.planner_of(method)(self.kv_groups, window), self.tuning_documents)
 
             inputs = self._inputs(method) | {"layers": [window.start, window.stop]}
             inputs |= {"tuning_sha256": self.tuning_text.corpus.sha256, "documents": len(self.tuning_documents)}
@@ -104,7 +101,7 @@ class BaselineStudy:
             self.ranges[method] = min(found, key=lambda window: (math.isnan(found[window]), found[window]))
         return self.ranges
 
-    def planner(self, method: str) -> Callable[[int, range], PruningPlan]:
+    def planner_of(self, method: str) -> Callable[[int, range], PruningPlan]:
         """Plans of a baseline for any range, from statistics that are computed once."""
         if method not in self.planners:
             begin = time.perf_counter()
@@ -124,7 +121,7 @@ class BaselineStudy:
 
         def make(method: str) -> PruningPlan | None:
             if method in BASELINES:
-                return self.planner(method)(self.kv_groups, self.ranges[method])
+                return self.planner_of(method)(self.kv_groups, self.ranges[method])
             options = {"kv_groups": self.kv_groups, "alphas": alphas}
             return None if method == "dense" else make_plan(method, self.model, self.calibration(method), **options)
 
@@ -132,7 +129,7 @@ class BaselineStudy:
 
             def compute(partial, method=method):
                 if method in BASELINES:
-                    self.planner(method)  # whose seconds are counted already
+                    self.planner_of(method)  # whose seconds are counted already
                 begin = time.perf_counter()
                 plan = make(method)
                 seconds = time.perf_counter() - begin + self.seconds.get(method, 0)
@@ -273,8 +270,3 @@ def flap_counts(num_layers: int, groups_per_layer: int, kv_groups: int) -> list[
     """From a bit more than a third of the layers to all, in six steps, as the paper tunes LLaMA3.1-8B (12 to 32)."""
     counts = {round(num_layers * eighths / 8) for eighths in range(3, 9)}
     return sorted(count for count in counts if count * groups_per_layer >= kv_groups)
-
-
-def removed_groups(plan: PruningPlan) -> dict[str, list[int]]:
-    """The groups that go, by layer."""
-    return {str(layer): list(lost.removed_groups) for layer, lost in plan.layers.items()}

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from fractions import Fraction
-from math import isnan
 
 import pandas as pd
 
+from .accounting import PAPER_MODELS
 from .alpha_figures import USE
 from .alpha_study import HELD_OUT
 from .baseline_frames import (
@@ -23,9 +23,9 @@ from .corpora import TITLES
 from .methods import BASELINES, PROPERTIES
 from .models import display_name
 from .paper_accounting import WAYS, ffn_ratios, paper_ratios
-from .published import published, published_ranges
+from .published import published_ranges, published_scores
 from .results import Cells
-from .tables import interval
+from .tables import interval, with_error
 
 
 def baseline_tables(cells: Cells) -> Iterator[tuple[pd.DataFrame, str, pd.DataFrame]]:
@@ -51,7 +51,7 @@ def method_properties() -> pd.DataFrame:
             "metric": f"${method.metric}$",
             "looks at": method.looks_at,
             "calibration": method.calibration,
-            "weights that stay": method.weight_update.replace("none", "as they are"),
+            "weight update": method.weight_update,
             "what goes where": method.allocation,
         }
         for method in PROPERTIES
@@ -109,11 +109,6 @@ def method_perplexity(perplexities: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def with_error(value: float, error: float) -> str:
-    """A perplexity and its standard error, which one document has not."""
-    return f"{value:.2f}" if isnan(error) else f"{value:.2f} ± {error:.2f}"
-
-
 def method_writing(writing: pd.DataFrame, perplexities: pd.DataFrame) -> pd.DataFrame:
     """How much each method repeats itself, beside its perplexity on the documents that it continues, and a sample."""
     known = perplexities[perplexities["split"] == HELD_OUT].set_index(["model", "method", "corpus"])["perplexity"]
@@ -142,8 +137,8 @@ def published_averages() -> pd.DataFrame:
     """The average accuracy of each method on each kind of task, as the paper prints it, in percent."""
     rows = []
     for table in ("generation", "discriminative"):
-        for model, part in published(table).query("task == 'Average'").groupby("model", sort=False):
-            scores = part.set_index("method")["value"]
+        for model in PAPER_MODELS:
+            scores = published_scores(table, model)["Average"]
             found = {TITLE[method]: f"{scores[method]:.2f}" if method in scores else "" for method in ORDER}
             rows.append({"model": f"{model} (paper)", "tasks": table, **found})
     return pd.DataFrame(rows)

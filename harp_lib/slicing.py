@@ -25,14 +25,14 @@ def pruned_attention(attention: nn.Module, layer: int, plan: LayerPlan) -> nn.Mo
     groups, removed = num_groups(attention), plan.removed_groups
     kept = [group for group in range(groups) if group not in removed]
     columns, output = group_width(attention), attention.o_proj
-    bias = bias_without(output, _blocks(removed, columns), plan.group_means)
+    bias = bias_without(output, blocks(removed, columns), plan.group_means)
     if not kept:
         return SkippedAttention(layer, bias)
     parts = {
-        "q_proj": keep_rows(attention.q_proj, _blocks(kept, columns)),
-        "k_proj": keep_rows(attention.k_proj, _blocks(kept, attention.head_dim)),
-        "v_proj": keep_rows(attention.v_proj, _blocks(kept, attention.head_dim)),
-        "o_proj": keep_columns(output, _blocks(kept, columns), bias),
+        "q_proj": keep_rows(attention.q_proj, blocks(kept, columns)),
+        "k_proj": keep_rows(attention.k_proj, blocks(kept, attention.head_dim)),
+        "v_proj": keep_rows(attention.v_proj, blocks(kept, attention.head_dim)),
+        "o_proj": keep_columns(output, blocks(kept, columns), bias),
     }
     sliced = with_parts(attention, parts)
     # Most attention modules read the number of heads off the projections; some have counted it.
@@ -72,7 +72,8 @@ def group_width(attention: nn.Module) -> int:
     return attention.o_proj.in_features // num_groups(attention)
 
 
-def _blocks(groups: Sequence[int], width: int) -> list[int]:
+def blocks(groups: Sequence[int], width: int) -> list[int]:
+    """Rows or columns that belong to some groups of ``width`` each."""
     return [group * width + i for group in groups for i in range(width)]
 
 

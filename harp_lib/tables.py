@@ -1,6 +1,7 @@
 """Tables as csv, Markdown and LaTeX."""
 
 from collections.abc import Iterator
+from math import isnan
 from pathlib import Path
 
 import pandas as pd
@@ -90,7 +91,7 @@ def alpha_perplexity(perplexities: pd.DataFrame) -> pd.DataFrame:
             "text": TITLES[row.corpus],
             "use": USE[row.split],
             "plan": plan_label(row.plan),
-            "perplexity": f"{row.perplexity:.2f} ± {row.error:.2f}",
+            "perplexity": with_error(row.perplexity, row.error),
             "against searched α": ""
             if row.plan == f"searched-on-{row.corpus}"
             else interval(row.change, row.low, row.high),
@@ -99,6 +100,11 @@ def alpha_perplexity(perplexities: pd.DataFrame) -> pd.DataFrame:
         }
         for row in perplexities.itertuples()
     )
+
+
+def with_error(value: float, error: float) -> str:
+    """A perplexity and its standard error, which a single document has not."""
+    return f"{value:.2f}" if isnan(error) else f"{value:.2f} ± {error:.2f}"
 
 
 def interval(change: float, low: float, high: float) -> str:
@@ -114,7 +120,7 @@ def alpha_transfer(perplexities: pd.DataFrame) -> pd.DataFrame:
             "α searched on": TITLES[row["plan"].removeprefix("searched-on-")],
             "read on": TITLES[row["corpus"]],
             "use": USE[row["split"]],
-            "perplexity per token": f"{row['perplexity']:.2f} ± {row['error']:.2f}",
+            "perplexity per token": with_error(row["perplexity"], row["error"]),
             "per word": "" if row["corpus"] in EMBEDDED else f"{row['word perplexity']:.2f}",
             "documents": str(row["documents"]),
         }

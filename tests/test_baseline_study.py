@@ -35,7 +35,6 @@ from harp_lib.baseline_tables import (
     pruning_ratios,
     published_averages,
     tuned_ranges,
-    with_error,
 )
 from harp_lib.baseline_verdict import read_groups
 from harp_lib.likelihood import perplexity
@@ -44,6 +43,7 @@ from harp_lib.plan import LayerPlan
 from harp_lib.profiles import load_profile
 from harp_lib.published import published_ranges
 from harp_lib.surgery import apply_plan
+from harp_lib.tables import with_error
 
 PAPER_SHAPES = {  # layers, groups a layer, groups to remove
     "LLaMA3.1-8B": (32, 8, 64),

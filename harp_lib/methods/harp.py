@@ -129,8 +129,8 @@ def layers_from_top(model: PreTrainedModel, kv_groups: int) -> int:
     whole = [sum(held[:count]) for count in range(1, len(held) + 1)]  # groups of the top 1, 2, … layers
     if kv_groups in whole:
         return whole.index(kv_groups) + 1
-    nearest = [*(groups for groups in whole if groups < kv_groups)][-1:]
-    nearest += [*(groups for groups in whole if groups > kv_groups)][:1]
+    nearest = [groups for groups in whole if groups < kv_groups][-1:]
+    nearest += [groups for groups in whole if groups > kv_groups][:1]
     raise ValueError(
         f"{kv_groups} key/value groups are no whole number of layers, which is what HARP takes; "
         f"the nearest that are: {' or '.join(map(str, nearest))}"
