@@ -19,8 +19,9 @@ from harp_lib import paths
 COMMANDS = ("setup", "run", "test", "figures")
 HELP_SHOWN = 3
 _SIZES = ("smoke", "mini", "paper")  # messages list profiles from small to large
-_OF_RUN = {"--only": "only", "--models": "models", "--datasets": "datasets", "--force": "force", "-p": "parameters"}
-_OWN_OPTION = {"profile": "--profile", "models": "--models", "datasets": "--datasets", "force": "--force"}
+_SHARED = ("models", "datasets", "limit", "force")  # parameters of notebooks that have an option of their own
+_OWN_OPTION = {name: f"--{name}" for name in ("profile", *_SHARED)}
+_OF_RUN = {"--only": "only", **{f"--{name}": name for name in _SHARED}, "-p": "parameters"}
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 _DESCRIPTION = """\
@@ -75,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--only", type=_numbers, metavar="03,05", help="run these notebooks")
     run.add_argument("--models", type=_models, metavar="A,B", help="models, folders or hub ids, where a notebook can")
     run.add_argument("--datasets", type=_datasets, metavar="FROM", help="embedded, hub, or a folder of benchmarks")
+    run.add_argument("--limit", type=_limit, metavar="N", help="ask only the first N questions of each task")
     run.add_argument("--force", action="store_true", help="compute results again that are already stored")
     run.add_argument(
         "-p",
@@ -169,6 +171,12 @@ def _datasets(value: str) -> str:
     return str(folder.absolute())
 
 
+def _limit(value: str) -> int:
+    if not value.isdecimal() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"a number of questions, 1 or more, not {value!r}")
+    return int(value)
+
+
 def _assignment(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier() or keyword.iskeyword(name):
@@ -220,9 +228,10 @@ def _figures(profile: str) -> int:
 def _run(options: argparse.Namespace) -> int:
     from harp_lib import runner
 
-    shared: dict[str, Any] = {"models": options.models, "datasets": options.datasets, "force": options.force or None}
-    shared = {name: value for name, value in shared.items() if value is not None}
+    given: dict[str, Any] = {name: getattr(options, name) for name in _SHARED}
+    shared = {name: value for name, value in given.items() if value}
     try:
+        _check_rows(options.datasets)
         explicit = {name: _yaml(name, value) for name, value in options.parameters}
         code = runner.run_notebooks(options.profile, options.only, shared, explicit)
     except runner.RefusedError as error:
@@ -231,6 +240,18 @@ def _run(options: argparse.Namespace) -> int:
     if (drawn := paths.FIGURES / options.profile).is_dir():
         print(f"\nfigures and tables: {os.path.relpath(drawn, paths.ROOT)}")
     return code
+
+
+def _check_rows(datasets: str | None) -> None:
+    """Refuse a folder of benchmarks with a row that no task could use, before anything runs."""
+    if datasets not in (None, "embedded", "hub"):
+        from harp_lib.benchmarks import RowError, check_rows
+        from harp_lib.runner import RefusedError
+
+        try:
+            check_rows(datasets)
+        except RowError as error:
+            raise RefusedError(str(error)) from error
 
 
 def _yaml(name: str, value: str) -> Any:

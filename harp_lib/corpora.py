@@ -109,11 +109,11 @@ def load_corpus(name: str, split: str, datasets: str = "embedded") -> Corpus:
 
 def default_corpora(datasets: str) -> tuple[str, str]:
     """The two corpora that a data source offers for searching and cross-reading alpha."""
-    if datasets == "embedded":
-        return EMBEDDED
-    if datasets == "hub" or (Path(datasets) / "pile_10k").is_dir():
+    if datasets == "hub":
         return ("wikitext", "pile_10k")
-    return ("wikitext", "python-docs")
+    if datasets == "embedded" or not (Path(datasets) / "wikitext").is_dir():
+        return EMBEDDED
+    return ("wikitext", "pile_10k" if (Path(datasets) / "pile_10k").is_dir() else "python-docs")
 
 
 def excerpt(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, documents: int | None, tokens: int | None) -> Corpus:

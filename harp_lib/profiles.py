@@ -9,8 +9,10 @@ from . import paths
 from .corpora import default_corpora
 
 
-def load_profile(name: str, models: list[str] | None = None, datasets: str | None = None) -> dict[str, Any]:
-    """Read a profile, with the models and the data source replaced where they are given.
+def load_profile(
+    name: str, models: list[str] | None = None, datasets: str | None = None, limit: int | None = None
+) -> dict[str, Any]:
+    """Read a profile, with the models, the data source and the rows of each task replaced where they are given.
 
     Returns
     -------
@@ -20,7 +22,7 @@ def load_profile(name: str, models: list[str] | None = None, datasets: str | Non
     Raises
     ------
     ValueError
-        For an unknown profile; the known ones are listed.
+        For an unknown profile; the known ones are listed. For a limit that is no positive whole number.
     """
     file = paths.PROFILES / f"{name}.yaml"
     if not file.is_file():
@@ -32,6 +34,11 @@ def load_profile(name: str, models: list[str] | None = None, datasets: str | Non
     profile |= {"name": name, "models": models or profile["models"], "datasets": datasets or profile["datasets"]}
     if profile["datasets"] not in ("embedded", "hub") and not Path(profile["datasets"]).is_dir():
         raise ValueError(f"unknown datasets {profile['datasets']!r}; choose from embedded, hub, or a folder")
+    if limit is not None:
+        if type(limit) is not int or limit < 1:
+            raise ValueError(f"limit is a number of rows, 1 or more, not {limit!r}")
+        for settings in profile["evaluation"]["tasks"].values():
+            settings["rows"] = limit
     return profile | {"corpora": default_corpora(profile["datasets"])}
 
 

@@ -52,6 +52,8 @@ class ResultStore:
     ) -> dict[str, Any]:
         """The result of one cell: read if it was computed from equal ``inputs``, computed and stored otherwise.
 
+        A result that says ``failed``, and why, is stored but not read again: the next run tries anew.
+
         Parameters
         ----------
         model, method, task : str
@@ -67,11 +69,10 @@ class ResultStore:
         dict
             What ``compute`` returned, after a round trip through JSON.
         """
-        file = self.folder / slug(model) / method / f"{task}.json"
-        inputs = json.loads(json.dumps(inputs | {"harp_lib": __version__}))
+        file, inputs = self._file(model, method, task), _complete(inputs)
         partial = file.with_suffix(f".{digest(inputs)}.partial")
-        stored = None if self.force else read_cell(file)
-        if stored is not None and stored["inputs"] == inputs:
+        stored = self._stored(file, inputs)
+        if stored is not None:
             self.counts["read"] += 1
         else:
             if self.force:
@@ -83,9 +84,21 @@ class ResultStore:
             write_json(file, stored)
             for leftover in file.parent.glob(f"{task}.*.partial"):
                 leftover.unlink()
-            self.counts["computed"] += 1
+            self.counts["failed" if "failed" in result else "computed"] += 1
         self.cells[model, method, task] = stored
         return stored["result"]
+
+    def has(self, model: str, method: str, task: str, inputs: dict[str, Any]) -> bool:
+        """Whether :meth:`cell` would read."""
+        return self._stored(self._file(model, method, task), _complete(inputs)) is not None
+
+    def _file(self, model: str, method: str, task: str) -> Path:
+        return self.folder / slug(model) / method / f"{task}.json"
+
+    def _stored(self, file: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
+        stored = None if self.force else read_cell(file)
+        usable = stored is not None and stored["inputs"] == inputs and "failed" not in stored["result"]
+        return stored if usable else None
 
     def finish(self) -> Cells:
         """All cells of this run. They are also listed on disk, so that ``figures`` draws these and no leftovers."""
@@ -95,8 +108,14 @@ class ResultStore:
 
     @property
     def summary(self) -> str:
-        """How many cells were computed and how many read."""
-        return f"{self.counts['computed']} cells computed, {self.counts['read']} read from the result store"
+        """How many cells were computed, how many read and, if any did, how many failed."""
+        failed = f", {self.counts['failed']} failed" if self.counts["failed"] else ""
+        return f"{self.counts['computed']} cells computed, {self.counts['read']} read from the result store{failed}"
+
+
+def _complete(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Inputs as they are stored."""
+    return json.loads(json.dumps(inputs | {"harp_lib": __version__}))
 
 
 def read_cell(file: Path) -> dict[str, Any] | None:

@@ -87,3 +87,42 @@ def mean_interval(values: Sequence[float]) -> Interval:
     error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
     reach = stats.t.ppf(0.975, len(values) - 1) * error if len(values) > 1 else np.nan
     return Interval(*(float(value) for value in (values.mean(), values.mean() - reach, values.mean() + reach)))
+
+
+def score_estimate(scores: Sequence[float]) -> Estimate:
+    """Mean score of independent questions and its standard error, as lm-eval has it (nan for one question)."""
+    scores = np.asarray(scores, float)
+    error = scores.std(ddof=1) / np.sqrt(len(scores)) if len(scores) > 1 else np.nan
+    return Estimate(float(scores.mean()), float(error))
+
+
+def average_estimate(estimates: Sequence[Estimate]) -> Estimate:
+    """Unweighted mean over tasks, whose questions are independent."""
+    values, errors = np.asarray(estimates, float).T
+    return Estimate(float(values.mean()), float(np.sqrt((errors**2).sum()) / len(errors)))
+
+
+def paired_difference(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interval:
+    """How much higher the first of two models scores, averaged over tasks, from their answers to the same questions.
+
+    Parameters
+    ----------
+    pairs : sequence of (first, second)
+        For each task, the scores (0 or 1) of both models, question by question.
+
+    Returns
+    -------
+    Interval
+        Mean over tasks of the difference of their mean scores; the 95 % interval adds half an observation to each of
+        the four outcomes of a pair (Agresti and Min, 2005), so that it has a width where both models are always wrong,
+        as a bootstrap has not.
+    """
+    means, shrunk, variances = [], [], []
+    for first, second in pairs:
+        differences = np.asarray(first, float) - np.asarray(second, float)
+        total, number = differences.sum(), len(differences) + 2
+        means.append(differences.mean())
+        shrunk.append(total / number)
+        variances.append((np.abs(differences).sum() + 1 - total**2 / number) / number**2)
+    centre, reach = np.mean(shrunk), stats.norm.ppf(0.975) * np.sqrt(np.sum(variances)) / len(pairs)
+    return Interval(float(np.mean(means)), float(centre - reach), float(centre + reach))

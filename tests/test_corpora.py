@@ -111,7 +111,11 @@ def test_bad_requests(arguments, message):
 def test_default_corpora(tmp_path):
     assert corpora.default_corpora("embedded") == corpora.EMBEDDED
     assert corpora.default_corpora("hub") == ("wikitext", "pile_10k")
+    assert corpora.default_corpora(str(tmp_path)) == corpora.EMBEDDED, "a folder of benchmarks alone"
+    (tmp_path / "wikitext").mkdir()
     assert corpora.default_corpora(str(tmp_path)) == ("wikitext", "python-docs")
+    (tmp_path / "pile_10k").mkdir()
+    assert corpora.default_corpora(str(tmp_path)) == ("wikitext", "pile_10k")
 
 
 def test_real_pages(shared):

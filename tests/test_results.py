@@ -78,14 +78,24 @@ def test_what_was_kept_for_other_inputs_is_not_used(store, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         store.cell("model", "harp", "task", {"seed": 0}, killed)
-    assert store.cell("model", "harp", "task", {"seed": 1}, lambda partial: partial.exists()) is False
+    found = store.cell("model", "harp", "task", {"seed": 1}, lambda partial: {"left": partial.exists()})
+    assert found == {"left": False}
     assert len([file for file in tmp_path.rglob("*") if file.is_file()]) == 1, "leftovers are removed"
+
+
+def test_a_failure_is_kept_but_not_read_again(store):
+    assert store.cell("model", "harp", "task", {}, lambda partial: {"failed": "out of memory"})["failed"]
+    assert not store.has("model", "harp", "task", {})
+    assert store.cells["model", "harp", "task"]["result"] == {"failed": "out of memory"}
+    assert store.cell("model", "harp", "task", {}, lambda partial: {"scores": [1]}) == {"scores": [1]}
+    assert store.has("model", "harp", "task", {})
+    assert store.summary == "1 cells computed, 0 read from the result store, 1 failed"
 
 
 def test_folders_of_the_same_name_do_not_share_cells(store, tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder / "model").mkdir(parents=True)
-        store.cell(str(tmp_path / folder / "model"), "dense", "task", {}, lambda partial, folder=folder: folder)
+        store.cell(str(tmp_path / folder / "model"), "dense", "task", {}, lambda partial, folder=folder: {"in": folder})
     assert len(list((tmp_path / "mini").rglob("task.json"))) == 2
 
 

@@ -1,0 +1,67 @@
+"""Task files for lm-eval: the official ones, but for where the rows come from and how many of them are examples."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .benchmarks import Benchmark, at_hand, folder_of
+
+
+def write_overlays(
+    benchmark: Benchmark, datasets: str, settings: dict[str, Any], folder: Path, most: int | None = None
+) -> list[str]:
+    """Write one YAML file for each task of a benchmark at hand, and one for the group that holds them.
+
+    The files are for ``lm_eval.tasks.TaskManager(include_path=folder)`` or ``lm_eval --include_path``. Each includes
+    the official file, so that prompts, few-shot format, filters and metrics stay lm-eval's own.
+
+    Parameters
+    ----------
+    benchmark : Benchmark
+    datasets : str
+        ``embedded``, ``hub`` or a folder with ``<lm-eval task>/<split>.jsonl``.
+    settings : dict
+        ``shots``; ``new_tokens``, or None for lm-eval's own limit.
+    folder : Path
+        Takes the files, and the cache of rows that were read.
+    most : int, optional
+        Take only the first few tasks of a group.
+
+    Returns
+    -------
+    list of str
+        Names of the tasks.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    source = folder_of(datasets)
+    tasks = at_hand(benchmark, datasets, most)
+    for name, official in tasks.items():
+        overlay: dict[str, Any] = {"include": str(official), "task": name, "num_fewshot": settings["shots"]}
+        if settings.get("new_tokens"):
+            inherited = _inherited(official, "generation_kwargs")
+            overlay["generation_kwargs"] = inherited | {"max_gen_toks": settings["new_tokens"]}
+        if source is not None:
+            files = {file.stem: str(file.resolve()) for file in sorted((source / name).glob("*.jsonl"))}
+            overlay |= {"dataset_path": "json", "dataset_name": None}
+            overlay["dataset_kwargs"] = {"data_files": files, "cache_dir": str(folder / "cache")}
+        _write(folder / f"{name}.yaml", overlay)
+    if benchmark.is_group:
+        metrics = [metric for metric in (benchmark.metric, benchmark.beside) if metric]
+        group = {"group": benchmark.name, "task": list(tasks), "metadata": {"version": 1.0}}
+        group["aggregate_metric_list"] = [
+            {"metric": metric, "filter_list": [benchmark.filter], "weight_by_size": True} for metric in metrics
+        ]
+        _write(folder / f"_{benchmark.name}.yaml", group)
+    return list(tasks)
+
+
+def _write(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+
+
+def _inherited(official: Path, key: str) -> dict[str, Any]:
+    """A mapping of an official file or of what it includes: an overlay replaces mappings whole."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    return load_yaml(official, resolve_func=False).get(key, {})

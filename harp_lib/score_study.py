@@ -1,0 +1,123 @@
+"""The experiment of notebook 05: every method's plan, scored on every benchmark."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from .accounting import head_ratio, removed_fraction
+from .alpha_study import EXPERIMENT as ALPHA
+from .alpha_study import AlphaStudy
+from .baseline_study import EXPERIMENT as BASELINES
+from .baseline_study import BaselineStudy
+from .benchmarks import BENCHMARKS, MissingTaskError
+from .evaluation import Evaluator
+from .models import load_model
+from .plan import PruningPlan
+from .results import ResultStore
+from .surgery import temporarily_pruned
+from .workers import devices_for, run_jobs
+
+EXPERIMENT = "main_tables"
+Job = tuple[str, dict | None, str]  # method, plan, benchmark
+
+
+def method_study(name: str, profile: dict[str, Any], seed: int = 0) -> BaselineStudy:
+    """Every method's plan for a model, read from notebooks 03 and 04 where these have run, found now where not."""
+    model, tokenizer = load_model(name, profile["dtype"], profile["device_map"])
+    alpha = AlphaStudy(name, model, tokenizer, profile, ResultStore(profile["name"], ALPHA))
+    study = BaselineStudy(alpha, tokenizer, profile, ResultStore(profile["name"], BASELINES), seed)
+    study.tune()
+    study.plan()
+    return study
+
+
+class ScoreStudy:
+    """Scores of one model under several plans.
+
+    Parameters
+    ----------
+    name, digest : str
+        The model as :func:`harp_lib.load_model` knows it, and the digest of its weights.
+    profile : dict
+        From :func:`harp_lib.profiles.load_profile`; ``profile["evaluation"]`` says which tasks, how, and with how many
+        processes.
+    store : ResultStore
+        Takes a cell for each method and benchmark.
+    seed : int
+        Chooses the few-shot examples.
+    """
+
+    def __init__(self, name: str, digest: str, profile: dict[str, Any], store: ResultStore, seed: int = 0) -> None:
+        self.name, self.profile, self.store, self.seed = name, profile, store, seed
+        self.settings = profile["evaluation"]
+        self.model_inputs = {"model": name, "digest": digest, "dtype": self.settings["dtype"]}
+        self.work = _Scorer(name, profile, seed)
+
+    def evaluate(self, plans: Mapping[str, PruningPlan | None], tasks: Sequence[str] | None = None) -> None:
+        """Score every plan on every task (default: all of the profile). None is the dense model.
+
+        A cell that fails says why and is shown as missing; the others go on.
+        """
+        jobs = [(method, plan, task) for task in tasks or self.settings["tasks"] for method, plan in plans.items()]
+        wanted = {(method, task): self.inputs(plan, task) for method, plan, task in jobs}
+        devices = devices_for(self.settings["workers"])
+        pending = [
+            (method, plan and plan.to_dict(), task)
+            for method, plan, task in jobs
+            if not self.store.has(self.name, method, task, wanted[method, task])
+        ]
+        with tqdm(total=len(jobs), desc="scores", unit="cell") as bar:
+
+            def keep(method: str, task: str, compute: Callable) -> None:
+                bar.set_postfix_str(f"{method}, {BENCHMARKS[task].title}")
+                self.store.cell(self.name, method, task, wanted[method, task], compute)
+                bar.update()
+
+            if len(devices) > 1 and pending:
+                arguments = (self.name, self.profile, self.seed)
+                for (method, _, task), result in run_jobs(pending, _Scorer, arguments, devices):
+                    keep(method, task, lambda partial, result=result: result)
+                done = {(method, task) for method, _, task in pending}
+                jobs = [job for job in jobs if (job[0], job[2]) not in done]
+            for method, plan, task in jobs:
+                job = (method, plan and plan.to_dict(), task)
+                keep(method, task, lambda partial, job=job: self.work(job))
+
+    def inputs(self, plan: PruningPlan | None, task: str) -> dict[str, Any]:
+        """What a cell depends on."""
+        try:
+            benchmark = self.work.evaluator.inputs(BENCHMARKS[task])
+        except MissingTaskError as error:
+            benchmark = {"task": task, "missing": str(error)}
+        return self.model_inputs | {"plan": plan and plan.digest} | benchmark
+
+
+class _Scorer:
+    """Scores plans of one model, which is loaded when the first score is wanted."""
+
+    def __init__(self, name: str, profile: dict[str, Any], seed: int) -> None:
+        self.name, self.profile, self.model = name, profile, None
+        self.evaluator = Evaluator(profile, seed)
+
+    def __call__(self, job: Job) -> dict[str, Any]:
+        """The scores and what the plan removes, or ``{"failed": reason}``."""
+        try:
+            return self.score(*job[1:])
+        except MissingTaskError as error:
+            return {"failed": str(error)}
+        except Exception as error:  # out of memory, a hub that does not answer: the other cells go on
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            return {"failed": f"{type(error).__name__}: {error}".strip().splitlines()[0]}
+
+    def score(self, stored: dict | None, task: str) -> dict[str, Any]:
+        if self.model is None:
+            dtype, device_map = self.profile["evaluation"]["dtype"], self.profile["device_map"]
+            self.model, self.tokenizer = load_model(self.name, dtype, device_map)
+        config = self.model.config
+        plan = PruningPlan.from_dict(stored) if stored else PruningPlan(config.num_hidden_layers, {})
+        ratios = {"removed_fraction": removed_fraction(config, plan), "head_ratio": head_ratio(config, plan)}
+        with temporarily_pruned(self.model, plan):
+            return self.evaluator.evaluate(self.model, self.tokenizer, BENCHMARKS[task]) | ratios

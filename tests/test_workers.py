@@ -1,0 +1,62 @@
+"""Jobs in parallel processes: all are done, and one that kills its process costs itself alone."""
+
+import os
+import signal
+
+import pytest
+
+from harp_lib.workers import devices_for, run_jobs
+
+
+class Squarer:
+    """What a worker does in these tests."""
+
+    def __init__(self, offset):
+        self.offset = offset
+
+    def __call__(self, job):
+        if job == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if job == "exit":
+            os._exit(3)
+        if job == "where":
+            return os.environ["CUDA_VISIBLE_DEVICES"]
+        return job * job + self.offset
+
+
+def test_every_job_is_done_once():
+    assert sorted(run_jobs(range(7), Squarer, (1,), [None, None])) == [(n, n * n + 1) for n in range(7)]
+
+
+def test_more_processes_than_jobs():
+    assert list(run_jobs([3], Squarer, (0,), [None, None])) == [(3, 9)]
+    assert list(run_jobs([], Squarer, (0,), [None, None])) == []
+
+
+def test_a_process_that_dies_costs_its_job():
+    found = dict(run_jobs([1, "kill", 2, "exit", 3], Squarer, (0,), [None, None]))
+    assert found == {
+        1: 1,
+        2: 4,
+        3: 9,
+        "kill": {"failed": "the worker process died (SIGKILL): out of memory?"},
+        "exit": {"failed": "the worker process died (exit code 3)"},
+    }
+
+
+def test_each_process_sees_its_own_gpu():
+    assert {result for _, result in run_jobs(["where"] * 6, Squarer, (0,), ["4", "7"])} <= {"4", "7"}
+
+
+def test_processes_end_with_the_caller():
+    jobs = run_jobs(range(4), Squarer, (0,), [None])
+    assert next(jobs) == (0, 0)
+    jobs.close()
+    with pytest.raises(StopIteration):
+        next(jobs)
+
+
+def test_one_process_per_gpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert devices_for("gpus") == ["2", "5"]
+    assert devices_for(3) == [None] * 3
