@@ -135,6 +135,8 @@ def test_scores_are_those_of_the_lm_eval_command(shared, tmp_path):
     command += [
         "--num_fewshot",
         "1",
+        "--gen_kwargs",
+        "max_gen_toks=12",
         "--limit",
         str(limit),
         "--batch_size",

@@ -83,7 +83,7 @@ def checkout(tmp_path_factory):
     root = tmp_path_factory.mktemp("checkout")
     (root / "data").mkdir()
     (root / "notebooks").mkdir()
-    for folder in ("configs", "profiles", "paper"):
+    for folder in ("configs", "mini", "profiles", "paper"):
         (root / "data" / folder).symlink_to(paths.DATA / folder)
     for source in SOURCES:
         (root / "notebooks" / source.name).symlink_to(source)
