@@ -8,6 +8,9 @@ import seaborn as sns
 from matplotlib.figure import Figure
 
 from . import (
+    ablation_figures,
+    ablation_study,
+    ablation_tables,
     alpha_figures,
     alpha_study,
     baseline_figures,
@@ -17,6 +20,9 @@ from . import (
     norm_study,
     paths,
     results,
+    score_figures,
+    score_study,
+    score_tables,
     similarity_figures,
     similarity_study,
     tables,
@@ -32,6 +38,8 @@ EXPERIMENTS = {  # the figures and the tables of each
     norm_study.EXPERIMENT: (norm_figures.all_figures, theory_tables.norm_tables),
     alpha_study.EXPERIMENT: (alpha_figures.all_figures, tables.alpha_tables),
     baseline_study.EXPERIMENT: (baseline_figures.all_figures, baseline_tables.baseline_tables),
+    score_study.EXPERIMENT: (score_figures.all_figures, score_tables.score_tables),
+    ablation_study.EXPERIMENT: (ablation_figures.all_figures, ablation_tables.ablation_tables),
 }
 
 

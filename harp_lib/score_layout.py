@@ -1,0 +1,111 @@
+"""The paper's two tables in its own layout, with standard errors: each model of ours, then the paper's block."""
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+import numpy as np
+import pandas as pd
+
+from .baseline_frames import EQUAL_PARAMETERS, TITLE
+from .benchmarks import DISCRIMINATIVE, GENERATION
+from .methods import BASELINES
+from .models import display_name
+from .published import published, published_ratios, published_scores
+from .results import Cells
+from .score_frames import AVERAGE, average_frame
+from .score_kept import CHANCE, compared, counterparts, is_above_chance
+from .statistics import average_estimate, score_estimate
+from .tables import with_error
+
+COMPETING = (*BASELINES, EQUAL_PARAMETERS)  # these remove as many parameters; the best of them is bold
+MISSING = "–"
+
+
+def main_table(cells: Cells, scores: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """A table of the paper: methods by tasks, our models and then the paper's.
+
+    Of the methods that remove as many parameters the best is bold: in our blocks where :func:`leader` finds one, in the
+    paper's where the printed score is the highest.
+    """
+    part = scores[scores["kind"] == kind]
+    rows = [row for model in part["model"].unique() for row in _our_block(cells, part[part["model"] == model], model)]
+    rows += [row for model in counterparts(part["model"].unique()) for row in _published_block(model, kind)]
+    return pd.DataFrame(rows).fillna("")
+
+
+def leader(cells: Cells, model: str, tasks: Sequence[str]) -> str | None:
+    """The method with the highest average over tasks, if its lead over the next exceeds the lead's standard error.
+
+    Of the methods that remove as many parameters; the lead is paired by question.
+    """
+    pairs = {method: compared(cells, model, method, tasks) for method in COMPETING}
+    pairs = {method: found for method, found in pairs.items() if tasks and len(found) == len(tasks)}
+    means = {method: np.mean([np.mean(scores) for scores, *_ in found]) for method, found in pairs.items()}
+    best = sorted(means, key=means.get, reverse=True)[:2]
+    if len(best) < 2:
+        return None
+    first, second = ([scores for scores, *_ in pairs[method]] for method in best)
+    lead = average_estimate([score_estimate(np.subtract(*both)) for both in zip(first, second, strict=True)])
+    return best[0] if lead.value - lead.error > 1e-9 else None  # a lead of one question is as large as its error
+
+
+def _our_block(cells: Cells, part: pd.DataFrame, model: str) -> list[dict[str, str]]:
+    name, tasks = display_name(model), {task: [task] for task in part["task"].unique()}
+    failed = set(part.loc[part["failed"].notna(), "task"])
+    tasks[AVERAGE] = [task for task in tasks if task not in failed]
+    means = average_frame(part).assign(task=AVERAGE)
+    known = {
+        (row.method, row.task): with_error(row.score, row.error)
+        for frame in (part, means)
+        for row in frame.dropna(subset="score").itertuples()
+    }
+    ratios = part.groupby("method")[["removed_fraction", "head_ratio"]].first()
+    bold = {task: leader(cells, model, of) for task, of in tasks.items()}
+    rows = []
+    for method in _layout():
+        shown = {task: known.get((method, task), MISSING) for task in tasks}
+        shown = {task: in_bold(text) if bold[task] == method else text for task, text in shown.items()}
+        removed, heads = ratios.loc[method]
+        rows.append(_row(name, TITLE[method], shown, MISSING if np.isnan(removed) else f"{100 * removed:.2f} %", heads))
+    questions = part.groupby("task")["questions"].max()
+    counts = {task: questions[of].sum() for task, of in tasks.items()}
+    rows.append(_row(name, "questions", {task: f"{count:.0f}" for task, count in counts.items()}))
+    if failed:
+        rows[-1][AVERAGE] += f" in {len(tasks[AVERAGE])} tasks"
+    if part["kind"].iloc[0] == DISCRIMINATIVE:
+        chance = {task: 100 * np.mean([CHANCE[one] for one in of]) for task, of in tasks.items() if of}
+        rows.append(_row(name, "chance", {task: f"{value:.2f}" for task, value in chance.items()}))
+    dense = {task: compared(cells, model, "dense", of) for task, of in tasks.items()}
+    floor = {task: "no" if is_above_chance(pairs) else "yes" for task, pairs in dense.items() if pairs}
+    return [*rows, _row(name, "at the floor", floor)]
+
+
+def _published_block(model: str, kind: str) -> list[dict[str, str]]:
+    scores, name = published_scores(kind, model), f"{model} (paper)"
+    heads = published(kind).query("metric == 'head_ratio' and model == @model").set_index("method")["value"]
+    best = scores.loc[scores.index.isin(COMPETING)].max()
+    rows = []
+    for method, printed in scores.iterrows():
+        shown = {task: f"{score:.2f}" for task, score in printed.items()}
+        winner = {task: method in COMPETING and score == best[task] for task, score in printed.items()}
+        shown = {task: in_bold(text) if winner[task] else text for task, text in shown.items()}
+        rows.append(_row(name, TITLE[method], shown, f"{published_ratios()[model][method]:.1f} %", heads[method]))
+    counts = published("dataset_statistics").query("metric == 'documents'").set_index("task")["value"]
+    asked = {task: counts[task] for task in scores.columns.drop(AVERAGE)}
+    asked[AVERAGE] = sum(asked.values())
+    return [*rows, _row(name, "questions", {task: f"{count:,.0f}" for task, count in asked.items()})]
+
+
+def in_bold(text: str) -> str:
+    """A number in bold, for Markdown and LaTeX alike: formulas are what both of them leave alone."""
+    return r"$\mathbf{" + text.replace("±", r"\pm") + "}$"
+
+
+def _row(model: str, method: str, shown: Mapping[str, str], removed: str = "", heads: float | None = None) -> dict:
+    ratio = "" if heads is None or np.isnan(heads) else str(Fraction(heads).limit_denominator(1000))
+    return {"model": model, "method": method, "parameters removed": removed, "heads removed": ratio, **shown}
+
+
+def _layout() -> list[str]:
+    """Methods in the order of the paper's rows."""
+    return list(published_scores(GENERATION, counterparts([])[0]).index)

@@ -1,0 +1,88 @@
+"""The paper profile, end to end: four random two-layer models, official tasks and shots, one question each."""
+
+import json
+import random
+import shutil
+
+import pytest
+import torch
+from test_notebooks import run
+
+from harp_lib import paths
+from harp_lib.benchmarks import BENCHMARKS, at_hand
+from harp_lib.results import read_results
+from harp_lib.score_study import EXPERIMENT
+from harp_lib.tiny import tiny_model, tiny_tokenizer
+
+FAMILIES = ("tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-gemma2")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """A folder with rows for every official task, those of a group all from one that is embedded, and a text."""
+    folder = tmp_path_factory.mktemp("rows")
+    for benchmark in BENCHMARKS.values():
+        embedded = next(iter(at_hand(benchmark, "embedded")))
+        for task in benchmark.subtasks():
+            (folder / task).mkdir()
+            for split in filter(None, (benchmark.split, benchmark.shots_split)):
+                source = paths.DATA / "mini" / embedded / f"{split}.jsonl"
+                lines = source.read_text(encoding="utf-8").splitlines()
+                (folder / task / f"{split}.jsonl").write_text("\n".join(4 * lines) + "\n", encoding="utf-8")
+    words = ["the", "of", "a", "layer", "token", "head", "model", "text", "value", "query", "key", "and", "in", "is"]
+    draw = random.Random(0)
+    (folder / "wikitext").mkdir()
+    for split, pages, length in (("train", 8, 20_000), ("validation", 2, 200), ("test", 2, 200)):
+        texts = (" ".join(draw.choices(words, k=length)) for _ in range(pages))
+        lines = [json.dumps({"page": f" = Page = \n {text} . \n"}) for text in texts]
+        (folder / "wikitext" / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two-layer models that end most answers soon: a random one would write on to the limit of 1,024 tokens."""
+    folders = []
+    for family in FAMILIES:
+        model, tokenizer = tiny_model(family), tiny_tokenizer()
+        config = model.config
+        config.num_hidden_layers, config.max_position_embeddings = 2, 8192
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:2]
+        torch.manual_seed(0)
+        model = type(model)(config)
+        model.get_output_embeddings().weight.data[tokenizer.eos_token_id] *= 40
+        folders.append(tmp_path_factory.mktemp(family))
+        model.save_pretrained(folders[-1])
+        tokenizer.model_max_length = 8192
+        tokenizer.save_pretrained(folders[-1])
+    return folders
+
+
+def test_the_paper_profile_end_to_end(rows, models, tmp_path):
+    """Notebooks 05 and 06 with two processes on the CPU in place of one for each GPU."""
+    (tmp_path / "data").mkdir()
+    for folder in ("configs", "paper", "mini"):
+        (tmp_path / "data" / folder).symlink_to(paths.DATA / folder)
+    shutil.copytree(paths.PROFILES, tmp_path / "data" / "profiles")
+    profile = tmp_path / "data" / "profiles" / "paper.yaml"
+    text = profile.read_text(encoding="utf-8")
+    assert "workers: gpus" in text
+    profile.write_text(text.replace("workers: gpus", "workers: 2"), encoding="utf-8")
+    (tmp_path / "notebooks").mkdir()
+    for source in paths.NOTEBOOKS.glob("0[56]_*.ipynb"):
+        (tmp_path / "notebooks" / source.name).symlink_to(source)
+    options = ["--profile", "paper", "--models", ",".join(map(str, models)), "--datasets", str(rows), "--limit", "1"]
+    done = run(tmp_path, "run", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cells = read_results("paper", EXPERIMENT, roots=[tmp_path / "data" / "results"])
+    assert len(cells) == len(FAMILIES) * 7 * 11
+    assert not [key for key, cell in cells.items() if "failed" in cell["result"]]
+    shown = {(key[2], len(cell["result"]["subtasks"]), cell["inputs"]["shots"]) for key, cell in cells.items()}
+    assert {
+        ("mmlu", 57, 5),
+        ("bbh_cot_fewshot", 27, 3),
+        ("leaderboard_math_hard", 7, 4),
+        ("arc_challenge", 1, 25),
+    } < shown
+    assert (tmp_path / "figures" / "paper" / "tables").is_dir()
