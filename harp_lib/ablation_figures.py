@@ -32,19 +32,19 @@ from .results import Cells
 from .score_frames import AVERAGE, score_frame
 from .score_kept import CHANCE, KINDS
 
-STRATEGY = {strategy: colours.METHOD["harp"] if strategy == "top" else colours.FIRST for strategy in STRATEGIES}
+STRATEGY = {strategy: colours.HARP_ALPHA_1 if strategy == "top" else colours.FIRST for strategy in STRATEGIES}
 WAY = {  # label, colour and marker of the three ways to share out the gain
     STEP: ("after the layers above it", colours.METHOD["harp"], "o"),
     ALONE: ("alone", colours.FIRST, "s"),
     MISSED: ("after all others", colours.SECOND, "D"),
 }
 SINGLE = {
-    1.0: ("queries and keys removed (α = 1)", colours.METHOD["harp"], "o"),
+    1.0: ("queries and keys removed (α = 1)", colours.HARP_ALPHA_1, "o"),
     0.0: ("the whole attention removed (α = 0)", colours.FIRST, "s"),
 }
+PAPER = ("#d6d6d6", colours.PUBLISHED)  # alpha = 1 and searched, in the paper
 BAR = 0.36  # of two for each task; the tasks are 1 apart
 COLUMNS = [(kind, task) for kind in KINDS for task in [*TASKS[kind], AVERAGE]]  # of the teaser
-PALE = "#a9cde4"  # HARP's colour, lighter: alpha is left at 1
 
 
 def all_figures(cells: Cells) -> Iterator[tuple[str, Figure]]:
@@ -168,30 +168,42 @@ def teaser_right(scores: pd.DataFrame, model: str) -> Figure:
     chance = whole.drop_duplicates(["kind", "task"]).set_index(["kind", "task"])["chance"]
     asked = mine.groupby("task")["questions"].max().fillna(0)
     ours = {(method, *key): tuple(known.loc[(method, *key), ["score", "error"]]) for method, *key in known.index}
-    _pairs(axes[0], ours, chance, (PALE, colours.METHOD["harp"]))
+    _pairs(axes[0], ours, chance, (colours.HARP_ALPHA_1, colours.METHOD["harp"]))
     axes[0].set_title(display_name(model))
     guessing = {(kind, task): 100 * CHANCE[task] for kind in KINDS for task in TASKS[kind]}
     guessing |= {(kind, AVERAGE): np.mean([guessing[kind, task] for task in TASKS[kind]]) for kind in KINDS}
-    _pairs(axes[1], published_pairs(), guessing, ("#d6d6d6", colours.PUBLISHED))
+    _pairs(axes[1], published_pairs(), guessing, PAPER)
     axes[1].set_title(f"{PAPER_MODEL} (paper)")
-    labels = [
-        f"{task}\n{asked[task]:.0f} questions" if task in asked else f"{task}\n({kind})" for kind, task in COLUMNS
-    ]
+    labels = [f"{task}\n({kind})" if task == AVERAGE else task for kind, task in COLUMNS]
     axes[1].set_xticks(range(len(COLUMNS)), labels, rotation=35, ha="right", rotation_mode="anchor")
+    for place, (_, task) in enumerate(COLUMNS):
+        if task in asked:
+            axes[0].annotate(
+                f"n = {asked[task]:.0f}",
+                (place, 1),
+                (0, -2),
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                ha="center",
+                va="top",
+                fontsize="x-small",
+            )
     for axis in axes:
         axis.set_ylabel("score (%)")
         axis.axvline(sum(kind == KINDS[0] for kind, _ in COLUMNS) - 0.5, color="black", linewidth=0.6)
         axis.grid(axis="y", linewidth=0.4)
         axis.set_axisbelow(True)
-    axes[0].set(ylim=(0, None), xlim=(-0.6, len(COLUMNS) - 0.4))
+    axes[0].set(ylim=(0, 1.12 * axes[0].get_ylim()[1]), xlim=(-0.6, len(COLUMNS) - 0.4))
     handles = [
-        Patch(facecolor=PALE, label="α = 1"),
+        Patch(facecolor=colours.HARP_ALPHA_1, label="α = 1"),
         Patch(facecolor=colours.METHOD["harp"], label="searched α"),
+        Patch(facecolor=PAPER[0], label="α = 1 (paper)"),
+        Patch(facecolor=PAPER[1], label="searched α (paper)"),
         Line2D([], [], color=colours.METHOD["dense"], linewidth=2, label="dense"),
         Line2D([], [], color="black", linestyle=":", label="chance"),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    title = "What rescaling adds: scores ± standard error, with the number of questions here, above the paper's"
+    title = "What searching α adds: our scores ± standard error on n questions, and below them the paper's, in grey"
     figure.suptitle(title, x=0.01, ha="left")
     return figure
 
@@ -253,7 +265,7 @@ def gain_by_layer(cumulative: pd.DataFrame, gains: pd.DataFrame, model: str) -> 
     alphas = part.dropna(subset="layer").drop_duplicates("layer").set_index("layer")["alpha"]
     right.set_yticks(range(len(layers)), [f"layer {layer:.0f}, α = {alphas[layer]:g}" for layer in layers])
     right.set_ylim(len(layers) - 0.5, -0.5)
-    right.axvline(0, color=colours.METHOD["dense"], linewidth=1)
+    right.axvline(0, color="black", linewidth=0.8)
     right.grid(axis="y", linewidth=0.4)
     right.set(xlabel="gain in log perplexity (nats per token)", title="what each layer's α gains")
     handles = [

@@ -16,7 +16,7 @@ from .benchmarks import DISCRIMINATIVE_TASKS
 from .corpora import calibration_blocks, excerpt, load_corpus, rolling_windows
 from .likelihood import Batch, head_nll, make_batches, total_nll
 from .methods.calibration import LayerStream
-from .methods.layer_selection import SCORED, layer_scores, select_layers
+from .methods.layer_selection import SCORED, layer_scores, lowest_layers, select_layers
 from .plan import PruningPlan
 from .results import ResultStore
 from .score_study import ScoreStudy
@@ -146,11 +146,6 @@ def _scored(batches: list[Batch]) -> int:
     return sum(batch.num_scored for batch in batches)
 
 
-def lowest_layers(scores: list[float], count: int) -> list[int]:
-    """The layers with the lowest scores, as :func:`.select_layers` takes them: of equal scores the higher layer."""
-    return sorted(sorted(range(len(scores)), key=lambda layer: (scores[layer], -layer))[:count])
-
-
 def attribution(searched: Mapping[int, float]) -> dict[str, dict[int, float]]:
     """Plans that tell which searched alpha brings how much: alpha by layer, for all of the pruned layers.
 
@@ -190,8 +185,8 @@ def score(
     seed : int
         Chooses the few-shot examples.
     """
-    main, own = (ScoreStudy(name, digest, profile, taking, seed) for taking in (main_store, store))
-    own.work = main.work  # one copy of the model
+    main = ScoreStudy(name, digest, profile, main_store, seed)
+    own = ScoreStudy(name, digest, profile, store, seed, main.work)
     main.evaluate({method: plans[method] for method in SHARED})
     own.evaluate({"top": plans["top"]})
     others = {strategy: plans[strategy] for strategy in STRATEGIES if strategy != "top"}

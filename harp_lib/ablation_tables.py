@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-import numpy as np
 import pandas as pd
 
 from .ablation_frames import (
@@ -30,8 +29,8 @@ from .results import Cells
 from .score_claims import points
 from .score_frames import AVERAGE, average_frame, difference, difference_frame, score_frame
 from .score_kept import KINDS, compared, is_above_chance
-from .score_layout import MISSING, in_bold
-from .statistics import Interval, average_estimate, score_estimate
+from .score_layout import MISSING, in_bold, leader
+from .statistics import Interval
 from .tables import interval, with_error
 
 ALPHAS = {"top": "1", "harp": "searched"}  # the two rows of the paper's table, by method
@@ -176,21 +175,6 @@ def _block(cells: Cells, model: str, part: pd.DataFrame, rivals: Sequence[str]) 
     floor = {task: "no" if pairs and is_above_chance(pairs) else "yes" for task, pairs in dense.items()}
     rows["at the floor"] = {task: found if dense[task] else MISSING for task, found in floor.items()}
     return rows
-
-
-def leader(cells: Cells, model: str, methods: Sequence[str], tasks: Sequence[str]) -> str | None:
-    """The method with the highest average over tasks, if its lead over the next exceeds the lead's standard error.
-
-    The lead is paired by question.
-    """
-    found = {method: [scores for scores, *_ in compared(cells, model, method, tasks)] for method in methods}
-    found = {method: scores for method, scores in found.items() if tasks and len(scores) == len(tasks)}
-    best = sorted(found, key=lambda method: -np.mean([np.mean(scores) for scores in found[method]]))[:2]
-    if len(best) < 2:
-        return None
-    pairs = zip(*(found[method] for method in best), strict=True)
-    lead = average_estimate([score_estimate(np.subtract(*both)) for both in pairs])
-    return best[0] if lead.value > lead.error else None
 
 
 def _printed(scores: pd.DataFrame) -> dict[str, dict[str, str]]:

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
-from scipy.stats import spearmanr
+from scipy import stats
 
 from .ablation_frames import (
     ALL,
@@ -28,12 +29,13 @@ from .results import Cells
 from .score_claims import FLOOR, LIKELY, NO_SCORE, Finding, outcome, points
 from .score_frames import AVERAGE, average_frame, difference, score_frame
 from .score_kept import KIND, KINDS, compared, is_above_chance
+from .score_verdict import tasks_at_floor
 from .statistics import Interval
 from .tables import with_error
 
 TASKS = {kind: [task for task in KIND if KIND[task] == kind] for kind in KINDS}
 EVERY_TASK = "searching α beats leaving it at 1 on every task"
-SIMILARITY = "the similarity metric picks the layers that HARP prunes"
+SIMILARITY = "most layers that the similarity metric picks are among those that HARP prunes"
 LOWER = "searching α lowers perplexity on held-out text"
 EVERY_LAYER = "every searched layer adds to the gain"
 HIGH = {
@@ -109,7 +111,7 @@ def on_every_task(cells: Cells, model: str) -> Finding:
     evidence = "; ".join(f"{words[found]} {', '.join(tasks[found])}" for found in words if found in tasks)
     found = set(tasks)
     judged = FAILS if FAILS in found else next(iter(found)) if len(found) == 1 else OPEN
-    return Finding(evidence, judged, printed)
+    return Finding(evidence, NO_SCORE if NO_SCORE in found and judged == OPEN else judged, printed)
 
 
 def height(cells: Cells, model: str, alpha: float) -> Finding:
@@ -119,32 +121,44 @@ def height(cells: Cells, model: str, alpha: float) -> Finding:
     """
     singles = single_layer_frame(cells)
     part = singles[(singles["model"] == model) & (singles["alpha"] == alpha)]
-    rho = height_correlation(cells, model, alpha)
-    orders = {
-        way: spearmanr(part["layer"], part["rise"], alternative=way).pvalue for way in ("less", "greater", "two-sided")
-    }
-    by_chance = "p < 0.001" if orders["two-sided"] < 0.001 else f"p = {orders['two-sided']:.2g}"
+    within = height_correlation(cells, model, alpha)
+    whole, low, high = against_random_order(part["rise"])
+    p = min(1.0, 2 * min(low, high))
+    by_chance = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
     pruned, others = (part.loc[part["pruned"] == which, "rise"].mean() for which in (True, False))
     count = part["pruned"].sum()
     cheapest = part.nsmallest(count, "rise")["pruned"].sum()
     evidence = (
-        f"rank correlation of cost and index {_plain(rho)} over {len(part)} layers ({by_chance} "
-        f"against a random order); on average {pruned:+.3f} nats a token for one of the {count} layers that HARP "
-        f"prunes, {others:+.3f} for one of the others; {cheapest} of the {count} cheapest layers are among those that "
-        f"HARP prunes"
+        f"rank correlation of cost and index {whole:+.2f} over {len(part)} layers ({by_chance} against a random "
+        f"order), {_plain(within)} within single documents; on average {pruned:+.3f} nats a token for one of the "
+        f"{count} layers that HARP prunes, {others:+.3f} for one of the others; {cheapest} of the {count} cheapest "
+        f"layers are among those that HARP prunes"
     )
-    falls, rises = rho.high < 0 and orders["less"] < LIKELY, rho.low > 0 and orders["greater"] < LIKELY
+    falls, rises = within.high < 0 and low < LIKELY, within.low > 0 and high < LIKELY
     return Finding(evidence, HOLDS if falls else FAILS if rises else OPEN, "not measured one layer at a time")
+
+
+def against_random_order(costs: Sequence[float], draws: int = 20_000) -> tuple[float, float, float]:
+    """Spearman's ρ of costs with their index, and the shares of random orders with as low and as high a ρ.
+
+    Counted over seeded draws, because the p of ``scipy.stats.spearmanr`` is only good for many layers.
+    """
+    ranks, places = (stats.zscore(stats.rankdata(values)) for values in (costs, range(len(costs))))
+    random = np.random.default_rng(0).permuted(np.tile(ranks, (draws, 1)), axis=1) @ places / len(ranks)
+    rho = float(ranks @ places / len(ranks))
+    low, high = np.sum(random <= rho + 1e-9), np.sum(random >= rho - 1e-9)
+    return rho, (1 + low) / (1 + draws), (1 + high) / (1 + draws)
 
 
 def similar_layers(cells: Cells, model: str) -> Finding:
     """Are most of the layers that the similarity metric picks among the top ones?"""
-    ours, theirs = (
-        (len(set(picked["similarity"]) & set(picked["top"])), len(picked["top"]))
-        for picked in (picked_layers(cells, model), published_picks()[0])
-    )
-    judged = HOLDS if 2 * ours[0] > ours[1] else FAILS
-    return Finding("{} of {} layers".format(*ours), judged, "{} of {} layers".format(*theirs))
+    total = cells[model, "similarity", "selection"]["inputs"]["total"]
+    said = []
+    for picked, layers in ((picked_layers(cells, model), total), published_picks()):
+        count, shared = len(picked["top"]), len(set(picked["similarity"]) & set(picked["top"]))
+        said.append((shared, count, f"{shared} of {count} layers, {count**2 / layers:.1f} expected of a random choice"))
+    (shared, count, ours), (*_, theirs) = said
+    return Finding(ours, HOLDS if 2 * shared > count else FAILS, theirs)
 
 
 def lower_perplexity(cells: Cells, model: str) -> Finding:
@@ -199,7 +213,7 @@ def read_strategies(cells: Cells, scores: pd.DataFrame) -> str:
         ]
         text = f"the dense model averages {with_error(*means.loc['dense', ['score', 'error']])} %, " if said else ""
         text = text[:1].upper() + text[1:] + ", ".join(said) if said else "No task has a score of every strategy"
-        lines.append(f"- **{display_name(model)}.** {text}. {_floor(cells, model, TASKS[DISCRIMINATIVE])}")
+        lines.append(f"- **{display_name(model)}.** {text}. {tasks_at_floor(cells, model, TASKS[DISCRIMINATIVE])}")
     return "\n".join(lines)
 
 
@@ -209,16 +223,8 @@ def read_alphas(cells: Cells, kind: str) -> str:
     for model in dict.fromkeys(model for model, _, task in cells if task == "selection"):
         evidence, judged = judge(cells, model, "harp", "top", TASKS[kind])
         text = f"searched α against α = 1: {evidence} ({judged})" if evidence else "a score is missing"
-        lines.append(f"- **{display_name(model)}, {kind} tasks**: {text}. {_floor(cells, model, TASKS[kind])}")
+        lines.append(f"- **{display_name(model)}, {kind} tasks**: {text}. {tasks_at_floor(cells, model, TASKS[kind])}")
     return "\n".join(lines)
-
-
-def _floor(cells: Cells, model: str, tasks: Sequence[str]) -> str:
-    dense = {task: compared(cells, model, "dense", [task]) for task in tasks}
-    floor = [task for task, pairs in dense.items() if pairs and not is_above_chance(pairs)]
-    if not floor:
-        return "No task is at the floor."
-    return f"At the floor, where the dense model itself does not score above chance: {', '.join(floor)}."
 
 
 def read_missing(cells: Cells) -> str:

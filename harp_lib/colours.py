@@ -9,6 +9,7 @@ METHOD = {
     "mag-sp": "#d55e00",
     "llm-pruner": "#cc78bc",
 }
+HARP_ALPHA_1 = "#a9cde4"  # HARP's own, paler: alpha is left at 1
 PUBLISHED = "#949494"  # numbers of the paper, beside ours
 RANDOM = "#ca9161"  # an untrained twin of a model; the trained model is the dense one
 FIRST, SECOND = "#3b1f6b", "#a58ac9"  # two of anything that is neither a method nor a model

@@ -116,7 +116,9 @@ def length_over_tasks(kept: pd.DataFrame, model: str) -> Finding:
     above = length_tasks(kept, model, EQUAL_HEADS)
     counted = f"{len(above)} of {len(lengths)} generation tasks are above the floor"
     if len(above) < 3:
-        return Finding(counted, FLOOR, printed)
+        return Finding(counted, FLOOR if len(lengths) else NO_SCORE, printed)
+    if len(above) < 5:
+        counted += ", too few to tell whatever their order"
     rho, low = length_correlation(above["kept"], above["dense_tokens"])
     high = length_correlation(-above["kept"], above["dense_tokens"])[1]
     judged = HOLDS if low <= LIKELY else FAILS if high <= LIKELY else OPEN
@@ -127,6 +129,8 @@ def length_within_tasks(cells: Cells, kept: pd.DataFrame, model: str) -> Finding
     """Does HARP keep less of the questions whose dense answer is longer than the median of its task?"""
     printed = "not reported"
     halves = by_length(cells, model, EQUAL_HEADS, list(length_tasks(kept, model, EQUAL_HEADS)["task"]))
+    if not compared(cells, model, EQUAL_HEADS, [task for task in KIND if KIND[task] == GENERATION]):
+        return Finding("", NO_SCORE, printed)
     if not all(half and is_above_chance(half) for half in halves):
         return Finding("too few right dense answers on one of the two sides", FLOOR, printed)
     short, long = (share_kept(half) for half in halves)

@@ -36,7 +36,7 @@ def score_frame(cells: Cells, order: Sequence[str] = ORDER) -> pd.DataFrame:
                 row["answer_tokens"] = sum(result["answer_tokens"]) / len(result["answer_tokens"])
         row |= {"chance": 100 / benchmark.choices if benchmark.choices else 0.0}
         row |= {name: inputs.get(name) for name in ("shots", "new_tokens")}
-        rows.append(row | {"seconds": cell["seconds"], "failed": result.get("failed")})
+        rows.append(row | {"seconds": result.get("seconds"), "failed": result.get("failed")})
     columns = ["model", "method", "task", "kind", "score", "error", "questions", "chance", "shots", "new_tokens"]
     ratios = ["removed_fraction", "head_ratio"]
     frame = pd.DataFrame(rows, columns=[*columns, "answer_tokens", "beside", *ratios, "seconds", "failed"])

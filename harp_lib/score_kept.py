@@ -2,6 +2,7 @@
 
 The share that is kept is ``(score − chance) / (dense − chance)``: 1 is the dense model, 0 is guessing. It says nothing
 at the floor, where the dense model is not above chance by more than two standard errors: there is nothing to lose.
+Written answers count as having no chance level, though some of BBH's questions can be guessed.
 """
 
 from collections.abc import Sequence
@@ -54,11 +55,11 @@ def share_kept(tasks: Sequence[Compared]) -> Interval:
     """The share of the dense score above chance that is kept over some tasks, with its 95 % interval.
 
     The interval is that of a ratio of sums (delta method), paired by question, after adding half an observation to each
-    of the four outcomes of a pair, as :func:`harp_lib.statistics.paired_difference` does. Without these it has no width
-    where the pruned model is always wrong.
+    of the four outcomes of a pair, shared by the tasks, as :func:`harp_lib.statistics.paired_difference` does. Without
+    these it has no width where the pruned model is always wrong.
     """
     added = np.array([(0, 0), (0, 1), (1, 0), (1, 1)])
-    weights = [np.r_[np.ones(len(first)), np.full(len(added), 0.5)] for first, _, _ in tasks]
+    weights = [np.r_[np.ones(len(first)), np.full(len(added), 0.5 / len(tasks))] for first, _, _ in tasks]
     pairs = [np.vstack([np.c_[first, second], added]) - chance for first, second, chance in tasks]
     kept, dense = np.sum([w @ pair / w.sum() for w, pair in zip(weights, pairs, strict=True)], axis=0)
     variance = 0.0
@@ -102,7 +103,8 @@ def kept_frame(cells: Cells, scores: pd.DataFrame) -> pd.DataFrame:
             tasks = {task: compared(cells, model, method, [task]) for task in part["task"].unique()}
             tasks = {task: pairs for task, pairs in tasks.items() if pairs}
             whole = [pairs for task, pairs in tasks.items() if task not in failed]
-            tasks[AVERAGE] = [pair for pairs in whole if is_above_chance(pairs) for pair in pairs]
+            if whole:
+                tasks[AVERAGE] = [pair for pairs in whole if is_above_chance(pairs) for pair in pairs]
             for task, pairs in tasks.items():
                 floor = not pairs or not is_above_chance(pairs)
                 kept = Interval(*[np.nan] * 3) if floor else share_kept(pairs)

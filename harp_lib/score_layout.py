@@ -33,12 +33,12 @@ def main_table(cells: Cells, scores: pd.DataFrame, kind: str) -> pd.DataFrame:
     return pd.DataFrame(rows).fillna("")
 
 
-def leader(cells: Cells, model: str, tasks: Sequence[str]) -> str | None:
+def leader(cells: Cells, model: str, methods: Sequence[str], tasks: Sequence[str]) -> str | None:
     """The method with the highest average over tasks, if its lead over the next exceeds the lead's standard error.
 
-    Of the methods that remove as many parameters; the lead is paired by question.
+    The lead is paired by question.
     """
-    pairs = {method: compared(cells, model, method, tasks) for method in COMPETING}
+    pairs = {method: compared(cells, model, method, tasks) for method in methods}
     pairs = {method: found for method, found in pairs.items() if tasks and len(found) == len(tasks)}
     means = {method: np.mean([np.mean(scores) for scores, *_ in found]) for method, found in pairs.items()}
     best = sorted(means, key=means.get, reverse=True)[:2]
@@ -60,7 +60,7 @@ def _our_block(cells: Cells, part: pd.DataFrame, model: str) -> list[dict[str, s
         for row in frame.dropna(subset="score").itertuples()
     }
     ratios = part.groupby("method")[["removed_fraction", "head_ratio"]].first()
-    bold = {task: leader(cells, model, of) for task, of in tasks.items()}
+    bold = {task: leader(cells, model, COMPETING, of) for task, of in tasks.items()}
     rows = []
     for method in _layout():
         shown = {task: known.get((method, task), MISSING) for task in tasks}

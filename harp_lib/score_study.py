@@ -1,5 +1,7 @@
 """The experiment of notebook 05: every method's plan, scored on every benchmark."""
 
+import gc
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,14 +25,31 @@ EXPERIMENT = "main_tables"
 Job = tuple[str, dict | None, str]  # method, plan, benchmark
 
 
-def method_study(name: str, profile: dict[str, Any], seed: int = 0) -> BaselineStudy:
-    """Every method's plan for a model, read from notebooks 03 and 04 where these have run, found now where not."""
+def method_plans(name: str, profile: dict[str, Any], seed: int = 0) -> tuple[dict[str, PruningPlan | None], str]:
+    """Every method's plan for a model, read from notebooks 03 and 04 where these have run, found now where not.
+
+    Returns
+    -------
+    plans : dict
+        By method; None for the dense model.
+    digest : str
+        Of the model's weights. The model itself is let go: scoring loads one, or several, of its own.
+    """
     model, tokenizer = load_model(name, profile["dtype"], profile["device_map"])
     alpha = AlphaStudy(name, model, tokenizer, profile, ResultStore(profile["name"], ALPHA))
     study = BaselineStudy(alpha, tokenizer, profile, ResultStore(profile["name"], BASELINES), seed)
     study.tune()
-    study.plan()
-    return study
+    plans, digest = study.plan(), alpha.inputs["digest"]
+    del model, alpha, study
+    release_memory()
+    return plans, digest
+
+
+def release_memory() -> None:
+    """Give the memory of models that are gone back to the GPU, for the processes that score."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 class ScoreStudy:
@@ -47,13 +66,23 @@ class ScoreStudy:
         Takes a cell for each method and benchmark.
     seed : int
         Chooses the few-shot examples.
+    scorer : Scorer, optional
+        Of another study of the same model, so that one copy of the model serves both.
     """
 
-    def __init__(self, name: str, digest: str, profile: dict[str, Any], store: ResultStore, seed: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        digest: str,
+        profile: dict[str, Any],
+        store: ResultStore,
+        seed: int = 0,
+        scorer: "Scorer | None" = None,
+    ) -> None:
         self.name, self.profile, self.store, self.seed = name, profile, store, seed
         self.settings = profile["evaluation"]
         self.model_inputs = {"model": name, "digest": digest, "dtype": self.settings["dtype"]}
-        self.work = _Scorer(name, profile, seed)
+        self.work = scorer or Scorer(name, profile, seed)
 
     def evaluate(self, plans: Mapping[str, PruningPlan | None], tasks: Sequence[str] | None = None) -> None:
         """Score every plan on every task (default: all of the profile). None is the dense model.
@@ -77,7 +106,7 @@ class ScoreStudy:
 
             if len(devices) > 1 and pending:
                 arguments = (self.name, self.profile, self.seed)
-                for (method, _, task), result in run_jobs(pending, _Scorer, arguments, devices):
+                for (method, _, task), result in run_jobs(pending, Scorer, arguments, devices):
                     keep(method, task, lambda partial, result=result: result)
                 done = {(method, task) for method, _, task in pending}
                 jobs = [job for job in jobs if (job[0], job[2]) not in done]
@@ -94,7 +123,7 @@ class ScoreStudy:
         return self.model_inputs | {"plan": plan and plan.digest} | benchmark
 
 
-class _Scorer:
+class Scorer:
     """Scores plans of one model, which is loaded when the first score is wanted."""
 
     def __init__(self, name: str, profile: dict[str, Any], seed: int) -> None:
@@ -102,14 +131,16 @@ class _Scorer:
         self.evaluator = Evaluator(profile, seed)
 
     def __call__(self, job: Job) -> dict[str, Any]:
-        """The scores and what the plan removes, or ``{"failed": reason}``."""
+        """The scores, what the plan removes and the seconds it took, or ``{"failed": reason}``."""
+        begin = time.perf_counter()
         try:
-            return self.score(*job[1:])
+            return self.score(*job[1:]) | {"seconds": round(time.perf_counter() - begin, 3)}
         except MissingTaskError as error:
             return {"failed": str(error)}
+        except torch.AcceleratorError:  # the device is lost to this process; another one, or the next run, goes on
+            raise
         except Exception as error:  # out of memory, a hub that does not answer: the other cells go on
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            release_memory()
             return {"failed": f"{type(error).__name__}: {error}".strip().splitlines()[0]}
 
     def score(self, stored: dict | None, task: str) -> dict[str, Any]:

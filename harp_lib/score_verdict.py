@@ -1,5 +1,7 @@
 """What the results of notebook 05 say, in words that follow the numbers."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from .baseline_frames import EQUAL_HEADS, EQUAL_PARAMETERS, TITLE
@@ -73,6 +75,18 @@ def answer(cells: Cells) -> str:
     return "\n".join(lines)
 
 
+def read_setting(cells: Cells) -> str:
+    """How the scores were computed."""
+    inputs = [cell["inputs"] for cell in cells.values() if "batch_size" in cell["inputs"]]
+    dtypes, sizes, seeds, versions = (
+        ", ".join(dict.fromkeys(str(found[name]) for found in inputs))
+        for name in ("dtype", "batch_size", "shots_seed", "lm_eval")
+    )
+    return (
+        f"Scores by lm-eval {versions}, of models in {dtypes}, in batches of {sizes}; examples drawn with seed {seeds}."
+    )
+
+
 def read_missing(scores: pd.DataFrame) -> str:
     """Whether there is a score in every cell."""
     missing = scores["failed"].notna().sum()
@@ -93,25 +107,25 @@ def read_scores(cells: Cells, scores: pd.DataFrame, kind: str) -> str:
         competing = means.loc[[method for method in COMPETING if method in means.index], "score"]
         best = competing[competing == competing.max()].index
         whole = [task for task, mine in part.groupby("task", sort=False) if mine["failed"].isna().all()]
-        lead = (
-            f"is ahead of the next by {'more' if leader(cells, model, whole) else 'no more'} than the error of its lead"
-        )
+        more = "more" if leader(cells, model, COMPETING, whole) else "no more"
+        lead = f"is ahead of the next by {more} than the error of its lead"
+        floor = tasks_at_floor(cells, model, part["task"].unique())
         lines.append(
             f"- **{display_name(model)}.** The dense model averages {said['dense']} %. Of the methods that remove as "
             f"many parameters, the highest average is {said[best[0]]} %: {_listed([TITLE[name] for name in best])} "
             f"{lead if len(best) == 1 else 'share it'}. {TITLE[EQUAL_PARAMETERS]} averages {said[EQUAL_PARAMETERS]} %; "
-            f"{TITLE[EQUAL_HEADS]}, which removes fewer parameters, {said[EQUAL_HEADS]} %. {_floor(cells, part, model)}"
+            f"{TITLE[EQUAL_HEADS]}, which removes fewer parameters, {said[EQUAL_HEADS]} %. {floor}"
         )
     return "\n".join(lines)
 
 
-def _floor(cells: Cells, part: pd.DataFrame, model: str) -> str:
+def tasks_at_floor(cells: Cells, model: str, tasks: Sequence[str]) -> str:
     """The tasks of which nothing can be said."""
-    dense = {task: compared(cells, model, "dense", [task]) for task in part["task"].unique()}
+    dense = {task: compared(cells, model, "dense", [task]) for task in tasks}
     floor = [task for task, pairs in dense.items() if pairs and not is_above_chance(pairs)]
     if not floor:
         return "No task is at the floor."
-    return f"At the floor, where the dense model itself does not score above chance: {_listed(floor)}."
+    return f"At the floor (the dense model is not above chance by two standard errors): {_listed(floor)}."
 
 
 def read_differences(differences: pd.DataFrame) -> str:

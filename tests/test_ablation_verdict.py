@@ -82,7 +82,7 @@ def test_as_the_paper_says():
         "searching α beats leaving it at 1 on every task": "holds",
         "the higher a layer, the less it costs to remove its queries and keys": "holds",
         "the higher a layer, the less it costs to remove its attention": "does not hold",
-        "the similarity metric picks the layers that HARP prunes": "holds",
+        "most layers that the similarity metric picks are among those that HARP prunes": "holds",
         "every searched layer adds to the gain": "holds",
     }
 

@@ -165,11 +165,31 @@ def test_baselines_notebook(checkout, finished):
     assert re.search(r"the printed pruning ratios follow from the configs .*8 of 8 to the printed digit", text)
 
 
+def test_main_tables_notebook(checkout, finished):
+    profile, models = finished
+    text = markdown(checkout, profile, "05_main_tables.ipynb")
+    assert "Every method has a score on every benchmark." in text
+    for model in models:
+        assert len(re.findall(rf"\| {model} +\| HARP\+FLAP +\| +\d+\.\d\d % ", text)) == 2, "both tables"
+        assert re.search(rf"HARP\+FLAP has the highest average on generation tasks, as .* \| {model}", text)
+    assert re.search(r"\| LLaMA3\.1-8B \(paper\) +\| HARP\+FLAP +\| 4\.8 % +\| 1/4 .*31\.77", text)
+
+
+def test_ablations_notebook(checkout, finished):
+    profile, models = finished
+    text = markdown(checkout, profile, "06_ablations.ipynb")
+    assert "No score is missing." in text
+    for model in models:
+        for other in ("Bottom", "Hessian", "Similarity"):
+            assert re.search(rf"Top beats {other} on discriminative tasks, at α = 1 +\| {model}", text)
+        assert re.search(rf"the higher a layer, the less it costs to remove its queries and keys +\| {model}", text)
+
+
 @pytest.mark.parametrize("finished", ["smoke"], indirect=True)
 def test_a_second_run_reads_and_figures_are_redrawn(checkout, finished):
     profile, _ = finished
     again = run(checkout, "run", "--profile", profile, *RUNS[profile][0])
-    assert again.stdout.count("0 cells computed") == 6, again.stdout
+    assert again.stdout.count("0 cells computed") == 9, again.stdout
     assert not re.search(r"[1-9]\d* cells computed", again.stdout)
     folder = checkout / "figures" / profile
     drawn = {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*.*")}

@@ -14,7 +14,7 @@ from harp_lib.methods import METHODS
 from harp_lib.score_answers import beside_frame, example_frame, length_frame
 from harp_lib.score_frames import AVERAGE, average_frame, difference, difference_frame, score_frame
 from harp_lib.score_kept import counterparts, kept_frame
-from harp_lib.score_layout import leader, main_table
+from harp_lib.score_layout import COMPETING, leader, main_table
 from harp_lib.score_tables import answer_lengths, asked, beside_table, difference_table, missing_scores, score_tables
 from harp_lib.statistics import average_estimate, paired_difference, score_estimate
 
@@ -149,11 +149,11 @@ class TestBold:
     )
     def test_the_best_leads_by_more_than_the_error_of_its_lead(self, others, on_one_task, on_average):
         cells = cells_with(EVEN | others)
-        assert leader(cells, "m", ["GSM8K"]) == on_one_task
-        assert leader(cells, "m", TASKS[DISCRIMINATIVE]) == on_average
+        assert leader(cells, "m", COMPETING, ["GSM8K"]) == on_one_task
+        assert leader(cells, "m", COMPETING, TASKS[DISCRIMINATIVE]) == on_average
 
     def test_nothing_leads_nothing(self):
-        assert leader(cells_with(EVEN), "m", []) is None
+        assert leader(cells_with(EVEN), "m", COMPETING, []) is None
 
     def test_it_is_bold_in_markdown_and_in_latex(self, tmp_path, monkeypatch):
         monkeypatch.setattr("harp_lib.paths.FIGURES", tmp_path)

@@ -5,12 +5,13 @@ import pytest
 from harp_lib import score_study
 from harp_lib.alpha_study import EXPERIMENT as ALPHA
 from harp_lib.baseline_study import EXPERIMENT as BASELINES
+from harp_lib.journal import model_digest
 from harp_lib.methods import METHODS
 from harp_lib.plan import PruningPlan
 from harp_lib.profiles import load_profile
 from harp_lib.results import ResultStore
 from harp_lib.score_frames import average_frame, difference_frame, score_frame
-from harp_lib.score_study import EXPERIMENT, ScoreStudy, method_study
+from harp_lib.score_study import EXPERIMENT, ScoreStudy, method_plans
 
 PLANS = {"dense": None, "harp": PruningPlan.value_only(6, [0.3, 0.0])}
 TASKS = ("nq_open", "piqa")
@@ -28,7 +29,8 @@ def scored(profile, root, plans=PLANS, tasks=TASKS):
 
 
 def results(store):
-    return {key: cell["result"] for key, cell in store.cells.items()}
+    """Without the seconds, in which runs differ."""
+    return {key: {**cell["result"], "seconds": None} for key, cell in store.cells.items()}
 
 
 def test_a_second_run_reads(profile, tmp_path):
@@ -66,7 +68,7 @@ def test_a_missing_task_is_named_and_the_rest_goes_on(profile, tmp_path):
     (tmp_path / "rows" / "piqa").symlink_to(paths.DATA / "mini" / "piqa")
     some = load_profile("smoke", ["tiny-llama"], datasets=str(tmp_path / "rows"), limit=2)
     store = scored(some, tmp_path)
-    assert results(store)["tiny-llama", "dense", "nq_open"] == {"failed": "rows has no folder nq_open"}
+    assert results(store)["tiny-llama", "dense", "nq_open"] == {"failed": "rows has no folder nq_open", "seconds": None}
     assert len(results(store)["tiny-llama", "dense", "piqa"]["scores"]) == 2
     frame = score_frame(store.cells)
     assert frame.groupby("task")["failed"].count().to_dict() == {"NaturalQuestions": 2, "PIQA": 0}
@@ -83,7 +85,7 @@ def test_two_processes_find_what_one_finds(profile, tmp_path):
 
 
 def test_an_interrupted_run_continues(profile, tmp_path, monkeypatch):
-    score, calls = score_study._Scorer.score, []
+    score, calls = score_study.Scorer.score, []
 
     def interrupted(self, *job):
         calls.append(job)
@@ -92,17 +94,18 @@ def test_an_interrupted_run_continues(profile, tmp_path, monkeypatch):
         return score(self, *job)
 
     with monkeypatch.context() as patched:
-        patched.setattr(score_study._Scorer, "score", interrupted)
+        patched.setattr(score_study.Scorer, "score", interrupted)
         with pytest.raises(KeyboardInterrupt):
             scored(profile, tmp_path)
     assert scored(profile, tmp_path).summary == "2 cells computed, 2 read from the result store"
 
 
-def test_plans_of_every_method(monkeypatch, tmp_path):
+def test_plans_of_every_method(monkeypatch, tmp_path, tiny):
     monkeypatch.setattr("harp_lib.paths.RESULTS", tmp_path)
     profile = load_profile("smoke", ["tiny-llama"])
-    plans = method_study("tiny-llama", profile).plans
+    plans, digest = method_plans("tiny-llama", profile)
     assert list(plans) == ["dense", *METHODS]
+    assert digest == model_digest(tiny("tiny-llama"))
     assert (tmp_path / "smoke" / ALPHA).is_dir()
     assert (tmp_path / "smoke" / BASELINES).is_dir()
     assert not list(tmp_path.rglob("run.json")), "the lists of notebooks 03 and 04 stay theirs"

@@ -238,7 +238,7 @@ class TestWords:
         cells = cells_with(EVEN | {"dense": {"gsm8k": 0.9}, "harp+flap": 0.1})
         text = read_scores(cells, score_frame(cells), GENERATION)
         assert "Mag-sp, Wanda-sp, LLM-Pruner and FLAP share it" in text
-        assert text.endswith("above chance: TriviaQA, NaturalQuestions, MATH-hard and BBH.")
+        assert text.endswith("two standard errors): TriviaQA, NaturalQuestions, MATH-hard and BBH.")
 
     def test_differences(self):
         cells = cells_with(EVEN | {"flap": 1.0, "mag-sp": 0.0, "wanda-sp": 0.0})

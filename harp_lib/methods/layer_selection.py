@@ -1,5 +1,7 @@
 """Which layers to prune: the ablation of the paper's Section "Exploring Layer Selection"."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from tqdm import tqdm
@@ -48,8 +50,12 @@ def select_layers(strategy: str, model: PreTrainedModel, calibration: Tokens | N
         return list(range(total - count, total))
     if strategy == "bottom":
         return list(range(count))
-    scores = layer_scores(strategy, model, calibration)
-    return sorted(sorted(range(total), key=lambda layer: (scores[layer], -layer))[:count])
+    return lowest_layers(layer_scores(strategy, model, calibration), count)
+
+
+def lowest_layers(scores: Sequence[float], count: int) -> list[int]:
+    """The ``count`` layers with the lowest scores, from the bottom; of equal scores the higher layer is taken."""
+    return sorted(sorted(range(len(scores)), key=lambda layer: (scores[layer], -layer))[:count])
 
 
 def layer_scores(strategy: str, model: PreTrainedModel, calibration: Tokens | None) -> list[float]:
