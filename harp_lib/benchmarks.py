@@ -187,14 +187,22 @@ def check_rows(datasets: str) -> None:
     ------
     RowError
         At the first row that is no JSON object or lacks a field; file, line and field are named.
+    MissingTaskError
+        If there is no row of any benchmark, and no text either.
     """
-    folder = folder_of(datasets)
+    folder, found = folder_of(datasets), False
     for benchmark in BENCHMARKS.values() if folder is not None else ():
         for name in benchmark.subtasks():
             for split in filter(None, (benchmark.split, benchmark.shots_split)):
                 if (file := folder / name / f"{split}.jsonl").is_file():
+                    found = True
                     for number, row in _rows(file):
                         _check_row(benchmark, row, f"{file}, line {number}")
+    if folder is not None and not found and not (folder / "wikitext").is_dir():
+        raise MissingTaskError(
+            f"{folder} holds no benchmark and no text; expected folders such as piqa, with validation.jsonl and "
+            f"train.jsonl, named as in data/{EMBEDDED_FOLDER}"
+        )
 
 
 def rows_digest(benchmark: Benchmark, datasets: str, most: int | None = None) -> str:

@@ -243,14 +243,14 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _check_rows(datasets: str | None) -> None:
-    """Refuse a folder of benchmarks with a row that no task could use, before anything runs."""
+    """Refuse a folder without benchmarks, or with a row that no task could use, before anything runs."""
     if datasets not in (None, "embedded", "hub"):
-        from harp_lib.benchmarks import RowError, check_rows
+        from harp_lib.benchmarks import MissingTaskError, RowError, check_rows
         from harp_lib.runner import RefusedError
 
         try:
             check_rows(datasets)
-        except RowError as error:
+        except (RowError, MissingTaskError) as error:
             raise RefusedError(str(error)) from error
 
 

@@ -9,6 +9,7 @@ from .baseline_frames import EQUAL_HEADS, EQUAL_PARAMETERS, TITLE
 from .baseline_tables import one_line
 from .benchmarks import BENCHMARKS
 from .models import display_name
+from .profiles import load_profile
 from .published import published
 from .results import Cells
 from .score_answers import beside_frame, example_frame, length_frame
@@ -46,6 +47,7 @@ def score_tables(cells: Cells) -> Iterator[tuple[pd.DataFrame, str, pd.DataFrame
 def asked(cells: Cells) -> pd.DataFrame:
     """What each benchmark is made of, here and in the paper."""
     printed = published("dataset_statistics").query("metric == 'documents'").set_index("task")["value"]
+    official = load_profile("paper")["evaluation"]["tasks"]
     rows = []
     for name, benchmark in BENCHMARKS.items():
         stored = [cell for (*_, task), cell in cells.items() if task == name]
@@ -63,13 +65,12 @@ def asked(cells: Cells) -> pd.DataFrame:
                 "filter": "" if benchmark.filter == "none" else benchmark.filter,
                 "kept beside it": benchmark.beside,
                 "questions": str(sum(subtasks.values())) if subtasks else MISSING,
-                "in the paper": f"{printed[benchmark.title]:,.0f}",
+                "questions in the paper": f"{printed[benchmark.title]:,.0f}",
                 "subtasks": f"{len(subtasks)} of {len(benchmark.subtasks())}" if benchmark.is_group else "",
                 "shots": str(inputs.get("shots", MISSING)),
+                "shots in the paper": str(official[name]["shots"]),
                 "new tokens": "" if benchmark.choices else str(inputs.get("new_tokens") or "lm-eval's limit"),
                 "chance": f"{100 * CHANCE[benchmark.title]:.0f} %" if benchmark.choices else "",
-                "rows from": inputs.get("source", MISSING),
-                "dtype": inputs["dtype"],
             }
         )
     return pd.DataFrame(rows)

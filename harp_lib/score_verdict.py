@@ -78,12 +78,13 @@ def answer(cells: Cells) -> str:
 def read_setting(cells: Cells) -> str:
     """How the scores were computed."""
     inputs = [cell["inputs"] for cell in cells.values() if "batch_size" in cell["inputs"]]
-    dtypes, sizes, seeds, versions = (
+    sources, versions, dtypes, sizes, seeds = (
         ", ".join(dict.fromkeys(str(found[name]) for found in inputs))
-        for name in ("dtype", "batch_size", "shots_seed", "lm_eval")
+        for name in ("source", "lm_eval", "dtype", "batch_size", "shots_seed")
     )
     return (
-        f"Scores by lm-eval {versions}, of models in {dtypes}, in batches of {sizes}; examples drawn with seed {seeds}."
+        f"Rows: {sources}. Scored by lm-eval {versions} on models in {dtypes}, in batches of {sizes}; the examples in "
+        f"the prompts are drawn with seed {seeds}."
     )
 
 

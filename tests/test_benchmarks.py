@@ -90,6 +90,13 @@ def test_a_bad_row_is_refused_by_file_and_line(folder, line, complaint, capsys):
     assert f"piqa/validation.jsonl, {complaint}" in capsys.readouterr().err
 
 
+def test_a_folder_without_benchmarks_is_refused(tmp_path, capsys):
+    assert cli.main(["run", "--profile", "smoke", "--datasets", str(tmp_path)]) == 2, "before anything runs"
+    assert f"{tmp_path} holds no benchmark and no text; expected folders such as piqa" in capsys.readouterr().err
+    (tmp_path / "wikitext").mkdir()
+    check_rows(str(tmp_path))
+
+
 def test_a_nested_field(tmp_path):
     write(tmp_path / "triviaqa", train=[{"question": "Who?", "answer": {"aliases": ["me"]}}])
     with pytest.raises(RowError, match=r"triviaqa/train\.jsonl, line 1: no field 'answer\.value'"):

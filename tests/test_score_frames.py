@@ -13,7 +13,7 @@ from harp_lib.benchmarks import BENCHMARKS, DISCRIMINATIVE, GENERATION
 from harp_lib.methods import METHODS
 from harp_lib.score_answers import beside_frame, example_frame, length_frame
 from harp_lib.score_frames import AVERAGE, average_frame, difference, difference_frame, score_frame
-from harp_lib.score_kept import counterparts, kept_frame
+from harp_lib.score_kept import counterparts, kept_frame, share_kept
 from harp_lib.score_layout import COMPETING, leader, main_table
 from harp_lib.score_tables import answer_lengths, asked, beside_table, difference_table, missing_scores, score_tables
 from harp_lib.statistics import average_estimate, paired_difference, score_estimate
@@ -90,6 +90,19 @@ class TestStatistics:
             found = paired_difference(pairs)
             held += found.low <= 0.4 / 3 <= found.high
         assert 560 <= held <= 594, f"{held} of 600; 570 is 95 %"
+
+    @pytest.mark.parametrize(
+        ("sizes", "dense", "kept"), [((40, 40, 24, 16, 12), 0.7, 0.1), ((16,) * 5, 0.6, 0.2), ((40,) * 6, 0.6, 0.5)]
+    )
+    def test_so_do_those_of_averages_at_the_sizes_of_mini(self, sizes, dense, kept):
+        random, held = np.random.default_rng(0), np.zeros(2)
+        for _ in range(400):
+            drawn = [random.random(size) for size in sizes]
+            right = [(values < kept, values < dense) for values in drawn]  # what is kept is what the dense model knows
+            gap = paired_difference([(whole, part) for part, whole in right])
+            share = share_kept([(part, whole, 0.0) for part, whole in right])
+            held += [gap.low <= dense - kept <= gap.high, share.low <= kept / dense <= share.high]
+        assert np.all((held >= 366) & (held <= 398)), f"{held} of 400; 380 is 95 %"
 
     def test_always_wrong_together_does_not_prove_equality(self):
         found = paired_difference([([0] * 16, [0] * 16)])
@@ -211,7 +224,7 @@ class TestTables:
         assert table.loc["BBH", ["questions", "subtasks", "version", "filter"]].tolist() == [
             *("11", "2 of 27", "2", "get-answer")
         ]
-        assert table.loc["BBH", ["in the paper", "shots", "new tokens"]].tolist() == ["6,511", "3", "64"]
+        assert table.loc["BBH", ["questions in the paper", "shots", "new tokens"]].tolist() == ["6,511", "3", "64"]
         for method in ("dense", *METHODS):
             failed(cells, method, "gsm8k")
         assert asked(cells).set_index("task").loc["GSM8K", "questions"] == "–"
