@@ -137,7 +137,7 @@ def single_layers(singles: pd.DataFrame, model: str) -> Figure:
         look = {"color": colour, "marker": marker, "markersize": 5, "capsize": 2, "linestyle": "none", "elinewidth": 1}
         axis.errorbar(mine["layer"] + offset, mine["rise"], yerr=reach, label=label, **look)
     pruned = part.loc[part["pruned"], "layer"]
-    axis.axvspan(pruned.min() - 0.5, pruned.max() + 0.5, color=colours.METHOD["harp"], alpha=0.1, linewidth=0)
+    axis.axvspan(pruned.min() - 0.5, pruned.max() + 0.5, color="black", alpha=0.07, linewidth=0)
     axis.axhline(0, color=colours.METHOD["dense"], linewidth=1)
     axis.set_yscale("symlog", linthresh=0.1, linscale=0.6)
     ticks = (0.03, 0.1, 0.3, 1, 3, 10)
@@ -151,7 +151,7 @@ def single_layers(singles: pd.DataFrame, model: str) -> Figure:
     axis.xaxis.set_major_locator(MaxNLocator(12, integer=True))
     axis.grid(axis="y", linewidth=0.4)
     handles, _ = axis.get_legend_handles_labels()
-    handles.append(Patch(color=colours.METHOD["harp"], alpha=0.1, label="layers that HARP prunes"))
+    handles.append(Patch(color="black", alpha=0.07, label="layers that HARP prunes"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     title = f"{display_name(model)}: one layer pruned, all others dense"
     note = f"95 % intervals over {part['documents'].max()} held-out documents"
