@@ -209,10 +209,11 @@ def provenance() -> dict[str, Any]:
 def provenance_table(cells: Cells, profile: dict[str, Any], seed: int, seconds: float) -> pd.DataFrame:
     """What a notebook records last: where its cells were computed, and what read them."""
     here = provenance()
+    dtypes = (cell["inputs"]["dtype"].removeprefix("torch.") for cell in cells.values() if "dtype" in cell["inputs"])
     rows = {
         "profile": profile["name"],
         "datasets": Path(profile["datasets"]).name,
-        "dtype": profile["dtype"],
+        "dtype": _distinct(dtypes) or profile["dtype"],
         "seed": seed,
     }
     rows["cells computed on"] = _distinct(cell["device"] for cell in cells.values())
