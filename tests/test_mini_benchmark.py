@@ -10,6 +10,9 @@ from itertools import pairwise
 import pytest
 
 from harp_lib import paths
+from harp_lib.benchmarks import BENCHMARKS
+from harp_lib.results import read_results
+from harp_lib.statistics import score_estimate
 
 MINI = paths.DATA / "mini"
 ARC = ["id", "question", "choices", "answerKey"]
@@ -279,3 +282,18 @@ def test_nothing_is_taken_from_the_real_benchmarks(family, shared):
     if family == "boolq":
         real_runs = set().union(*(runs(row["passage"]) for row, _ in real))
         assert [row["passage"] for row, _ in ours if runs(row["passage"]) & real_runs] == []
+
+
+def test_the_dense_model_is_above_chance_on_at_least_four_tasks():
+    """By two standard errors, in the committed run of the profile mini; the datasheet prints these scores."""
+    cells = read_results("mini", "main_tables", roots=[paths.REFERENCE])
+    sheet, above = (MINI / "README.md").read_text(encoding="utf-8"), []
+    for (_, method, name), cell in cells.items():
+        if method == "dense":
+            benchmark, scores = BENCHMARKS[name], cell["result"]["scores"]
+            value, error = score_estimate(scores)
+            printed = f"| {100 * value:.1f} ± {100 * error:.1f} | {len(scores)} |"
+            assert re.search(rf"\| {benchmark.title} \| \d* {re.escape(printed)}", sheet), name
+            if value - (1 / benchmark.choices if benchmark.choices else 0) > 2 * error > 0:
+                above.append(name)
+    assert len(above) >= 4, above
