@@ -11,6 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, MultipleLocator, PercentFormatter
 
 from . import colours
+from .accounting import PAPER_MODELS
 from .alpha_figures import logarithmic_perplexity
 from .baseline_frames import EQUAL_HEADS, ORDER, TITLE
 from .benchmarks import DISCRIMINATIVE, GENERATION, GENERATION_TASKS
@@ -21,7 +22,7 @@ from .score_frames import AVERAGE, average_frame, difference_frame, score_frame
 from .score_kept import KIND, KINDS, counterparts, kept_frame, published_kept
 
 WIDTH = 0.12  # of a bar; the tasks are 1 apart
-MARKS = dict(zip(published_kept()["model"].unique(), "sD^v", strict=True))  # of the paper's models
+MARKS = dict(zip(PAPER_MODELS, "sD^v", strict=True))  # of the paper's models
 ENDS = (-1, 2)  # of the axis of shares
 TASK_MARKS = dict(zip([task.title for task in GENERATION_TASKS], "osD^v", strict=True))
 

@@ -118,7 +118,7 @@ def test_scores_are_those_of_the_lm_eval_command(shared, tmp_path):
         profile["evaluation"]["tasks"][task]["shots"] = 1
     model, tokenizer = load_model("smollm2-135m")
     evaluator = Evaluator(profile)
-    ours = {task: evaluator.evaluate(model, tokenizer, BENCHMARKS[task])["scores"] for task in tasks}
+    ours = {task: evaluator.evaluate(model, tokenizer, BENCHMARKS[task]) for task in tasks}
     for folder in ("tasks", "model"):
         (tmp_path / folder).mkdir()
     model.save_pretrained(tmp_path / "model")
@@ -141,6 +141,7 @@ def test_scores_are_those_of_the_lm_eval_command(shared, tmp_path):
         str(limit),
         "--batch_size",
         "8",
+        "--log_samples",
         "--output_path",
         str(tmp_path / "out"),
     ]
@@ -150,5 +151,9 @@ def test_scores_are_those_of_the_lm_eval_command(shared, tmp_path):
     report = json.loads(next((tmp_path / "out").rglob("results_*.json")).read_text())["results"]
     for task in tasks:
         theirs = report[task][f"{BENCHMARKS[task].metric},{BENCHMARKS[task].filter}"]
-        assert sum(ours[task]) / limit == theirs, task
-        assert 0 < theirs < 1, "a number that could have differed"
+        assert sum(ours[task]["scores"]) / limit == theirs, task
+        samples = next((tmp_path / "out").rglob(f"samples_{task}_*.jsonl")).read_text().splitlines()
+        rows = sorted(map(json.loads, samples), key=lambda row: row["doc_id"])
+        assert ours[task]["scores"] == [row[BENCHMARKS[task].metric] for row in rows], "question by question"
+    assert 0 < report["piqa"]["acc,none"] < 1, "a number that could have differed"
+    assert ours["triviaqa"]["answers"] == [row["resps"][0][0] for row in rows], "also what was written"

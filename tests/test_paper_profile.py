@@ -32,7 +32,7 @@ def rows(tmp_path_factory):
     words = ["the", "of", "a", "layer", "token", "head", "model", "text", "value", "query", "key", "and", "in", "is"]
     draw = random.Random(0)
     (folder / "wikitext").mkdir()
-    for split, pages, length in (("train", 8, 20_000), ("validation", 2, 200), ("test", 2, 200)):
+    for split, pages, length in (("train", 8, 20_000), ("validation", 2, 3_000), ("test", 2, 200)):
         texts = (" ".join(draw.choices(words, k=length)) for _ in range(pages))
         lines = [json.dumps({"page": f" = Page = \n {text} . \n"}) for text in texts]
         (folder / "wikitext" / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
