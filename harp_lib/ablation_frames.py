@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 from .ablation_study import GAIN, SINGLE, SINGLE_ALPHAS, STRATEGIES
 from .published import published_alphas, published_layers
 from .results import Cells
-from .statistics import Interval, mean_interval, paired_change, perplexity_estimate
+from .statistics import Interval, mean_interval, paired_change, paired_log_change, perplexity_estimate
 
 ORDER = ("dense", *STRATEGIES, "harp")  # of scores; "top" is HARP at alpha = 1, "harp" has its alpha searched
 STEP, ALONE, MISSED, ALL = "step", "alone", "missed", "all"
@@ -68,7 +68,7 @@ class _Read:
 
     def gain(self, before: str, after: str) -> Interval:
         """By how much log perplexity falls from one plan to the other."""
-        return Interval(*(float(value) for value in np.log1p(self.change(after, before))))
+        return paired_log_change(self.nll[after], self.nll[before], self.tokens)
 
 
 def cumulative_frame(cells: Cells) -> pd.DataFrame:
@@ -134,7 +134,7 @@ def single_layer_frame(cells: Cells) -> pd.DataFrame:
         for alpha in SINGLE_ALPHAS:
             by_layer = list(zip(*(result[f"{alpha:g}"] for result in results), strict=True))
             for layer, nll in enumerate(by_layer):
-                rise = (float(value) for value in np.log1p(paired_change(dense, nll, tokens)))
+                rise = paired_log_change(dense, nll, tokens)
                 pruned = layer >= len(by_layer) - inputs["num_layers"]
                 rows.append((model, alpha, layer, *rise, pruned, len(tokens), sum(tokens)))
     columns = ["model", "alpha", "layer", "rise", "low", "high", "pruned", "documents", "tokens"]

@@ -63,8 +63,13 @@ def paired_change(first: Sequence[float], second: Sequence[float], counts: Seque
         ``second / first - 1`` and its 95 % interval: Student's t on the logarithm of the ratio, paired by document.
         With few documents a bootstrap interval would be too narrow.
     """
+    return Interval(*(float(np.expm1(value)) for value in paired_log_change(first, second, counts)))
+
+
+def paired_log_change(first: Sequence[float], second: Sequence[float], counts: Sequence[int]) -> Interval:
+    """The same in nats per token: how much higher the second log perplexity is, with its 95 % interval."""
     difference = np.asarray(second, float) - np.asarray(first, float)
-    return Interval(*(float(np.expm1(value)) for value in _t_interval(difference, np.asarray(counts, float))))
+    return Interval(*(float(value) for value in _t_interval(difference, np.asarray(counts, float))))
 
 
 def _t_interval(amounts: np.ndarray, counts: np.ndarray) -> tuple[float, float, float]:

@@ -111,7 +111,7 @@ def markdown(checkout, profile, name):
 
 RUNS = {
     "smoke": ((), ["tiny random Llama", "tiny random Gemma-2"]),
-    "mini": (("--models", "tiny-qwen2"), ["tiny random Qwen2"]),
+    "mini": (("--models", "tiny-qwen2", "--limit", "4"), ["tiny random Qwen2"]),
 }
 
 
