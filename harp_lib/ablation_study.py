@@ -193,8 +193,9 @@ def score(
     own.evaluate(others, [benchmark.name for benchmark in DISCRIMINATIVE_TASKS])
     for method in SHARED:
         for task in profile["evaluation"]["tasks"]:
-            found = main_store.cells[name, method, task]["result"]
-            store.cell(name, method, task, main.inputs(plans[method], task), lambda partial, found=found: found)
+            found = main_store.cells[name, method, task]
+            inputs = main.inputs(plans[method], task)
+            store.cell(name, method, task, inputs, lambda partial, found=found: found["result"], found["seconds"])
 
 
 def text_table(study: AblationStudy) -> pd.DataFrame:

@@ -27,9 +27,9 @@ from .models import display_name
 from .published import published_scores
 from .results import Cells
 from .score_claims import points
-from .score_frames import AVERAGE, average_frame, difference, difference_frame, score_frame
-from .score_kept import KINDS, compared, is_above_chance
-from .score_layout import MISSING, in_bold, leader
+from .score_frames import AVERAGE, average_frame, complete_tasks, difference, difference_frame, score_frame
+from .score_kept import KINDS
+from .score_layout import MISSING, in_bold, score_block
 from .statistics import Interval
 from .tables import interval, with_error
 
@@ -111,7 +111,7 @@ def layer_selection(cells: Cells, scores: pd.DataFrame) -> pd.DataFrame:
     for model, part in strategy_scores(scores).groupby("model", sort=False):
         picked = picked_layers(cells, model)
         names = {strategy: strategy_title(strategy, len(layers)) for strategy, layers in picked.items()}
-        for method, row in _block(cells, model, part, STRATEGIES).items():
+        for method, row in score_block(cells, model, part, ("dense", *STRATEGIES), STRATEGIES).items():
             layers = {"layers": spans(picked[method])} if method in picked else {}
             rows.append({"model": display_name(model), "method": names.get(method, method), **row, **layers})
     printed, (picked, _) = published_scores("layer_selection", PAPER_MODEL), published_picks()
@@ -143,9 +143,8 @@ def alpha_ablation(cells: Cells, scores: pd.DataFrame, kind: str) -> pd.DataFram
     """A block of the paper's table "ablation": alpha = 1 and searched alpha on the tasks of a kind, ours and its."""
     rows = []
     for model, part in alpha_scores(scores, kind).groupby("model", sort=False):
-        block = _block(cells, model, part, list(ALPHAS))
-        whole = [task for task, mine in part.groupby("task", sort=False) if mine["failed"].isna().all()]
-        tasks = {task: [task] for task in part["task"].unique()} | {AVERAGE: whole}
+        block = score_block(cells, model, part, ("dense", *ALPHAS), list(ALPHAS))
+        tasks = {task: [task] for task in part["task"].unique()} | {AVERAGE: complete_tasks(part)}
         leads = {task: difference(cells, model, "harp", "top", of) for task, of in tasks.items()}
         lead = {task: points(found) if found and tasks[task] else MISSING for task, found in leads.items()}
         counted = {name: block.pop(name) for name in ("questions", "at the floor")}
@@ -155,26 +154,6 @@ def alpha_ablation(cells: Cells, scores: pd.DataFrame, kind: str) -> pd.DataFram
     for alpha, shown in _printed(printed).items():
         rows.append({"model": f"{PAPER_MODEL} (paper)", "α": alpha, **shown})
     return pd.DataFrame(rows).fillna("")
-
-
-def _block(cells: Cells, model: str, part: pd.DataFrame, rivals: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Our rows by method, with two more: how many questions, and whether the dense model is at the floor."""
-    failed = set(part.loc[part["failed"].notna(), "task"])
-    tasks = {task: [task] for task in part["task"].unique()}
-    tasks[AVERAGE] = [task for task in tasks if task not in failed]
-    whole = with_averages(part).dropna(subset="score")
-    known = {(row.method, row.task): with_error(row.score, row.error) for row in whole.itertuples()}
-    best = {task: leader(cells, model, rivals, of) for task, of in tasks.items()}
-    rows = {}
-    for method in ("dense", *rivals):
-        shown = {task: known.get((method, task), MISSING) for task in tasks}
-        rows[method] = {task: in_bold(text) if best[task] == method else text for task, text in shown.items()}
-    asked = part.groupby("task")["questions"].max().fillna(0)
-    rows["questions"] = {task: f"{sum(asked[one] for one in of):.0f}" for task, of in tasks.items()}
-    dense = {task: compared(cells, model, "dense", of) for task, of in tasks.items()}
-    floor = {task: "no" if pairs and is_above_chance(pairs) else "yes" for task, pairs in dense.items()}
-    rows["at the floor"] = {task: found if dense[task] else MISSING for task, found in floor.items()}
-    return rows
 
 
 def _printed(scores: pd.DataFrame) -> dict[str, dict[str, str]]:

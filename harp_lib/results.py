@@ -48,7 +48,13 @@ class ResultStore:
         self.cells: Cells = {}
 
     def cell(
-        self, model: str, method: str, task: str, inputs: dict[str, Any], compute: Callable[[Path], dict[str, Any]]
+        self,
+        model: str,
+        method: str,
+        task: str,
+        inputs: dict[str, Any],
+        compute: Callable[[Path], dict[str, Any]],
+        seconds: float | None = None,
     ) -> dict[str, Any]:
         """The result of one cell: read if it was computed from equal ``inputs``, computed and stored otherwise.
 
@@ -63,6 +69,8 @@ class ResultStore:
         compute : callable
             Gets a path beside the cell where an interrupted computation may keep what it has, and returns the result
             as JSON values.
+        seconds : float, optional
+            That the result took, where it was computed before and ``compute`` only hands it over.
 
         Returns
         -------
@@ -79,8 +87,8 @@ class ResultStore:
                 partial.unlink(missing_ok=True)
             begin = time.perf_counter()
             result = json.loads(json.dumps(compute(partial)))
-            seconds = round(time.perf_counter() - begin, 3)
-            stored = {"inputs": inputs, "result": result, "seconds": seconds, **provenance()}
+            took = round(time.perf_counter() - begin if seconds is None else seconds, 3)
+            stored = {"inputs": inputs, "result": result, "seconds": took, **provenance()}
             write_json(file, stored)
             for leftover in file.parent.glob(f"{task}.*.partial"):
                 leftover.unlink()

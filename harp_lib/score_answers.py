@@ -35,19 +35,8 @@ def beside_frame(cells: Cells) -> pd.DataFrame:
             own, other = ([100 * number for number in score_estimate(result[key])] for key in ("scores", "beside"))
             count = len(result["scores"])
             rows.append((model, method, benchmark.title, benchmark.metric, *own, benchmark.beside, *other, count))
-    columns = [
-        "model",
-        "method",
-        "task",
-        "metric",
-        "score",
-        "error",
-        "other",
-        "other_score",
-        "other_error",
-        "questions",
-    ]
-    return ordered(pd.DataFrame(rows, columns=columns))
+    own, other = ["metric", "score", "error"], ["other", "other_score", "other_error"]
+    return ordered(pd.DataFrame(rows, columns=["model", "method", "task", *own, *other, "questions"]))
 
 
 def example_frame(cells: Cells) -> pd.DataFrame:

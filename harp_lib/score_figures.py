@@ -18,7 +18,7 @@ from .benchmarks import DISCRIMINATIVE, GENERATION, GENERATION_TASKS
 from .methods import METHODS
 from .models import display_name, slug
 from .results import Cells
-from .score_frames import AVERAGE, average_frame, difference_frame, score_frame
+from .score_frames import AVERAGE, average_frame, complete_tasks, difference_frame, score_frame
 from .score_kept import KIND, KINDS, counterparts, kept_frame, published_kept
 
 WIDTH = 0.12  # of a bar; the tasks are 1 apart
@@ -65,7 +65,7 @@ def _grouped_bars(axis: plt.Axes, part: pd.DataFrame, kept: pd.DataFrame) -> Non
     tasks = [*part["task"].unique(), AVERAGE]
     known = pd.concat([part, average_frame(part).assign(task=AVERAGE)]).set_index(["task", "method"])
     chance = part.drop_duplicates("task").set_index("task")["chance"]
-    chance[AVERAGE] = chance[part.groupby("task")["failed"].apply(lambda why: why.isna().all())].mean()
+    chance[AVERAGE] = chance[complete_tasks(part)].mean()
     for place, task in enumerate(tasks):
         for method in part["method"].unique():
             x = place + WIDTH * (ORDER.index(method) - (len(ORDER) - 1) / 2)

@@ -17,7 +17,7 @@ from .benchmarks import BENCHMARKS, DISCRIMINATIVE, GENERATION, GENERATION_TASKS
 from .models import display_name
 from .published import published_scores
 from .results import Cells
-from .score_frames import AVERAGE
+from .score_frames import AVERAGE, complete_tasks, result_of
 from .statistics import Interval, average_estimate, score_estimate
 
 ABOVE = 2  # standard errors that the dense model has to be above chance
@@ -83,7 +83,7 @@ def compared(cells: Cells, model: str, method: str, tasks: Sequence[str]) -> lis
     """Scores of a method beside the dense model's, for those of the tasks (as the paper prints them) that have both."""
     found = []
     for name, benchmark in BENCHMARKS.items():
-        results = [_result(cells, model, which, name) for which in (method, "dense")]
+        results = [result_of(cells, model, which, name) for which in (method, "dense")]
         if benchmark.title in tasks and not any("failed" in result for result in results):
             found.append((*(result["scores"] for result in results), CHANCE[benchmark.title]))
     return found
@@ -98,11 +98,11 @@ def kept_frame(cells: Cells, scores: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (model, kind), part in scores.groupby(["model", "kind"], sort=False):
         lengths = part[part["method"] == "dense"].set_index("task")["answer_tokens"]
-        failed = set(part.loc[part["failed"].notna(), "task"])
+        complete = complete_tasks(part)
         for method in part.loc[part["method"] != "dense", "method"].unique():
             tasks = {task: compared(cells, model, method, [task]) for task in part["task"].unique()}
             tasks = {task: pairs for task, pairs in tasks.items() if pairs}
-            whole = [pairs for task, pairs in tasks.items() if task not in failed]
+            whole = [pairs for task, pairs in tasks.items() if task in complete]
             if whole:
                 tasks[AVERAGE] = [pair for pairs in whole if is_above_chance(pairs) for pair in pairs]
             for task, pairs in tasks.items():
@@ -137,7 +137,7 @@ def by_length(cells: Cells, model: str, method: str, tasks: Sequence[str]) -> tu
     """
     halves = [], []
     for benchmark in GENERATION_TASKS:
-        results = [_result(cells, model, which, benchmark.name) for which in (method, "dense")]
+        results = [result_of(cells, model, which, benchmark.name) for which in (method, "dense")]
         if benchmark.title not in tasks or any("failed" in result for result in results):
             continue
         lengths = np.array(results[1]["answer_tokens"])
@@ -164,7 +164,3 @@ def length_tasks(kept: pd.DataFrame, model: str, method: str) -> pd.DataFrame:
     """The generation tasks of a method that are above the floor, with the share kept and the dense answer's length."""
     mine = kept[(kept["model"] == model) & (kept["method"] == method) & (kept["kind"] == GENERATION)]
     return mine[(mine["task"] != AVERAGE) & ~mine["floor"]]
-
-
-def _result(cells: Cells, model: str, method: str, task: str) -> dict:
-    return cells.get((model, method, task), {}).get("result", {"failed": "not run"})

@@ -12,8 +12,8 @@ from .methods import BASELINES
 from .models import display_name
 from .published import published, published_ratios, published_scores
 from .results import Cells
-from .score_frames import AVERAGE, average_frame
-from .score_kept import CHANCE, compared, counterparts, is_above_chance
+from .score_frames import AVERAGE, average_frame, complete_tasks
+from .score_kept import compared, counterparts, is_above_chance
 from .statistics import average_estimate, score_estimate
 from .tables import with_error
 
@@ -49,35 +49,53 @@ def leader(cells: Cells, model: str, methods: Sequence[str], tasks: Sequence[str
     return best[0] if lead.value - lead.error > 1e-9 else None  # a lead of one question is as large as its error
 
 
-def _our_block(cells: Cells, part: pd.DataFrame, model: str) -> list[dict[str, str]]:
-    name, tasks = display_name(model), {task: [task] for task in part["task"].unique()}
-    failed = set(part.loc[part["failed"].notna(), "task"])
-    tasks[AVERAGE] = [task for task in tasks if task not in failed]
-    means = average_frame(part).assign(task=AVERAGE)
-    known = {
-        (row.method, row.task): with_error(row.score, row.error)
-        for frame in (part, means)
-        for row in frame.dropna(subset="score").itertuples()
-    }
-    ratios = part.groupby("method")[["removed_fraction", "head_ratio"]].first()
-    bold = {task: leader(cells, model, COMPETING, of) for task, of in tasks.items()}
-    rows = []
-    for method in _layout():
+def score_block(
+    cells: Cells, model: str, part: pd.DataFrame, methods: Sequence[str], competing: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    """Rows of one model by method, with two more: how many questions, and whether the dense model is at the floor.
+
+    Parameters
+    ----------
+    cells : dict
+    model : str
+    part : DataFrame
+        The model's rows of :func:`.score_frame`, of one kind of task.
+    methods, competing : sequence of str
+        Which rows; and of which the best is bold, where :func:`leader` finds one.
+    """
+    complete = complete_tasks(part)
+    tasks = {task: [task] for task in part["task"].unique()} | {AVERAGE: complete}
+    frames = part, average_frame(part).assign(task=AVERAGE)
+    whole = pd.concat([frame.dropna(subset="score") for frame in frames])
+    known = {(row.method, row.task): with_error(row.score, row.error) for row in whole.itertuples()}
+    bold = {task: leader(cells, model, competing, of) for task, of in tasks.items()}
+    rows = {}
+    for method in methods:
         shown = {task: known.get((method, task), MISSING) for task in tasks}
-        shown = {task: in_bold(text) if bold[task] == method else text for task, text in shown.items()}
-        removed, heads = ratios.loc[method]
-        rows.append(_row(name, TITLE[method], shown, MISSING if np.isnan(removed) else f"{100 * removed:.2f} %", heads))
-    questions = part.groupby("task")["questions"].max()
-    counts = {task: questions[of].sum() for task, of in tasks.items()}
-    rows.append(_row(name, "questions", {task: f"{count:.0f}" for task, count in counts.items()}))
-    if failed:
-        rows[-1][AVERAGE] += f" in {len(tasks[AVERAGE])} tasks"
-    if part["kind"].iloc[0] == DISCRIMINATIVE:
-        chance = {task: 100 * np.mean([CHANCE[one] for one in of]) for task, of in tasks.items() if of}
-        rows.append(_row(name, "chance", {task: f"{value:.2f}" for task, value in chance.items()}))
+        rows[method] = {task: in_bold(text) if bold[task] == method else text for task, text in shown.items()}
+    asked = part.groupby("task")["questions"].max()
+    rows["questions"] = {task: f"{asked[of].sum():.0f}" for task, of in tasks.items()}
+    if len(complete) < len(tasks) - 1:
+        rows["questions"][AVERAGE] += f" in {len(complete)} tasks"
     dense = {task: compared(cells, model, "dense", of) for task, of in tasks.items()}
-    floor = {task: "no" if is_above_chance(pairs) else "yes" for task, pairs in dense.items() if pairs}
-    return [*rows, _row(name, "at the floor", floor)]
+    floor = {task: "no" if pairs and is_above_chance(pairs) else "yes" for task, pairs in dense.items()}
+    rows["at the floor"] = {task: found if dense[task] else MISSING for task, found in floor.items()}
+    return rows
+
+
+def _our_block(cells: Cells, part: pd.DataFrame, model: str) -> list[dict[str, str]]:
+    name, ratios = display_name(model), part.groupby("method")[["removed_fraction", "head_ratio"]].first()
+    block, rows = score_block(cells, model, part, _layout(), COMPETING), []
+    for method in _layout():
+        removed, heads = ratios.loc[method]
+        removed = MISSING if np.isnan(removed) else f"{100 * removed:.2f} %"
+        rows.append(_row(name, TITLE[method], block[method], removed, heads))
+    rows.append(_row(name, "questions", block["questions"]))
+    if part["kind"].iloc[0] == DISCRIMINATIVE:
+        chance = part.drop_duplicates("task").set_index("task")["chance"]
+        chance[AVERAGE] = chance[complete_tasks(part)].mean()
+        rows.append(_row(name, "chance", {task: f"{value:.2f}" for task, value in chance.dropna().items()}))
+    return [*rows, _row(name, "at the floor", block["at the floor"])]
 
 
 def _published_block(model: str, kind: str) -> list[dict[str, str]]:

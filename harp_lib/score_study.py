@@ -1,7 +1,6 @@
 """The experiment of notebook 05: every method's plan, scored on every benchmark."""
 
 import gc
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -99,15 +98,15 @@ class ScoreStudy:
         ]
         with tqdm(total=len(jobs), desc="scores", unit="cell") as bar:
 
-            def keep(method: str, task: str, compute: Callable) -> None:
+            def keep(method: str, task: str, compute: Callable, seconds: float | None = None) -> None:
                 bar.set_postfix_str(f"{method}, {BENCHMARKS[task].title}")
-                self.store.cell(self.name, method, task, wanted[method, task], compute)
+                self.store.cell(self.name, method, task, wanted[method, task], compute, seconds)
                 bar.update()
 
             if len(devices) > 1 and pending:
                 arguments = (self.name, self.profile, self.seed)
-                for (method, _, task), result in run_jobs(pending, Scorer, arguments, devices):
-                    keep(method, task, lambda partial, result=result: result)
+                for (method, _, task), result, seconds in run_jobs(pending, Scorer, arguments, devices):
+                    keep(method, task, lambda partial, result=result: result, seconds)
                 done = {(method, task) for method, _, task in pending}
                 jobs = [job for job in jobs if (job[0], job[2]) not in done]
             for method, plan, task in jobs:
@@ -131,10 +130,9 @@ class Scorer:
         self.evaluator = Evaluator(profile, seed)
 
     def __call__(self, job: Job) -> dict[str, Any]:
-        """The scores, what the plan removes and the seconds it took, or ``{"failed": reason}``."""
-        begin = time.perf_counter()
+        """The scores and what the plan removes, or ``{"failed": reason}``."""
         try:
-            return self.score(*job[1:]) | {"seconds": round(time.perf_counter() - begin, 3)}
+            return self.score(*job[1:])
         except MissingTaskError as error:
             return {"failed": str(error)}
         except torch.AcceleratorError:  # the device is lost to this process; another one, or the next run, goes on

@@ -20,7 +20,7 @@ from .score_claims import (
     length_within_tasks,
     share,
 )
-from .score_frames import AVERAGE, average_frame, score_frame
+from .score_frames import AVERAGE, average_frame, complete_tasks, score_frame
 from .score_kept import KINDS, compared, is_above_chance, kept_frame, published_kept
 from .score_layout import COMPETING, leader
 from .statistics import Interval
@@ -39,9 +39,8 @@ def verdict(cells: Cells) -> pd.DataFrame:
     kept = kept_frame(cells, scores)
     rows: list[tuple[str, str, Finding]] = []
     for model, part in scores.groupby("model", sort=False):
-        failed = set(part.loc[part["failed"].notna(), "task"])
         tasks = {kind: list(mine["task"].unique()) for kind, mine in part.groupby("kind", sort=False)}
-        whole = {kind: [task for task in of if task not in failed] for kind, of in tasks.items()}
+        whole = {kind: complete_tasks(mine) for kind, mine in part.groupby("kind", sort=False)}
         found: dict[str, Finding] = {}
         for kind, of in whole.items():
             for method in QUESTIONS if of else ():
@@ -107,8 +106,7 @@ def read_scores(cells: Cells, scores: pd.DataFrame, kind: str) -> str:
         said = {method: with_error(means.loc[method, "score"], means.loc[method, "error"]) for method in means.index}
         competing = means.loc[[method for method in COMPETING if method in means.index], "score"]
         best = competing[competing == competing.max()].index
-        whole = [task for task, mine in part.groupby("task", sort=False) if mine["failed"].isna().all()]
-        more = "more" if leader(cells, model, COMPETING, whole) else "no more"
+        more = "more" if leader(cells, model, COMPETING, complete_tasks(part)) else "no more"
         lead = f"is ahead of the next by {more} than the error of its lead"
         floor = tasks_at_floor(cells, model, part["task"].unique())
         lines.append(

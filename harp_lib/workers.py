@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -13,7 +14,7 @@ Job = Any  # whatever the workers' function takes; it must be picklable, as the 
 
 def run_jobs(
     jobs: Sequence[Job], setup: Callable[..., Callable[[Job], Any]], arguments: tuple, devices: Sequence[str | None]
-) -> Iterator[tuple[Job, Any]]:
+) -> Iterator[tuple[Job, Any, float]]:
     """Hand jobs out to one process per device, the next one to whoever is free.
 
     Parameters
@@ -30,7 +31,7 @@ def run_jobs(
 
     Yields
     ------
-    job, result
+    job, result, seconds
         As they are done. Where the process died, the result is ``{"failed": reason}``, and another takes its place.
     """
     waiting = list(reversed(jobs))
@@ -44,9 +45,9 @@ def run_jobs(
                 worker = next(worker for worker in workers if worker.connection is connection)
                 job = worker.job
                 try:
-                    result = worker.take()
+                    result, seconds = worker.take()
                 except (EOFError, ConnectionError):
-                    result = {"failed": worker.end()}
+                    result, seconds = {"failed": worker.end()}, 0.0
                     workers.remove(worker)
                     if waiting:
                         workers.append(_Worker(worker.device, *start))
@@ -54,7 +55,7 @@ def run_jobs(
                 else:
                     if waiting:
                         worker.give(waiting.pop())
-                yield job, result
+                yield job, result, seconds
     finally:
         for worker in workers:
             worker.stop()
@@ -76,10 +77,10 @@ class _Worker:
         with suppress(ConnectionError):  # it is dead: reading from it will say so
             self.connection.send(job)
 
-    def take(self) -> Any:
-        result = self.connection.recv()
+    def take(self) -> tuple[Any, float]:
+        done = self.connection.recv()
         self.busy = False
-        return result
+        return done
 
     def end(self) -> str:
         """Why a process is gone."""
@@ -111,7 +112,8 @@ def _serve(connection: Connection, device: str | None, setup: Callable, argument
             job = connection.recv()
         except EOFError:  # the parent is gone
             return
-        connection.send(work(job))
+        begin = time.perf_counter()
+        connection.send((work(job), time.perf_counter() - begin))
 
 
 def devices_for(workers: int | str) -> list[str | None]:

@@ -132,19 +132,8 @@ def test_scores_are_those_of_the_lm_eval_command(shared, tmp_path):
         )
     command = ["-m", "lm_eval", "--model", "hf", "--model_args", f"pretrained={tmp_path / 'model'},dtype=float32"]
     command += ["--device", str(model.device), "--tasks", ",".join(tasks), "--include_path", str(tmp_path / "tasks")]
-    command += [
-        "--num_fewshot",
-        "1",
-        "--gen_kwargs",
-        "max_gen_toks=12",
-        "--limit",
-        str(limit),
-        "--batch_size",
-        "8",
-        "--log_samples",
-        "--output_path",
-        str(tmp_path / "out"),
-    ]
+    command += ["--num_fewshot", "1", "--gen_kwargs", "max_gen_toks=12", "--limit", str(limit), "--batch_size", "8"]
+    command += ["--log_samples", "--output_path", str(tmp_path / "out")]
     subprocess.run(
         [sys.executable, *command], check=True, capture_output=True, env=os.environ | {"HF_HUB_OFFLINE": "1"}
     )
