@@ -1,4 +1,4 @@
-"""The paper's eleven benchmarks: which of lm-eval's tasks they are, where their rows are, whether these are sound."""
+"""The paper's benchmarks: which of lm-eval's tasks they are, where their rows are, whether these are sound."""
 
 import hashlib
 import importlib.util
@@ -31,7 +31,8 @@ class Benchmark:
     name, title : str
         As lm-eval calls it, and as the paper prints it.
     kind : str
-        ``discriminative`` (answers are chosen) or ``generation`` (answers are written).
+        ``discriminative`` (answers are chosen) or ``generation`` (answers are written); of LongBench's tasks, which are
+        all written, the category.
     configs : str
         The official YAML file, in lm-eval's folder of tasks; a pattern where it is a group.
     metric, filter : str
@@ -140,6 +141,24 @@ DISCRIMINATIVE_TASKS = (
 )
 BENCHMARKS = {task.name: task for task in (*GENERATION_TASKS, *DISCRIMINATIVE_TASKS)}
 
+CATEGORIES = {  # LongBench, as the paper's Table "longcontext" parts and calls it
+    "Single-Document QA": {"narrativeqa": "NrtvQA", "qasper": "Qasper", "multifieldqa_en": "MF-en"},
+    "Multi-Document QA": {"hotpotqa": "HotpotQA", "2wikimqa": "2WikiMQA", "musique": "Musique"},
+    "Summarization": {"gov_report": "GovReport", "qmsum": "QMSum", "multi_news": "MultiNews"},
+    "Few-shot Learning": {"trec": "TREC", "triviaqa": "TriviaQA", "samsum": "SAMSum"},
+    "Synthetic": {"passage_count": "PCount", "passage_retrieval_en": "PRe"},
+    "Code": {"lcc": "Lcc", "repobench-p": "RB-P"},
+}
+LONGBENCH = {
+    f"longbench_{name}": Benchmark(
+        *(f"longbench_{name}", title, category, f"longbench/{name}.yaml", "score", "test", ""),
+        fields=("context", "answers", *(["all_classes"] if name == "trec" else [])),
+    )
+    for category, tasks in CATEGORIES.items()
+    for name, title in tasks.items()
+}
+ALL_BENCHMARKS = BENCHMARKS | LONGBENCH
+
 
 def official_tasks() -> Path:
     """lm-eval's folder of task files, found without importing lm-eval."""
@@ -191,7 +210,7 @@ def check_rows(datasets: str) -> None:
         If there is no row of any benchmark, and no text either.
     """
     folder, found = folder_of(datasets), False
-    for benchmark in BENCHMARKS.values() if folder is not None else ():
+    for benchmark in ALL_BENCHMARKS.values() if folder is not None else ():
         for name in benchmark.subtasks():
             for split in filter(None, (benchmark.split, benchmark.shots_split)):
                 if (file := folder / name / f"{split}.jsonl").is_file():

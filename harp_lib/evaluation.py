@@ -2,6 +2,7 @@
 
 import logging
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,8 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .benchmarks import Benchmark, rows_digest
+from . import longbench
+from .benchmarks import LONGBENCH, Benchmark, rows_digest
 from .likelihood import evaluating
 from .overlays import write_overlays
 from .wheels import quiet
@@ -31,11 +33,13 @@ class Evaluator:
         From :func:`harp_lib.profiles.load_profile`.
     seed : int
         Chooses the few-shot examples.
+    section : str
+        Of the profile: ``evaluation``, or ``longbench`` for its tasks.
     """
 
-    def __init__(self, profile: dict[str, Any], seed: int = 0) -> None:
+    def __init__(self, profile: dict[str, Any], seed: int = 0, section: str = "evaluation") -> None:
         self.seed = seed
-        self.datasets, self.settings = profile["datasets"], profile["evaluation"]
+        self.datasets, self.settings = profile["datasets"], profile[section]
         self._folder = tempfile.TemporaryDirectory(prefix="harp-tasks-")
         self._loaded: dict[str, dict[str, Any]] = {}
 
@@ -50,9 +54,11 @@ class Evaluator:
         source = self.datasets if self.datasets in ("embedded", "hub") else Path(self.datasets).name
         settings = self.settings["tasks"][benchmark.name]
         digest = rows_digest(benchmark, self.datasets, self.settings["subtasks"])
+        context = {"context": self.settings["context"]} if benchmark.name in LONGBENCH else {}
         return {
             "task": benchmark.name,
             **settings,
+            **context,
             "subtasks": self.settings["subtasks"] if benchmark.is_group else None,
             "source": source,
             "sha256": digest,
@@ -71,7 +77,8 @@ class Evaluator:
         dict
             ``scores`` (one for each question, of the metric that the paper reports), ``beside`` (the same of the
             metric kept beside it), ``subtasks`` (name → number of questions, in order), ``versions`` of lm-eval's
-            tasks and, where answers are written, ``answers`` and ``answer_tokens``.
+            tasks and, where answers are written, ``answers`` and ``answer_tokens``; on LongBench also
+            ``prompt_tokens``, before prompts are cut.
         """
         inputs = self.inputs(benchmark)
         with _quiet_lm_eval(), quiet(), evaluating(model):
@@ -79,6 +86,7 @@ class Evaluator:
             for task in loaded["tasks"].values():
                 task.set_fewshot_seed(inputs["shots_seed"])
             runner = _Runner(pretrained=model, tokenizer=tokenizer, batch_size=inputs["batch_size"])
+            runner.context = inputs.get("context")
             found = lm_eval.evaluate(runner, loaded, limit=inputs["rows"], bootstrap_iters=0)
         samples = {name: _wanted(rows, benchmark.filter) for name, rows in found["samples"].items()}
         result = {
@@ -92,6 +100,9 @@ class Evaluator:
             answers = [row["resps"][0][0] for rows in samples.values() for row in rows]
             result["answers"] = answers
             result["answer_tokens"] = [len(tokenizer(text, add_special_tokens=False).input_ids) for text in answers]
+        if "context" in inputs:
+            prompts = (row["arguments"][0][0] for rows in samples.values() for row in rows)
+            result["prompt_tokens"] = [len(tokenizer(prompt).input_ids) for prompt in prompts]
         return result
 
     def _load(self, benchmark: Benchmark) -> dict[str, Any]:
@@ -105,7 +116,9 @@ class Evaluator:
 
 
 class _Runner(HFLM):
-    """lm-eval's model, without a progress bar for each task."""
+    """lm-eval's model, without a progress bar for each task, and with LongBench's prompts and settings."""
+
+    context: int | None = None  # tokens that LongBench's prompts are cut to
 
     def loglikelihood(self, requests: list, disable_tqdm: bool = True) -> list:
         return super().loglikelihood(requests, disable_tqdm=True)
@@ -114,6 +127,8 @@ class _Runner(HFLM):
         return super()._loglikelihood_tokens(requests, disable_tqdm=True, override_bs=override_bs)
 
     def generate_until(self, requests: list, disable_tqdm: bool = True) -> list[str]:
+        if self.context is not None:
+            requests = [longbench.official_request(request, self.tokenizer, self.context) for request in requests]
         return super().generate_until(requests, disable_tqdm=True)
 
 
@@ -131,7 +146,9 @@ def _quiet_lm_eval() -> Iterator[None]:
     datasets.disable_progress_bars()
     lm_eval.api.task.tqdm = lambda items, **_: items
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="fuzzywuzzy")  # its slow matcher is LongBench's
+            yield
     finally:
         logger.setLevel(before)
         lm_eval.api.task.tqdm = bar

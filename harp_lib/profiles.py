@@ -37,8 +37,9 @@ def load_profile(
     if limit is not None:
         if type(limit) is not int or limit < 1:
             raise ValueError(f"limit is a number of rows, 1 or more, not {limit!r}")
-        for settings in profile["evaluation"]["tasks"].values():
-            settings["rows"] = limit
+        for section in ("evaluation", "longbench"):
+            for settings in profile[section]["tasks"].values():
+                settings["rows"] = limit
     return profile | {"corpora": default_corpora(profile["datasets"])}
 
 

@@ -1,20 +1,22 @@
-"""The cells of notebooks 05 and 06 as tidy frames: one row for each model, method and task. Scores are in per cent."""
+"""Cells of notebooks 05, 06 and 07 as tidy frames: one row for each model, method and task. Scores are in per cent."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from .baseline_frames import ORDER
-from .benchmarks import BENCHMARKS
+from .benchmarks import BENCHMARKS, Benchmark
 from .results import Cells
 from .statistics import Interval, average_estimate, paired_difference, score_estimate
 
 AVERAGE = "Average"
 
 
-def score_frame(cells: Cells, order: Sequence[str] = ORDER) -> pd.DataFrame:
-    """Score of every method on every task.
+def score_frame(
+    cells: Cells, order: Sequence[str] = ORDER, benchmarks: Mapping[str, Benchmark] = BENCHMARKS
+) -> pd.DataFrame:
+    """Score of every method on every task of some benchmarks.
 
     Columns: model, method, task (as the paper prints it), kind, score, error (standard error), questions, chance,
     answer_tokens (mean length of the answers), removed_fraction and head_ratio of the method (fractions of 1), and
@@ -22,9 +24,9 @@ def score_frame(cells: Cells, order: Sequence[str] = ORDER) -> pd.DataFrame:
     """
     rows = []
     for (model, method, task), cell in cells.items():
-        if task not in BENCHMARKS or method not in order:
+        if task not in benchmarks or method not in order:
             continue
-        benchmark, result = BENCHMARKS[task], cell["result"]
+        benchmark, result = benchmarks[task], cell["result"]
         row = {"model": model, "method": method, "task": benchmark.title, "kind": benchmark.kind}
         if not result.get("failed"):
             value, error = score_estimate(result["scores"])
@@ -38,7 +40,7 @@ def score_frame(cells: Cells, order: Sequence[str] = ORDER) -> pd.DataFrame:
     ratios = ["removed_fraction", "head_ratio"]
     frame = pd.DataFrame(rows, columns=[*columns, *ratios, "failed"])
     frame[ratios] = frame.groupby(["model", "method"])[ratios].transform("first")  # a failed cell does not know them
-    titles = [benchmark.title for benchmark in BENCHMARKS.values()]
+    titles = [benchmark.title for benchmark in benchmarks.values()]
     ranks = pd.DataFrame({"model": pd.factorize(frame["model"])[0], "task": frame["task"].map(titles.index)})
     ranks["method"] = frame["method"].map(list(order).index)
     return frame.loc[ranks.sort_values(["model", "task", "method"]).index].reset_index(drop=True)
@@ -65,13 +67,20 @@ def average_frame(scores: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["model", "method", "kind", "score", "error", "tasks"])
 
 
-def difference(cells: Cells, model: str, first: str, second: str, tasks: Sequence[str]) -> Interval | None:
+def difference(
+    cells: Cells,
+    model: str,
+    first: str,
+    second: str,
+    tasks: Sequence[str],
+    benchmarks: Mapping[str, Benchmark] = BENCHMARKS,
+) -> Interval | None:
     """By how many points ``first`` scores higher than ``second``, averaged over tasks, with 95 % interval.
 
     Paired by question. Tasks (as the paper prints them) that one of the two has no score on are left out; None if none
     is left.
     """
-    names = [name for name, benchmark in BENCHMARKS.items() if benchmark.title in tasks]
+    names = [name for name, benchmark in benchmarks.items() if benchmark.title in tasks]
     pairs = []
     for name in names:
         results = [result_of(cells, model, method, name) for method in (first, second)]

@@ -1,4 +1,4 @@
-"""The experiment of notebook 05: every method's plan, scored on every benchmark."""
+"""The experiments of notebooks 05 and 07: every method's plan, scored on every benchmark."""
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from .alpha_study import EXPERIMENT as ALPHA
 from .alpha_study import AlphaStudy
 from .baseline_study import EXPERIMENT as BASELINES
 from .baseline_study import BaselineStudy
-from .benchmarks import BENCHMARKS, MissingTaskError
+from .benchmarks import ALL_BENCHMARKS, MissingTaskError
 from .evaluation import Evaluator
 from .models import load_model
 from .plan import PruningPlan
@@ -21,6 +21,7 @@ from .surgery import temporarily_pruned
 from .workers import devices_for, run_jobs
 
 EXPERIMENT = "main_tables"
+LONGBENCH = "longbench"  # the experiment, and its section of the profile
 Job = tuple[str, dict | None, str]  # method, plan, benchmark
 
 
@@ -59,14 +60,15 @@ class ScoreStudy:
     name, digest : str
         The model as :func:`harp_lib.load_model` knows it, and the digest of its weights.
     profile : dict
-        From :func:`harp_lib.profiles.load_profile`; ``profile["evaluation"]`` says which tasks, how, and with how many
-        processes.
+        From :func:`harp_lib.profiles.load_profile`.
     store : ResultStore
         Takes a cell for each method and benchmark.
     seed : int
         Chooses the few-shot examples.
     scorer : Scorer, optional
         Of another study of the same model, so that one copy of the model serves both.
+    section : str
+        Of the profile, ``evaluation`` or ``longbench``: says which tasks, how, and with how many processes.
     """
 
     def __init__(
@@ -77,11 +79,12 @@ class ScoreStudy:
         store: ResultStore,
         seed: int = 0,
         scorer: "Scorer | None" = None,
+        section: str = "evaluation",
     ) -> None:
         self.name, self.profile, self.store, self.seed = name, profile, store, seed
-        self.settings = profile["evaluation"]
+        self.section, self.settings = section, profile[section]
         self.model_inputs = {"model": name, "digest": digest, "dtype": self.settings["dtype"]}
-        self.work = scorer or Scorer(name, profile, seed)
+        self.work = scorer or Scorer(name, profile, seed, section)
 
     def evaluate(self, plans: Mapping[str, PruningPlan | None], tasks: Sequence[str] | None = None) -> None:
         """Score every plan on every task (default: all of the profile). None is the dense model.
@@ -99,12 +102,12 @@ class ScoreStudy:
         with tqdm(total=len(jobs), desc="scores", unit="cell") as bar:
 
             def keep(method: str, task: str, compute: Callable, seconds: float | None = None) -> None:
-                bar.set_postfix_str(f"{method}, {BENCHMARKS[task].title}")
+                bar.set_postfix_str(f"{method}, {ALL_BENCHMARKS[task].title}")
                 self.store.cell(self.name, method, task, wanted[method, task], compute, seconds)
                 bar.update()
 
             if len(devices) > 1 and pending:
-                arguments = (self.name, self.profile, self.seed)
+                arguments = (self.name, self.profile, self.seed, self.section)
                 for (method, _, task), result, seconds in run_jobs(pending, Scorer, arguments, devices):
                     keep(method, task, lambda partial, result=result: result, seconds)
                 done = {(method, task) for method, _, task in pending}
@@ -116,7 +119,7 @@ class ScoreStudy:
     def inputs(self, plan: PruningPlan | None, task: str) -> dict[str, Any]:
         """What a cell depends on."""
         try:
-            benchmark = self.work.evaluator.inputs(BENCHMARKS[task])
+            benchmark = self.work.evaluator.inputs(ALL_BENCHMARKS[task])
         except MissingTaskError as error:
             benchmark = {"task": task, "missing": str(error)}
         return self.model_inputs | {"plan": plan and plan.digest} | benchmark
@@ -125,9 +128,10 @@ class ScoreStudy:
 class Scorer:
     """Scores plans of one model, which is loaded when the first score is wanted."""
 
-    def __init__(self, name: str, profile: dict[str, Any], seed: int) -> None:
-        self.name, self.profile, self.model = name, profile, None
-        self.evaluator = Evaluator(profile, seed)
+    def __init__(self, name: str, profile: dict[str, Any], seed: int, section: str = "evaluation") -> None:
+        self.name, self.model = name, None
+        self.dtype, self.device_map = profile[section]["dtype"], profile["device_map"]
+        self.evaluator = Evaluator(profile, seed, section)
 
     def __call__(self, job: Job) -> dict[str, Any]:
         """The scores and what the plan removes, or ``{"failed": reason}``."""
@@ -143,10 +147,9 @@ class Scorer:
 
     def score(self, stored: dict | None, task: str) -> dict[str, Any]:
         if self.model is None:
-            dtype, device_map = self.profile["evaluation"]["dtype"], self.profile["device_map"]
-            self.model, self.tokenizer = load_model(self.name, dtype, device_map)
+            self.model, self.tokenizer = load_model(self.name, self.dtype, self.device_map)
         config = self.model.config
         plan = PruningPlan.from_dict(stored) if stored else PruningPlan(config.num_hidden_layers, {})
         ratios = {"removed_fraction": removed_fraction(config, plan), "head_ratio": head_ratio(config, plan)}
         with temporarily_pruned(self.model, plan):
-            return self.evaluator.evaluate(self.model, self.tokenizer, BENCHMARKS[task]) | ratios
+            return self.evaluator.evaluate(self.model, self.tokenizer, ALL_BENCHMARKS[task]) | ratios

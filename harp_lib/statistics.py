@@ -113,7 +113,7 @@ def paired_difference(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) 
     Parameters
     ----------
     pairs : sequence of (first, second)
-        For each task, the scores (0 or 1) of both models, question by question.
+        For each task, the scores (from 0 to 1) of both models, question by question.
 
     Returns
     -------
@@ -129,6 +129,6 @@ def paired_difference(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) 
         total, number = differences.sum(), len(differences) + added
         means.append(differences.mean())
         shrunk.append(total / number)
-        variances.append((np.abs(differences).sum() + added / 2 - total**2 / number) / number**2)
+        variances.append(((differences**2).sum() + added / 2 - total**2 / number) / number**2)
     centre, reach = np.mean(shrunk), stats.norm.ppf(0.975) * np.sqrt(np.sum(variances)) / len(pairs)
     return Interval(float(np.mean(means)), float(centre - reach), float(centre + reach))
