@@ -11,6 +11,7 @@ from typing import Any
 import datasets
 import lm_eval
 import lm_eval.api.task
+from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -128,8 +129,13 @@ class _Runner(HFLM):
 
     def generate_until(self, requests: list, disable_tqdm: bool = True) -> list[str]:
         if self.context is not None:
-            requests = [longbench.official_request(request, self.tokenizer, self.context) for request in requests]
+            requests = [self._of_longbench(request) for request in requests]
         return super().generate_until(requests, disable_tqdm=True)
+
+    def _of_longbench(self, request: Instance) -> Instance:
+        """A request by the official protocol; a model with a short context reads what leaves room for the answer."""
+        most = self.max_length - request.args[1]["max_gen_toks"]
+        return longbench.official_request(request, self.tokenizer, min(self.context, most))
 
 
 def _wanted(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:

@@ -201,6 +201,20 @@ def test_classification(answer, score):
     assert longbench.first_line_classification(doc, [answer]) == {"score": score}
 
 
+def test_a_short_context_leaves_room_for_the_answer(folder, tiny):
+    """The tiny models read 512 tokens."""
+    profile = load_profile("smoke", datasets=folder)
+    profile["longbench"] |= {"context": 4096, "batch_size": 1}
+    profile["longbench"]["tasks"]["longbench_lcc"] = {"rows": 2, "new_tokens": 100}
+    ours, model, tokenizer, read = Evaluator(profile, section="longbench"), tiny(), tiny_tokenizer(), []
+    model.model.register_forward_pre_hook(lambda _, args, inputs: read.append(inputs["input_ids"][0]), with_kwargs=True)
+    ours.evaluate(model, tokenizer, LONGBENCH["longbench_lcc"])
+    prompts = [tokenizer.decode(ids) for ids in read if len(ids) > 1]
+    assert all(400 < len(ids) <= 412 for ids in read if len(ids) > 1)
+    assert all(prompt.startswith("Please complete") and prompt.endswith("line of code:\n") for prompt in prompts)
+    assert len(prompts) == 2
+
+
 def test_scores_of_a_run_are_those_of_its_answers(folder, tiny):
     found = evaluator(folder, lcc=8).evaluate(tiny(), tiny_tokenizer(), LONGBENCH["longbench_lcc"])
     doc = row(0)
