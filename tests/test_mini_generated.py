@@ -18,6 +18,7 @@ from harp_lib import paths
 
 MINI = paths.DATA / "mini"
 MATH = tuple(f"leaderboard_math_{name}_hard" for name in ("algebra", "prealgebra", "num_theory", "counting_and_prob"))
+LONGBENCH = sorted(path.name for path in MINI.glob("longbench_*"))  # tested in a file of their own
 BBH = (
     "boolean_expressions",
     "object_counting",
@@ -51,7 +52,7 @@ def test_generating_again_gives_the_same_files(tmp_path):
         env=os.environ | {"PYTHONHASHSEED": "1"},
     )
     written = sorted(file.relative_to(tmp_path) for file in tmp_path.rglob("*.jsonl"))
-    tasks = {"gsm8k", *MATH, *(f"bbh_cot_fewshot_{name}" for name in BBH)}
+    tasks = {"gsm8k", *MATH, *LONGBENCH, *(f"bbh_cot_fewshot_{name}" for name in BBH)}
     assert {file.parts[0] for file in written} == tasks
     assert written == sorted(file.relative_to(MINI) for task in tasks for file in (MINI / task).iterdir())
     assert [file for file in written if (tmp_path / file).read_bytes() != (MINI / file).read_bytes()] == []

@@ -1,8 +1,9 @@
-"""Write the procedural tasks of the miniature benchmark: GSM8K, four MATH subjects and six BBH subtasks.
+"""Write the procedural tasks of the miniature benchmark: GSM8K, four MATH subjects, six BBH subtasks, LongBench.
 
     python data/mini/generate.py [--out FOLDER]
 
 Half of the rows, or three of five, are easy by design; the others are medium and hard (each module says what that is).
+LongBench's rows have no such levels: there it counts where in a long text the answer stands.
 Standard library only. The files are the same from Python 3.11 on.
 """
 
@@ -13,9 +14,10 @@ from pathlib import Path
 
 import generate_bbh
 import generate_gsm8k
+import generate_longbench
 import generate_math
 
-Splits = dict[str, list[dict[str, str]]]
+Splits = dict[str, list[dict]]
 
 
 def generate() -> dict[str, Splits]:
@@ -23,6 +25,7 @@ def generate() -> dict[str, Splits]:
     makers = {"gsm8k": (generate_gsm8k.rows,)}
     makers |= {f"leaderboard_math_{name}_hard": (generate_math.rows, name) for name in generate_math.SUBJECTS}
     makers |= {f"bbh_cot_fewshot_{name}": (generate_bbh.rows, name) for name in generate_bbh.SUBTASKS}
+    makers |= {f"longbench_{name}": (generate_longbench.rows, name) for name in generate_longbench.TASKS}
     return {task: make(random.Random(task), *which) for task, (make, *which) in makers.items()}
 
 
