@@ -1,6 +1,7 @@
 """What the paper says about its main tables: how each claim is judged here, and by the paper's own numbers."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ import pandas as pd
 from .accounting import PAPER_MODELS
 from .baseline_frames import EQUAL_HEADS, TITLE
 from .baseline_verdict import FAILS, HOLDS, OPEN
-from .benchmarks import GENERATION
+from .benchmarks import BENCHMARKS, GENERATION, Benchmark
 from .methods import BASELINES, METHODS
 from .published import published_scores
 from .results import Cells
@@ -65,18 +66,30 @@ def highest(cells: Cells, model: str, method: str, tasks: list[str]) -> Finding:
         scores = published_scores(kind, paper)[name]
         wins.append(all(scores[method] > scores[other] for other in BASELINES if other in scores))
     printed = f"so on {sum(wins)} of {len(wins)} models"
-    ahead = {other: difference(cells, model, method, other, tasks) for other in BASELINES}
+    return Finding(*ahead_of(cells, model, method, BASELINES, tasks), printed)
+
+
+def ahead_of(
+    cells: Cells,
+    model: str,
+    method: str,
+    others: Sequence[str],
+    tasks: Sequence[str],
+    benchmarks: Mapping[str, Benchmark] = BENCHMARKS,
+) -> tuple[str, str]:
+    """By how many points ``method`` is ahead of each other one, and whether it is ahead of all: evidence, verdict."""
+    ahead = {other: difference(cells, model, method, other, tasks, benchmarks) for other in others}
     known = {other: found for other, found in ahead.items() if found is not None}
     evidence = "points ahead of " + "; ".join(f"{TITLE[other]} {points(found)}" for other, found in known.items())
     outcomes = {outcome(found) for found in known.values()}
-    dense = compared(cells, model, "dense", tasks)
+    dense = compared(cells, model, "dense", tasks, benchmarks)
     if not known or not dense:
-        return Finding("", NO_SCORE, printed)
+        return "", NO_SCORE
     if not is_above_chance(dense):
-        return Finding(evidence, FLOOR, printed)
+        return evidence, FLOOR
     if FAILS in outcomes:
-        return Finding(evidence, FAILS, printed)
-    return Finding(evidence, NO_SCORE if len(known) < len(ahead) else OPEN if OPEN in outcomes else HOLDS, printed)
+        return evidence, FAILS
+    return evidence, NO_SCORE if len(known) < len(ahead) else OPEN if OPEN in outcomes else HOLDS
 
 
 def keeps_more(kept: pd.DataFrame, model: str, easy: tuple[str, str], hard: tuple[str, str]) -> Finding:

@@ -23,6 +23,7 @@ from .score_kept import KIND, KINDS, counterparts, kept_frame, published_kept
 
 WIDTH = 0.12  # of a bar; the tasks are 1 apart
 MARKS = dict(zip(PAPER_MODELS, "sD^v", strict=True))  # of the paper's models
+OTHERS = [method for method in ORDER if method != EQUAL_HEADS]  # that are compared with HARP
 ENDS = (-1, 2)  # of the axis of shares
 TASK_MARKS = dict(zip([task.title for task in GENERATION_TASKS], "osD^v", strict=True))
 
@@ -45,7 +46,7 @@ def teaser_left(scores: pd.DataFrame, kept: pd.DataFrame, model: str) -> Figure:
     _grouped_bars(axis, scores[(scores["model"] == model) & (scores["kind"] == GENERATION)], kept)
     axis.set_ylabel("exact match (%)")
     figure.suptitle(f"{display_name(model)}: scores on generation tasks ± standard error", x=0.01, ha="left")
-    figure.legend(handles=_method_handles(ORDER), loc="outside lower center", ncols=len(ORDER))
+    figure.legend(handles=method_handles(ORDER), loc="outside lower center", ncols=len(ORDER))
     return figure
 
 
@@ -55,7 +56,7 @@ def discriminative_scores(scores: pd.DataFrame, kept: pd.DataFrame, model: str) 
     _grouped_bars(axis, scores[(scores["model"] == model) & (scores["kind"] == DISCRIMINATIVE)], kept)
     axis.set_ylabel("accuracy (%)")
     figure.suptitle(f"{display_name(model)}: scores on discriminative tasks ± standard error", x=0.01, ha="left")
-    handles = [*_method_handles(ORDER), Line2D([], [], color="black", linestyle="--", label="chance")]
+    handles = [*method_handles(ORDER), Line2D([], [], color="black", linestyle="--", label="chance")]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure
 
@@ -102,31 +103,34 @@ def _grouped_bars(axis: plt.Axes, part: pd.DataFrame, kept: pd.DataFrame) -> Non
 def score_differences(differences: pd.DataFrame, model: str) -> Figure:
     """By how many points each method scores higher than HARP on the same questions, with 95 % intervals."""
     part = differences[differences["model"] == model]
-    methods = [method for method in ORDER if method != EQUAL_HEADS]
     columns = max(1, *(part.loc[part["kind"] == kind, "task"].nunique() for kind in KINDS))
     figure, axes = plt.subplots(len(KINDS), columns, figsize=(14, 6), sharey=True, sharex="row", squeeze=False)
     for row, kind in zip(axes, KINDS, strict=True):
         mine = part[part["kind"] == kind]
         tasks = list(mine["task"].unique())
         for axis, task in zip(row, tasks, strict=False):
-            for found in mine[mine["task"] == task].itertuples():
-                reach = np.maximum([[found.change - found.low], [found.high - found.change]], 0)
-                look = {"color": colours.METHOD[found.method], "marker": "o", "capsize": 2}
-                axis.errorbar(found.change, methods.index(found.method), xerr=reach, **look)
-            axis.axvline(0, color=colours.METHOD[EQUAL_HEADS], linewidth=1.5, zorder=0)
-            asked = mine.loc[mine["task"] == task, "questions"].max()
-            axis.set_title(f"{task}\n{asked} questions", fontsize="small")
-            axis.grid(axis="y", linewidth=0.4)
-            axis.xaxis.set_major_locator(MaxNLocator(4))
+            difference_panel(axis, mine[mine["task"] == task], task)
         for axis in row[len(tasks) :]:
             axis.set_visible(False)
         row[0].set_ylabel(f"{kind} tasks")
-    axes[0, 0].set_yticks(range(len(methods)), [TITLE[method] for method in methods])
+    axes[0, 0].set_yticks(range(len(OTHERS)), [TITLE[method] for method in OTHERS])
     axes[0, 0].invert_yaxis()
     figure.supxlabel(f"points above {TITLE[EQUAL_HEADS]}", fontsize="medium")
     title = f"{display_name(model)}: scores against {TITLE[EQUAL_HEADS]}'s, paired by question"
     figure.suptitle(f"{title}\n95 % intervals; left of the line, {TITLE[EQUAL_HEADS]} is better", x=0.01, ha="left")
     return figure
+
+
+def difference_panel(axis: plt.Axes, rows: pd.DataFrame, title: str) -> None:
+    """How many points each method is above HARP, a line for each of ``OTHERS``, with 95 % intervals."""
+    for row in rows.itertuples():
+        reach = np.maximum([[row.change - row.low], [row.high - row.change]], 0)
+        look = {"color": colours.METHOD[row.method], "marker": "o", "capsize": 2}
+        axis.errorbar(row.change, OTHERS.index(row.method), xerr=reach, **look)
+    axis.axvline(0, color=colours.METHOD[EQUAL_HEADS], linewidth=1.5, zorder=0)
+    axis.set_title(f"{title}\n{rows['questions'].max()} questions", fontsize="small")
+    axis.grid(axis="y", linewidth=0.4)
+    axis.xaxis.set_major_locator(MaxNLocator(4))
 
 
 def score_kept(kept: pd.DataFrame, model: str) -> Figure:
@@ -200,7 +204,7 @@ def kept_by_length(kept: pd.DataFrame, model: str) -> Figure:
         Line2D([], [], color="black", linestyle="none", marker=TASK_MARKS[task], label=_with_length(task, row))
         for task, row in tasks.iterrows()
     ]
-    figure.legend(handles=_method_handles(METHODS), loc="outside lower center", ncols=len(METHODS))
+    figure.legend(handles=method_handles(METHODS), loc="outside lower center", ncols=len(METHODS))
     figure.legend(handles=handles, loc="outside right center", labelspacing=1.5)
     figure.suptitle(f"{display_name(model)}: do longer answers lose more?", x=0.01, ha="left")
     return figure
@@ -210,5 +214,6 @@ def _with_length(task: str, row: pd.Series) -> str:
     return f"{task}\n{row['dense_tokens']:.1f} tokens" + ("\n(at the floor)" if row["floor"] else "")
 
 
-def _method_handles(methods: Iterable[str]) -> list[Patch]:
+def method_handles(methods: Iterable[str]) -> list[Patch]:
+    """A patch of its colour for each method, for a legend."""
     return [Patch(color=colours.METHOD[method], label=TITLE[method]) for method in methods]

@@ -5,7 +5,7 @@ at the floor, where the dense model is not above chance by more than two standar
 Written answers count as having no chance level, though some of BBH's questions can be guessed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import permutations
 
 import numpy as np
@@ -13,7 +13,7 @@ import pandas as pd
 from scipy import stats
 
 from .accounting import PAPER_MODELS
-from .benchmarks import BENCHMARKS, DISCRIMINATIVE, GENERATION, GENERATION_TASKS
+from .benchmarks import ALL_BENCHMARKS, BENCHMARKS, DISCRIMINATIVE, GENERATION, GENERATION_TASKS, Benchmark
 from .models import display_name
 from .published import published_scores
 from .results import Cells
@@ -22,7 +22,7 @@ from .statistics import Interval, average_estimate, score_estimate
 
 ABOVE = 2  # standard errors that the dense model has to be above chance
 KINDS = (GENERATION, DISCRIMINATIVE)  # also the names of the paper's tables
-CHANCE = {benchmark.title: 1 / benchmark.choices if benchmark.choices else 0.0 for benchmark in BENCHMARKS.values()}
+CHANCE = {task.title: 1 / task.choices if task.choices else 0.0 for task in ALL_BENCHMARKS.values()}
 KIND = {benchmark.title: benchmark.kind for benchmark in BENCHMARKS.values()}
 
 Compared = tuple[Sequence[float], Sequence[float], float]  # scores of the pruned and the dense model, and chance
@@ -79,10 +79,16 @@ def independent_difference(first: Interval, second: Interval) -> Interval:
     return Interval(first.value - second.value, centre - reach, centre + reach)
 
 
-def compared(cells: Cells, model: str, method: str, tasks: Sequence[str]) -> list[Compared]:
+def compared(
+    cells: Cells,
+    model: str,
+    method: str,
+    tasks: Sequence[str],
+    benchmarks: Mapping[str, Benchmark] = BENCHMARKS,
+) -> list[Compared]:
     """Scores of a method beside the dense model's, for those of the tasks (as the paper prints them) that have both."""
     found = []
-    for name, benchmark in BENCHMARKS.items():
+    for name, benchmark in benchmarks.items():
         results = [result_of(cells, model, which, name) for which in (method, "dense")]
         if benchmark.title in tasks and not any("failed" in result for result in results):
             found.append((*(result["scores"] for result in results), CHANCE[benchmark.title]))

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from .baseline_frames import EQUAL_PARAMETERS, TITLE
-from .benchmarks import DISCRIMINATIVE, GENERATION
+from .benchmarks import BENCHMARKS, DISCRIMINATIVE, GENERATION, Benchmark
 from .methods import BASELINES
 from .models import display_name
 from .published import published, published_ratios, published_scores
@@ -33,12 +33,18 @@ def main_table(cells: Cells, scores: pd.DataFrame, kind: str) -> pd.DataFrame:
     return pd.DataFrame(rows).fillna("")
 
 
-def leader(cells: Cells, model: str, methods: Sequence[str], tasks: Sequence[str]) -> str | None:
+def leader(
+    cells: Cells,
+    model: str,
+    methods: Sequence[str],
+    tasks: Sequence[str],
+    benchmarks: Mapping[str, Benchmark] = BENCHMARKS,
+) -> str | None:
     """The method with the highest average over tasks, if its lead over the next exceeds the lead's standard error.
 
     The lead is paired by question.
     """
-    pairs = {method: compared(cells, model, method, tasks) for method in methods}
+    pairs = {method: compared(cells, model, method, tasks, benchmarks) for method in methods}
     pairs = {method: found for method, found in pairs.items() if tasks and len(found) == len(tasks)}
     means = {method: np.mean([np.mean(scores) for scores, *_ in found]) for method, found in pairs.items()}
     best = sorted(means, key=means.get, reverse=True)[:2]
@@ -50,7 +56,12 @@ def leader(cells: Cells, model: str, methods: Sequence[str], tasks: Sequence[str
 
 
 def score_block(
-    cells: Cells, model: str, part: pd.DataFrame, methods: Sequence[str], competing: Sequence[str]
+    cells: Cells,
+    model: str,
+    part: pd.DataFrame,
+    methods: Sequence[str],
+    competing: Sequence[str],
+    benchmarks: Mapping[str, Benchmark] = BENCHMARKS,
 ) -> dict[str, dict[str, str]]:
     """Rows of one model by method, with two more: how many questions, and whether the dense model is at the floor.
 
@@ -62,13 +73,15 @@ def score_block(
         The model's rows of :func:`.score_frame`, of one kind of task.
     methods, competing : sequence of str
         Which rows; and of which the best is bold, where :func:`leader` finds one.
+    benchmarks : dict
+        That the tasks belong to.
     """
     complete = complete_tasks(part)
     tasks = {task: [task] for task in part["task"].unique()} | {AVERAGE: complete}
     frames = part, average_frame(part).assign(task=AVERAGE)
     whole = pd.concat([frame.dropna(subset="score") for frame in frames])
     known = {(row.method, row.task): with_error(row.score, row.error) for row in whole.itertuples()}
-    bold = {task: leader(cells, model, competing, of) for task, of in tasks.items()}
+    bold = {task: leader(cells, model, competing, of, benchmarks) for task, of in tasks.items()}
     rows = {}
     for method in methods:
         shown = {task: known.get((method, task), MISSING) for task in tasks}
@@ -77,7 +90,7 @@ def score_block(
     rows["questions"] = {task: f"{asked[of].sum():.0f}" for task, of in tasks.items()}
     if len(complete) < len(tasks) - 1:
         rows["questions"][AVERAGE] += f" in {len(complete)} tasks"
-    dense = {task: compared(cells, model, "dense", of) for task, of in tasks.items()}
+    dense = {task: compared(cells, model, "dense", of, benchmarks) for task, of in tasks.items()}
     floor = {task: "no" if pairs and is_above_chance(pairs) else "yes" for task, pairs in dense.items()}
     rows["at the floor"] = {task: found if dense[task] else MISSING for task, found in floor.items()}
     return rows
