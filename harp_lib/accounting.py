@@ -29,7 +29,7 @@ def paper_configs() -> dict[str, PreTrainedConfig]:
     return {model: AutoConfig.for_model(**json.loads(file.read_text("utf-8"))) for model, file in files.items()}
 
 
-def parameters(config: PreTrainedConfig, plan: PruningPlan | None = None) -> int:
+def parameters(config: PreTrainedConfig, plan: PruningPlan | None = None, fold_output: bool = False) -> int:
     """All parameters of the model, counted on its modules after surgery.
 
     Embeddings count once where the output head shares them; norms count, and so do biases that a compensation adds.
@@ -41,6 +41,9 @@ def parameters(config: PreTrainedConfig, plan: PruningPlan | None = None) -> int
         holds; so in all functions of this file.
     plan : PruningPlan, optional
         What is removed; default: nothing.
+    fold_output : bool
+        As in :func:`harp_lib.apply_plan`. A fold removes nothing that the plan does not say, so it is no part of
+        :func:`removed_parameters` and of the paper's ratios.
 
     Raises
     ------
@@ -48,7 +51,7 @@ def parameters(config: PreTrainedConfig, plan: PruningPlan | None = None) -> int
         If the architecture is not counted here, or the plan does not fit it; so in all functions that take a plan.
     """
     model = stock_model(config)
-    with temporarily_pruned(model, plan or _nothing(model)):
+    with temporarily_pruned(model, plan or _nothing(model), fold_output):
         return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -173,6 +176,7 @@ def ffn_channels_for(config: PreTrainedConfig, plan: PruningPlan, target_fractio
 def stock_model(config: PreTrainedConfig) -> PreTrainedModel:
     """The dense model on the meta device; configs of one content share it, so it has to be left as it is."""
     stock = copy.copy(config)
+    vars(stock).pop("fold_output", None)
     if vars(stock).pop("pruning_plan", None) is not None:
         # The class may come from a checkpoint's own code; the one it is derived from is transformers' in any case.
         stock.__class__ = next(kind for kind in type(config).__mro__ if kind.__module__.startswith("transformers."))

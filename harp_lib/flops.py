@@ -127,7 +127,9 @@ def attention_window(config: PreTrainedConfig, layer: int) -> int | None:
     return config.sliding_window if layer_types[layer] == "sliding_attention" else None
 
 
-def prefill_flops(config: PreTrainedConfig, plan: PruningPlan | None, tokens: int, causal: bool = False) -> int:
+def prefill_flops(
+    config: PreTrainedConfig, plan: PruningPlan | None, tokens: int, causal: bool = False, fold_output: bool = False
+) -> int:
     """Floating-point operations of reading ``tokens`` tokens: all decoder layers, and the output head at the last one.
 
     Parameters
@@ -136,6 +138,8 @@ def prefill_flops(config: PreTrainedConfig, plan: PruningPlan | None, tokens: in
         As in :func:`layer_flops`; at least one token.
     plan : PruningPlan or None
         What is removed; None: nothing. A value-only layer keeps its value and output projection, and no attention.
+    fold_output : bool
+        As in :func:`harp_lib.apply_plan`; the output projection of a value-only layer takes as much as its values then.
 
     Returns
     -------
@@ -148,10 +152,10 @@ def prefill_flops(config: PreTrainedConfig, plan: PruningPlan | None, tokens: in
         For no token, a plan that does not fit the config, and as :func:`layer_flops` does.
     """
     dense = [layer_flops(config, tokens, layer, causal) for layer in range(config.num_hidden_layers)]
-    return _pruned_flops(config, plan, tokens, dense)
+    return _pruned_flops(config, plan, tokens, dense, fold_output)
 
 
-def decode_flops(config: PreTrainedConfig, plan: PruningPlan | None, tokens: int) -> int:
+def decode_flops(config: PreTrainedConfig, plan: PruningPlan | None, tokens: int, fold_output: bool = False) -> int:
     """Floating-point operations of one new token that attends to ``tokens`` keys, its own included.
 
     With a KV cache. A sliding window bounds the keys. Parameters, value and errors as in :func:`prefill_flops`.
@@ -160,10 +164,12 @@ def decode_flops(config: PreTrainedConfig, plan: PruningPlan | None, tokens: int
     for layer in range(config.num_hidden_layers):
         flops, window = layer_flops(config, 1, layer), attention_window(config, layer)
         dense.append(flops._replace(attention=flops.attention * (tokens if window is None else min(tokens, window))))
-    return _pruned_flops(config, plan, tokens, dense)
+    return _pruned_flops(config, plan, tokens, dense, fold_output)
 
 
-def _pruned_flops(config: PreTrainedConfig, plan: PruningPlan | None, tokens: int, dense: Sequence[LayerFlops]) -> int:
+def _pruned_flops(
+    config: PreTrainedConfig, plan: PruningPlan | None, tokens: int, dense: Sequence[LayerFlops], fold_output: bool
+) -> int:
     """What a plan leaves of the layers' operations, and one position of the output head."""
     if tokens < 1:
         raise ValueError(f"tokens is {tokens}; there has to be at least one")
@@ -171,7 +177,9 @@ def _pruned_flops(config: PreTrainedConfig, plan: PruningPlan | None, tokens: in
     layers = zip(dense, count_groups(config, plan), gated_ffns(config), strict=True)
     for layer, (flops, (groups, kept), ffn) in enumerate(layers):
         layer_plan = plan.layers.get(layer, LayerPlan()) if plan else LayerPlan()
-        if layer_plan.alpha:  # values and output projection take as much as queries and keys
+        if layer_plan.alpha and fold_output:  # values and output projection: K of the 2 H + 2 K heads each
+            total += flops.projections * groups // (config.num_attention_heads + groups)
+        elif layer_plan.alpha:  # values and output projection take as much as queries and keys
             total += flops.projections // 2
         total += (flops.projections + flops.attention) * kept // groups
         channels = ffn.down_proj.in_features

@@ -45,7 +45,8 @@ class ValueOnlyAttention(nn.Module):
     Parameters
     ----------
     v_proj, o_proj : nn.Linear
-        The projections of the attention that this module replaces, d → K·Dh and H·Dh → d.
+        The projections of the attention that this module replaces, d → K·Dh and H·Dh → d; or a folded output
+        projection K·Dh → d, before which no value is copied.
     head_dim : int
         Width Dh of a head.
     layer_idx : int

@@ -25,6 +25,8 @@ ACTIVATION_FIELDS = ("hidden_act", "hidden_activation")
 class PrunedConfig:
     """Mixin for a stock config: carries the plan, and hides the activation from code that ignores the plan."""
 
+    fold_output = False  # checkpoints of earlier versions do not say
+
     def __post_init__(self, **kwargs: Any) -> None:
         for field in ACTIVATION_FIELDS:
             kwargs.pop(field, None)  # the refusal in a field that this architecture does not have
@@ -43,7 +45,7 @@ class PrunedModel:
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        swap_modules(self, PruningPlan.from_dict(config.pruning_plan))
+        swap_modules(self, PruningPlan.from_dict(config.pruning_plan), config.fold_output)
 
     def _get_static_cache_init_shape(self) -> None:
         """Layers differ in their heads: a static cache takes its shapes from the first keys of each, not beforehand."""

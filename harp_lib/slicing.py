@@ -13,13 +13,14 @@ ATTENTION_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj")
 FFN_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
-def pruned_attention(attention: nn.Module, layer: int, plan: LayerPlan) -> nn.Module:
+def pruned_attention(attention: nn.Module, layer: int, plan: LayerPlan, fold_output: bool = False) -> nn.Module:
     """The attention that stays under ``plan``; ``attention`` itself where it loses nothing. Alpha is not folded.
 
-    Of the K groups with r query heads each, k stay: rows k·r·Dh of Q, k·Dh of K and V, columns k·r·Dh of W_O.
+    Of the K groups with r query heads each, k stay: rows k·r·Dh of Q, k·Dh of K and V, columns k·r·Dh of W_O. Only the
+    W_O of a value-only layer is folded.
     """
     if plan.alpha is not None:
-        return SkippedAttention(layer) if plan.alpha == 0 else value_only(attention, layer)
+        return SkippedAttention(layer) if plan.alpha == 0 else value_only(attention, layer, fold_output)
     if not plan.removed_groups:
         return attention
     groups, removed = num_groups(attention), plan.removed_groups
@@ -57,9 +58,37 @@ def pruned_ffn(ffn: nn.Module, plan: LayerPlan) -> nn.Module:
     return with_parts(ffn, parts)
 
 
-def value_only(attention: nn.Module, layer: int) -> ValueOnlyAttention:
-    """The value-only attention that shares ``v_proj`` and ``o_proj`` with ``attention``."""
-    return ValueOnlyAttention(attention.v_proj, attention.o_proj, attention.head_dim, layer)
+def value_only(attention: nn.Module, layer: int, fold_output: bool = False) -> ValueOnlyAttention:
+    """The value-only attention that shares ``v_proj`` with ``attention``, and ``o_proj`` unless that is folded."""
+    output = folded_output(attention) if fold_output else attention.o_proj
+    return ValueOnlyAttention(attention.v_proj, output, attention.head_dim, layer)
+
+
+@torch.no_grad()
+def folded_output(attention: nn.Module) -> nn.Linear:
+    """The output projection that reads each value head once, instead of a copy for each of its r query heads.
+
+    ``[V_1 … V_1 … V_K … V_K] W_O = [V_1 … V_K] W_O'``, where W_O' sums W_O over the r query heads of each group: exact
+    where all r read the same, as they do where each token attends to itself alone (paper, Section 2.3).
+
+    Returns
+    -------
+    nn.Linear
+        K·Dh → d, with the bias of ``o_proj``; ``o_proj`` itself where r is 1.
+    """
+    output = attention.o_proj
+    if not folds(attention):
+        return output
+    heads = output.weight.unflatten(1, (num_groups(attention), -1, attention.head_dim))  # (d, K, r, Dh)
+    weight = heads.sum(2, dtype=torch.float64).flatten(1)  # (d, K·Dh)
+    folded = _linear(weight.to(output.weight.dtype), None, output.weight.requires_grad)
+    folded.bias = output.bias
+    return folded
+
+
+def folds(attention: nn.Module) -> bool:
+    """Whether several query heads share a value head."""
+    return attention.o_proj.in_features > attention.v_proj.out_features
 
 
 def num_groups(attention: nn.Module) -> int:

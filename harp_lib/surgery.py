@@ -21,10 +21,10 @@ from .architecture import (
     output_norm,
 )
 from .plan import PruningPlan
-from .slicing import pruned_attention, pruned_ffn
+from .slicing import folds, pruned_attention, pruned_ffn
 
 
-def apply_plan(model: PreTrainedModel, plan: PruningPlan) -> PreTrainedModel:
+def apply_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False) -> PreTrainedModel:
     """Prune ``model`` in place, structurally: what the plan removes is gone afterwards, alpha is in the weights.
 
     The model becomes an instance of ``harp_lib.remote.Harp<its class>``, a subclass of its class, so that
@@ -36,6 +36,10 @@ def apply_plan(model: PreTrainedModel, plan: PruningPlan) -> PreTrainedModel:
         A dense transformers decoder whose attention has separate projections, and a gated FFN where channels go.
     plan : PruningPlan
         For as many layers as the model has.
+    fold_output : bool
+        Value-only layers of a model with grouped-query attention get an output projection that reads each value head
+        once, K·Dh inputs instead of H·Dh: the same map with fewer weights, and no copies of values before it. Another
+        way to carry the plan out; the saved config says so.
 
     Returns
     -------
@@ -46,8 +50,8 @@ def apply_plan(model: PreTrainedModel, plan: PruningPlan) -> PreTrainedModel:
     ------
     ValueError
         If the model was pruned before, has another number of layers, groups or channels than the plan names, keeps
-        weights where they cannot be folded or sliced (offloaded or quantized), or its attention or FFN is not of the
-        supported kind. The model is unchanged then.
+        weights where they cannot be scaled, sliced or folded (offloaded or quantized), or its attention or FFN is not
+        of the supported kind. The model is unchanged then.
     """
     from .remote import pruned_class  # builds its skeletons with this module, hence not at the top
 
@@ -56,34 +60,50 @@ def apply_plan(model: PreTrainedModel, plan: PruningPlan) -> PreTrainedModel:
     check_fits(model, plan)
     check_attention(model, plan.alphas)
     check_weights(model, plan)
+    if fold_output:
+        check_folds(model, plan)
     check_slices(model, plan)
     model_class, config_class = pruned_class(type(model)), pruned_class(type(model.config))
     # The model is marked first: if memory runs out below, it is half pruned, and refused instead of pruned twice.
     config = model.config
     pruned_config = copy.deepcopy(config)  # models may share a config object; only this one was pruned
     pruned_config.__class__ = config_class
-    pruned_config.pruning_plan = plan.to_dict()
+    pruned_config.pruning_plan, pruned_config.fold_output = plan.to_dict(), fold_output
     for module in model.modules():
         if getattr(module, "config", None) is config:
             module.config = pruned_config
     model.__class__ = model_class
     for layer, alpha in plan.alphas.items():
         fold_alpha(layers[layer], alpha)
-    swap_modules(model, plan)
+    swap_modules(model, plan, fold_output)
     return model
 
 
-def swap_modules(model: PreTrainedModel, plan: PruningPlan) -> None:
-    """Replace the modules that lose something. What stays keeps its weights as they are; alpha is not folded."""
+def check_folds(model: PreTrainedModel, plan: PruningPlan) -> None:
+    """ValueError if an output projection is offloaded or quantized, whose columns would be summed."""
+    layers = decoder_layers(model)
+    for index in (layer for layer, alpha in plan.alphas.items() if alpha):
+        output = layers[index].self_attn.o_proj
+        offloaded = output.weight.is_meta and hasattr(output, "_hf_hook")  # accelerate's; else a model to count on
+        # Linear maps of other classes, such as those of float8, scale their weights as they read them.
+        if folds(layers[index].self_attn) and (offloaded or type(output) is not nn.Linear):
+            raise ValueError(
+                f"layer {index}: an output projection that is offloaded, or no plain linear map (quantized, for one), "
+                "cannot be folded; load the model in float32, bfloat16 or float16, or leave fold_output out"
+            )
+
+
+def swap_modules(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False) -> None:
+    """Replace the modules that lose something; alpha is left out. No weight is changed: folded ones are new."""
     for index, layer_plan in plan.layers.items():
         layer = decoder_layers(model)[index]
-        layer.self_attn = pruned_attention(layer.self_attn, index, layer_plan)
+        layer.self_attn = pruned_attention(layer.self_attn, index, layer_plan, fold_output)
         if layer_plan.removed_channels:  # a value-only layer may have an FFN of any kind
             layer.mlp = pruned_ffn(layer.mlp, layer_plan)
 
 
 @contextmanager
-def temporarily_pruned(model: PreTrainedModel, plan: PruningPlan) -> Iterator[None]:
+def temporarily_pruned(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False) -> Iterator[None]:
     """Within the context, the model is pruned; no weight is touched, and what is kept of sliced layers is copied.
 
     Parameters
@@ -93,15 +113,21 @@ def temporarily_pruned(model: PreTrainedModel, plan: PruningPlan) -> Iterator[No
         have to be set within the context: other modules run there.
     plan : PruningPlan
         For as many layers as the model has. Alpha multiplies the attention branch as it leaves.
+    fold_output : bool
+        As in :func:`apply_plan`; the folded projections last as long as the context.
     """
     check_fits(model, plan)
+    if fold_output:
+        check_folds(model, plan)
     layers = decoder_layers(model)
     stock = {index: dict(layers[index].named_children()) for index in plan.layers}
     handles = []
     try:
-        swap_modules(model, plan)
+        swap_modules(model, plan, fold_output)
         for index, alpha in plan.alphas.items():
-            handles.append(branch_exit(layers[index]).register_forward_hook(_scaled_by(alpha)))
+            # Where alpha is 0 the branch is zeros, also behind an RMS norm; needless products would only cost time.
+            if alpha not in (0, 1):
+                handles.append(branch_exit(layers[index]).register_forward_hook(_scaled_by(alpha)))
         yield
     finally:
         for handle in handles:

@@ -107,6 +107,8 @@ def test_counts_are_those_of_the_modules_after_surgery(name):
         assert removed_parameters(config, plan) == removed
         assert removed_fraction(config, plan) == removed / linear_by_name(dense)
         assert parameters(config, plan) == total(model)
+        folded = apply_plan(copy.deepcopy(dense), plan, fold_output=True)
+        assert parameters(config, plan, fold_output=True) == total(folded)
         with torch.no_grad():
             cache = model(ids).past_key_values
         bytes_held = sum(entry.keys.nbytes + entry.values.nbytes for entry in cache.layers)
@@ -151,6 +153,9 @@ def test_by_hand(name):
     assert head_ratio(config, two_and_a_half) == pytest.approx(2.5 / depth)
     for plan in (harp, two_and_a_half):  # by the pruned modules themselves
         assert parameters(config) - parameters(config, plan) == removed_parameters(config, plan)
+    # Two of the three output projections are left to fold, from all query heads' columns to one for each value.
+    assert parameters(config, harp) - parameters(config, harp, fold_output=True) == 2 * (q - kv) * d
+    assert parameters(config, two_and_a_half, fold_output=True) == parameters(config, two_and_a_half)
 
     assert kv_bytes_per_token(config, None, torch.bfloat16) == depth * 2 * kv * 2
     assert kv_bytes_per_token(config, harp, torch.float32) == (depth - 3) * 2 * kv * 4
@@ -244,7 +249,7 @@ def test_models_are_built_once_on_the_meta_device_and_left_alone():
 def test_the_config_of_a_pruned_model_counts_as_the_dense_ones():
     config, dense = small("tiny-gemma2")
     plan = PruningPlan.value_only(6, [0.5, 0.0])
-    model = apply_plan(dense, plan)
+    model = apply_plan(dense, plan, fold_output=True)
     reloaded = pruned_class(type(config)).from_dict(model.config.to_dict())
     for pruned in (model.config, reloaded):
         assert pruned.pruning_plan == plan.to_dict()

@@ -26,10 +26,11 @@ PLAN = PruningPlan(
 )
 
 
-@pytest.fixture(params=["tiny-llama", "tiny-qwen2", "tiny-gemma2"])
+@pytest.fixture(params=["tiny-llama", "tiny-qwen2", "tiny-gemma2", "tiny-llama folded", "tiny-gemma2 folded"])
 def checkpoint(request, tiny, tokens, tmp_path):
     """A folder, and the logits that what is loaded from it has to give."""
-    model = apply_plan(tiny(request.param), PLAN)
+    family, *folded = request.param.split()
+    model = apply_plan(tiny(family), PLAN, fold_output=bool(folded))
     save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
     with torch.no_grad():
         return tmp_path / "pruned", model(tokens).logits

@@ -160,14 +160,16 @@ def counted(model, **inputs):
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2", "tiny-gemma2"])
-def test_flops_of_a_pruned_model_are_what_pytorch_counts(tiny, name, plan):
+@pytest.mark.parametrize("fold", [False, True], ids=["as it is", "folded"])
+def test_flops_of_a_pruned_model_are_what_pytorch_counts(tiny, name, plan, fold):
     model = tiny(name)
     config = model.config
-    apply_plan(model, plan).set_attn_implementation("eager")
+    apply_plan(model, plan, fold_output=fold).set_attn_implementation("eager")
     ids = torch.arange(20)[None]  # shorter than the window of tiny-gemma2
-    assert counted(model, input_ids=ids, use_cache=False) == prefill_flops(config, plan, 20)
+    assert counted(model, input_ids=ids, use_cache=False) == prefill_flops(config, plan, 20, fold_output=fold)
     cache = model(ids).past_key_values
-    assert counted(model, input_ids=ids[:, :1], past_key_values=cache) == decode_flops(config, plan, 21)
+    wanted = decode_flops(config, plan, 21, fold_output=fold)
+    assert counted(model, input_ids=ids[:, :1], past_key_values=cache) == wanted
     if plan is PLANS["dense"]:
         assert prefill_flops(config, None, 20) == prefill_flops(config, plan, 20)
 
@@ -177,6 +179,18 @@ def test_causal_prefill_is_the_sum_of_decoding_token_by_token(tiny):
     head = 2 * 64 * config.vocab_size
     steps = sum(decode_flops(config, plan, tokens) - head for tokens in range(1, 51))  # beyond the window of 32
     assert prefill_flops(config, plan, 50, causal=True) == steps + head
+
+
+def test_a_fold_by_hand():
+    config = paper_configs()["LLaMA3.1-8B"]
+    plan = PruningPlan.value_only(32, [0.8, 0.0])  # in one layer W_O shrinks from 4096 · 4096 to 4096 · 1024
+    for causal in (False, True):
+        saved = prefill_flops(config, plan, 7, causal) - prefill_flops(config, plan, 7, causal, fold_output=True)
+        assert saved == 2 * 7 * 4096 * 3072
+    assert decode_flops(config, plan, 7) - decode_flops(config, plan, 7, fold_output=True) == 2 * 4096 * 3072
+    own_heads = AutoConfig.for_model("llama", **SHAPE | {"num_key_value_heads": 4})
+    plan = PruningPlan.value_only(6, [0.8])
+    assert prefill_flops(own_heads, plan, 7, fold_output=True) == prefill_flops(own_heads, plan, 7)
 
 
 def test_a_full_window_bounds_decoding(tiny):

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from harp_lib import PruningPlan, apply_plan
-from harp_lib.architecture import decoder_layers, gain_offset, output_norm
+from harp_lib.architecture import branch_exit, decoder_layers, gain_offset, output_norm
 from harp_lib.surgery import temporarily_value_only
 
 OTHER_FAMILIES = {
@@ -80,14 +80,18 @@ class IdentityAttention(torch.nn.Module):
         return output.view(batch, length, width), None
 
 
+def multiply_branch(layer, alpha):
+    if (norm := output_norm(layer)) is not None:
+        norm.register_forward_hook(lambda m, i, out: alpha * out)
+    else:
+        layer.self_attn.register_forward_hook(lambda m, i, out: (alpha * out[0], None))
+
+
 def with_twins(model, alphas):
     for layer, alpha in alphas.items():
         module = decoder_layers(model)[layer]
         module.self_attn = IdentityAttention(module.self_attn)
-        if (norm := output_norm(module)) is not None:
-            norm.register_forward_hook(lambda m, i, out, a=alpha: a * out)
-        else:
-            module.self_attn.register_forward_hook(lambda m, i, out, a=alpha: (a * out[0], None))
+        multiply_branch(module, alpha)
     return model
 
 
@@ -114,6 +118,18 @@ def test_folding_equals_scaling_at_run_time(tiny, tokens, family):
     assert torch.equal(logits(model, tokens), dense), "the context has to leave the model unchanged"
     apply_plan(model, PruningPlan.value_only(6, {5: 0.4, 2: 0.0}))
     torch.testing.assert_close(logits(model, tokens), scaled, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma3_text", "olmo2", "glm4"])
+def test_nothing_is_multiplied_at_run_time_by_0_or_1(tiny, tokens, family):
+    model = tiny(family) if family in FAMILIES else small_model(family, **OTHER_FAMILIES.get(family, {}))
+    layers, ids, alphas = decoder_layers(model), tokens % 128, {0: 1.0, 1: 0.0, 2: 0.3, 3: 0.0}
+    with temporarily_value_only(model, alphas):
+        assert [layer for layer in range(4) if branch_exit(layers[layer])._forward_hooks] == [2]
+        found = logits(model, ids)
+        for layer in (0, 1, 3):
+            multiply_branch(layers[layer], alphas[layer])
+        assert torch.equal(logits(model, ids), found), "no product was missing"
 
 
 def test_queries_and_keys_are_gone(tiny):
