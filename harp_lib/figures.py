@@ -16,6 +16,11 @@ from . import (
     baseline_figures,
     baseline_study,
     baseline_tables,
+    efficiency_figures,
+    efficiency_study,
+    efficiency_tables,
+    longbench_figures,
+    longbench_tables,
     norm_figures,
     norm_study,
     paths,
@@ -40,6 +45,8 @@ EXPERIMENTS = {  # the figures and the tables of each
     baseline_study.EXPERIMENT: (baseline_figures.all_figures, baseline_tables.baseline_tables),
     score_study.EXPERIMENT: (score_figures.all_figures, score_tables.score_tables),
     ablation_study.EXPERIMENT: (ablation_figures.all_figures, ablation_tables.ablation_tables),
+    score_study.LONGBENCH: (longbench_figures.all_figures, longbench_tables.longbench_tables),
+    efficiency_study.EXPERIMENT: (efficiency_figures.all_figures, efficiency_tables.efficiency_tables),
 }
 
 

@@ -185,11 +185,30 @@ def test_ablations_notebook(checkout, finished):
         assert re.search(rf"the higher a layer, the less it costs to remove its queries and keys +\| {model}", text)
 
 
+def test_longbench_notebook(checkout, finished):
+    profile, models = finished
+    text = markdown(checkout, profile, "07_longbench.ipynb")
+    assert "Every method has a score on every benchmark." in text
+    for model in models:
+        assert re.search(rf"\| {model} +\| Code +\| RB-P +\|( +\d+\.\d\d[^|]*\|){{7}}", text), "seven methods"
+        assert re.search(rf"HARP\+FLAP has the most first places[^|]* \| {model}", text)
+    assert re.search(r"\| LLaMA3\.1-8B \(paper\) +\| Synthetic +\| PRe +\| 19\.50 ", text)
+
+
+def test_efficiency_notebook(checkout, finished):
+    profile, models = finished
+    text = markdown(checkout, profile, "08_efficiency.ipynb")
+    for model in models:
+        assert re.search(rf"the KV cache shrinks to exactly the layers[^|]*\| {model} +\|[^|]*\| holds", text)
+        assert re.search(rf"\| {model} +\| thinned out +\| \d+ of \d+", text)
+    assert re.search(r"\| LLaMA3\.1-8B \(paper, H100\) +\| 65,536 +\| HARP +\| 4\.5394 ± 0\.0063 +\| 16\.7 %", text)
+
+
 @pytest.mark.parametrize("finished", ["smoke"], indirect=True)
 def test_a_second_run_reads_and_figures_are_redrawn(checkout, finished):
     profile, _ = finished
     again = run(checkout, "run", "--profile", profile, *RUNS[profile][0])
-    assert again.stdout.count("0 cells computed") == 9, again.stdout
+    assert again.stdout.count("0 cells computed") == 11, again.stdout
     assert not re.search(r"[1-9]\d* cells computed", again.stdout)
     folder = checkout / "figures" / profile
     drawn = {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*.*")}

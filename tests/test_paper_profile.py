@@ -9,9 +9,10 @@ import torch
 from test_notebooks import run
 
 from harp_lib import paths
-from harp_lib.benchmarks import BENCHMARKS, at_hand
+from harp_lib.benchmarks import ALL_BENCHMARKS, LONGBENCH, at_hand
 from harp_lib.results import read_results
 from harp_lib.score_study import EXPERIMENT
+from harp_lib.score_study import LONGBENCH as LONG_EXPERIMENT
 from harp_lib.tiny import tiny_model, tiny_tokenizer
 
 FAMILIES = ("tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-gemma2")
@@ -21,7 +22,7 @@ FAMILIES = ("tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-gemma2")
 def rows(tmp_path_factory):
     """A folder with rows for every official task, those of a group all from one that is embedded, and a text."""
     folder = tmp_path_factory.mktemp("rows")
-    for benchmark in BENCHMARKS.values():
+    for benchmark in ALL_BENCHMARKS.values():
         embedded = next(iter(at_hand(benchmark, "embedded")))
         for task in benchmark.subtasks():
             (folder / task).mkdir()
@@ -60,7 +61,7 @@ def models(tmp_path_factory):
 
 
 def test_the_paper_profile_end_to_end(rows, models, tmp_path):
-    """Notebooks 05 and 06 with two processes on the CPU in place of one for each GPU."""
+    """Notebooks 05 and 06, and 07 for two models, with two processes on the CPU in place of one for each GPU."""
     (tmp_path / "data").mkdir()
     for folder in ("configs", "paper", "mini"):
         (tmp_path / "data" / folder).symlink_to(paths.DATA / folder)
@@ -70,11 +71,16 @@ def test_the_paper_profile_end_to_end(rows, models, tmp_path):
     assert "workers: gpus" in text
     profile.write_text(text.replace("workers: gpus", "workers: 2"), encoding="utf-8")
     (tmp_path / "notebooks").mkdir()
-    for source in paths.NOTEBOOKS.glob("0[56]_*.ipynb"):
+    for source in paths.NOTEBOOKS.glob("0[567]_*.ipynb"):
         (tmp_path / "notebooks" / source.name).symlink_to(source)
-    options = ["--profile", "paper", "--models", ",".join(map(str, models)), "--datasets", str(rows), "--limit", "1"]
-    done = run(tmp_path, "run", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
+    options = ["--profile", "paper", "--datasets", str(rows), "--limit", "1", "--models"]
+    for notebooks, which in (("05,06", models), ("07", models[:2])):
+        done = run(tmp_path, "run", "--only", notebooks, *options, ",".join(map(str, which)))
+        assert done.returncode == 0, done.stdout + done.stderr
+    long = read_results("paper", LONG_EXPERIMENT, roots=[tmp_path / "data" / "results"])
+    assert len(long) == 2 * 7 * len(LONGBENCH)
+    assert {cell["inputs"]["context"] for cell in long.values()} == {4096}
+    assert all(cell["result"]["scores"] for cell in long.values()), "none failed"
     cells = read_results("paper", EXPERIMENT, roots=[tmp_path / "data" / "results"])
     assert len(cells) == len(FAMILIES) * 7 * 11
     assert not [key for key, cell in cells.items() if "failed" in cell["result"]]

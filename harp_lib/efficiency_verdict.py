@@ -1,0 +1,264 @@
+"""What the results of notebook 08 say, in words that follow the numbers."""
+
+from math import isnan
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from .baseline_verdict import FAILS, HOLDS, OPEN
+from .claims import verdict as outcome
+from .efficiency_frames import (
+    PAPER_MODEL,
+    TITLE,
+    counted,
+    decode_frame,
+    memory_frame,
+    missing_frame,
+    model_title,
+    prefill_frame,
+    published_frame,
+    published_saved,
+    ratio_frame,
+    split_frame,
+)
+from .efficiency_study import ALL
+from .efficiency_variants import DENSE, FOLDED, HARP, THINNED
+from .results import Cells
+from .score_claims import Finding
+from .statistics import Interval
+
+FASTER = "reading is faster at every length"
+GROWS = "the longer the text, the larger the share of time that is saved"
+AS_MUCH = "the share of time saved is at least the paper's 16.7 %"
+SPEED = 'the "16.7 % improvement in processing speed" is a gain in speed of 16.7 %'
+ALLOWED = "time is saved at least in the share of the operations removed"
+COUNTED = "attention takes as many operations as the FFN from N = d_ff on"
+MEASURED = "the FFN takes most time below N = d_ff, and attention above"
+CACHE = "the KV cache shrinks to exactly the layers that keep their attention"
+WHOLE = "whole layers without attention save more time than as many groups thinned out"
+FOLDING = "folding the output projection saves time in reading"
+FOLDED_DECODING = "folding the output projection saves time in decoding"
+DECODING = "decoding is faster at every context"
+BYTES = "a new token saves at least the share of time that it saves of bytes"
+
+
+def verdict(cells: Cells) -> pd.DataFrame:
+    """Each claim with what was measured and what follows: claim, model, evidence, verdict, in the paper."""
+    rows = []
+    for model in counted(cells):
+        found = _reading(cells, model) | _attention(cells, model) | _cache(cells, model) | _decoding(cells, model)
+        rows += [(claim, model_title(cells, model), *finding) for claim, finding in found.items()]
+    rows.append((SPEED, f"{PAPER_MODEL} (paper)", *_speed()))
+    return pd.DataFrame(rows, columns=["claim", "model", "evidence", "verdict", "in the paper"])
+
+
+def answer(cells: Cells) -> str:
+    """What holds here: a few sentences for each model."""
+    claims, lines = verdict(cells), []
+    for model in counted(cells):
+        title = model_title(cells, model)
+        judged = claims[claims["model"] == title].set_index("claim")["verdict"]
+        counts = ", ".join(f"{said} {count}" for said, count in judged.value_counts(sort=False).items())
+        text = f"- **{title}.**"
+        for frame, doing in ((prefill_frame(cells), "Reading"), (decode_frame(cells), "Decoding after")):
+            if (row := _longest(_rows(frame, model, HARP))) is not None:
+                text += f" {doing} {_tokens(row)}, HARP saves {_saved(row)} of the dense model's time"
+                text += ", which is too small to tell." if outcome(_beyond(row, 0)) == OPEN else f": {_speed_up(row)}."
+        lines.append(f"{text} Of the {len(judged)} claims of the table below: {counts}.")
+    return "\n".join(lines)
+
+
+def read_distance(cells: Cells) -> str:
+    """How far the time that HARP saves is from the operations that it saves, length by length."""
+    lines = []
+    for model in counted(cells):
+        said = []
+        for row in _rows(prefill_frame(cells), model, HARP).itertuples():
+            said.append(f"{100 * (row.saved - row.counted_causal):+.1f} at {row.tokens:,} tokens")
+        lines.append(
+            f"- **{model_title(cells, model)}**: points of time saved beyond the operations of visible pairs: "
+            f"{', '.join(said) or 'nothing was timed'}."
+        )
+    return "\n".join(lines)
+
+
+def read_missing(cells: Cells) -> str:
+    """What was not measured, and why."""
+    missing = missing_frame(cells).itertuples()
+    lines = [f"- Not measured for {model_title(cells, row.model)}: {row.what} ({row.reason})." for row in missing]
+    return "\n".join(lines) or "Everything was measured."
+
+
+def _rows(frame: pd.DataFrame, model: str, variant: str) -> pd.DataFrame:
+    return frame[(frame["model"] == model) & (frame["variant"] == variant)]
+
+
+def _longest(rows: pd.DataFrame) -> pd.Series | None:
+    """The row of the greatest length that was timed more than once."""
+    repeated = rows[rows["repetitions"] > 1]
+    return None if repeated.empty else repeated.iloc[-1]
+
+
+def _reading(cells: Cells, model: str) -> dict[str, Finding]:
+    rows = _rows(prefill_frame(cells), model, HARP)
+    longest = _longest(rows)
+    if longest is None:
+        return {}
+    repeated = rows[rows["repetitions"] > 1]
+    paper = published_saved()
+    printed = " and ".join(f"{_percent(saved)} at {tokens:,} tokens" for tokens, saved in paper.items())
+    beyond = [f", {_percent(row.saved)} at {row.tokens:,}" for row in rows[rows["repetitions"] == 1].itertuples()]
+    once = f"; timed once{''.join(beyond)}" if beyond else ""
+    found = {
+        FASTER: Finding(*_everywhere(repeated), printed),
+        GROWS: Finding(*_growth(cells, model, repeated), printed),
+        AS_MUCH: Finding(
+            f"{_saved(longest)} at {_tokens(longest)}{once}",
+            outcome(_beyond(longest, paper.iloc[-1])),
+            f"{_percent(paper.iloc[-1])} at {paper.index[-1]:,} tokens, on an H100",
+        ),
+        ALLOWED: Finding(
+            f"at {_tokens(longest)}, {_saved(longest)} of the time; of the operations, "
+            f"{_percent(longest['counted_causal'])} with visible query-key pairs counted and "
+            f"{_percent(longest['counted_full'])} with all",
+            outcome(_beyond(longest, longest["counted_causal"])),
+            "not counted",
+        ),
+    }
+    thinned = _longest(ratio_frame(cells, "prefill", HARP, THINNED).query("model == @model"))
+    flops = {variant: _longest(_rows(prefill_frame(cells), model, variant)) for variant in (HARP, THINNED)}
+    of_operations = " and ".join(f"{TITLE[name]} {_percent(row['counted_causal'])}" for name, row in flops.items())
+    found[WHOLE] = Finding(
+        f"thinned out, reading {_tokens(thinned)} takes {_ratio(thinned)} times as long; of the operations (visible "
+        f"pairs), {of_operations} are saved",
+        outcome(Interval(*(thinned[end] - 1 for end in ("ratio", "low", "high")))),
+        "not measured",
+    )
+    return found | {FOLDING: _folding(cells, model, "prefill", "reading")}
+
+
+def _folding(cells: Cells, model: str, kind: str, doing: str) -> Finding:
+    row = _longest(ratio_frame(cells, kind, HARP, FOLDED).query("model == @model"))
+    evidence = f"folded, {doing} {_tokens(row)} takes {_ratio(row)} times as long as unfolded"
+    return Finding(evidence, outcome(Interval(*(1 - row[end] for end in ("ratio", "high", "low")))), "not done")
+
+
+def _everywhere(rows: pd.DataFrame) -> tuple[str, str]:
+    """Whether time is saved in each of some rows, which were all repeated."""
+    outcomes = [outcome(_beyond(row, 0)) for _, row in rows.iterrows()]
+    found = FAILS if FAILS in outcomes else OPEN if OPEN in outcomes else HOLDS
+    slower = [f"{row.tokens:,}" for row, said in zip(rows.itertuples(), outcomes, strict=True) if said == FAILS]
+    evidence = f"the interval of the time saved is above zero at {outcomes.count(HOLDS)} of {len(rows)} lengths"
+    return evidence + (f", below it at {', '.join(slower)}" if slower else ""), found
+
+
+def _growth(cells: Cells, model: str, rows: pd.DataFrame) -> tuple[str, str]:
+    """Whether more is saved at the longest length than at the shortest: Welch's t on the logarithms of the ratios."""
+    first, last = rows.iloc[0], rows.iloc[-1]
+    if len(rows) == 1:
+        return f"{_saved(first)} at {_tokens(first)}, the only length that was repeated", OPEN
+    ratios = []
+    for row in (first, last):
+        seconds = cells[model, ALL, f"prefill-{row['tokens']}"]["result"]["seconds"]
+        ratios.append(np.log(np.divide(seconds[HARP], seconds[DENSE])))
+    low, high = stats.ttest_ind(*ratios, equal_var=False).confidence_interval()
+    fall = Interval(*(float(1 - np.exp(-end)) for end in (ratios[0].mean() - ratios[1].mean(), low, high)))
+    evidence = (
+        f"{_saved(first)} at {_tokens(first)}, {_saved(last)} at {_tokens(last)}; from the first to the last, pruned "
+        f"over dense time falls by {_percent(fall.value)} [{100 * fall.low:.1f}, {100 * fall.high:.1f}]"
+    )
+    return evidence, outcome(fall)
+
+
+def _attention(cells: Cells, model: str) -> dict[str, Finding]:
+    shape = counted(cells)[model]
+    width = shape["intermediate_size"]
+    full, causal = (shape["overtaking"][pairs]["attention"] for pairs in ("full", "causal"))
+    said = " and ".join(
+        f"at {meeting:,} tokens with {pairs} counted" if meeting else f"nowhere with {pairs} counted"
+        for meeting, pairs in ((full, "all query-key pairs"), (causal, "the visible ones"))
+    )
+    paper = "FFN below N = d_ff, attention above"
+    found = {COUNTED: Finding(f"d_ff is {width:,}; it happens {said}", HOLDS if full == width else FAILS, paper)}
+    split = split_frame(cells)
+    rows = _rows(split[(split["part"] == "attention") & (split["repetitions"] > 1)], model, DENSE)
+    if rows.empty:
+        return found
+    outcomes = []
+    for row in rows[rows["tokens"] != width].itertuples():
+        more = Interval(row.share - 0.5, row.share_low - 0.5, row.share_high - 0.5)
+        less = Interval(-more.value, -more.high, -more.low)
+        outcomes.append(outcome(more if row.tokens > width else less))
+    shares = ", ".join(f"{_percent(row.share)} at {row.tokens:,}" for row in rows.itertuples())
+    evidence = f"of the time in both, attention with its projections takes {shares} tokens; d_ff is {width:,}"
+    found[MEASURED] = Finding(evidence, FAILS if FAILS in outcomes else OPEN if OPEN in outcomes else HOLDS, paper)
+    return found
+
+
+def _cache(cells: Cells, model: str) -> dict[str, Finding]:
+    frame, shape = memory_frame(cells), counted(cells)[model]
+    frame = frame[frame["model"] == model]
+    if frame.empty:
+        return {}
+    layers = shape["layers"]
+    kept = layers - shape["variants"][HARP]["layers_without_attention"]
+    held = {variant: part.set_index("tokens")["cache"] for variant, part in frame.groupby("variant")}
+    exact = held[HARP] * layers == held[DENSE] * kept  # in whole bytes
+    counts, said = (frame["cache"] == frame["cache_counted"]).all(), "all bytes are as counted"
+    if not counts:
+        said = "sliding windows hold less than is counted" if shape["windows"] else "bytes are not as counted"
+    evidence = f"HARP's cache holds {kept}/{layers} of the dense bytes at {exact.sum()} of {len(exact)} lengths; {said}"
+    holds = exact.all() and (counts or shape["windows"])
+    return {CACHE: Finding(evidence, HOLDS if holds else FAILS, "not measured")}
+
+
+def _decoding(cells: Cells, model: str) -> dict[str, Finding]:
+    rows = _rows(decode_frame(cells), model, HARP)
+    longest = _longest(rows)
+    if longest is None:
+        return {}
+    of_bytes = _percent(longest["bytes_saved"])
+    evidence = f"after {_tokens(longest)}, {_saved(longest)} of the time and {of_bytes} of the bytes"
+    return {
+        DECODING: Finding(*_everywhere(rows[rows["repetitions"] > 1]), "not measured"),
+        BYTES: Finding(evidence, outcome(_beyond(longest, longest["bytes_saved"])), "not measured"),
+        FOLDED_DECODING: _folding(cells, model, "decode", "decoding after"),
+    }
+
+
+def _speed() -> Finding:
+    frame = published_frame()
+    seconds = frame[frame["tokens"] == frame["tokens"].max()].set_index("variant")["seconds"]
+    faster = seconds[DENSE] / seconds[HARP]
+    evidence = (
+        f"{seconds[DENSE]:.4f} s become {seconds[HARP]:.4f} s: {_percent(1 - 1 / faster)} less time, "
+        f"and {_percent(faster - 1)} more speed ({faster:.2f}×)"
+    )
+    return Finding(evidence, FAILS, "16.7 %")
+
+
+def _beyond(row: pd.Series, share: float) -> Interval:
+    """By how much the share of time saved exceeds another share."""
+    return Interval(*(row[end] - share for end in ("saved", "saved_low", "saved_high")))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _saved(row: pd.Series) -> str:
+    reach = "" if isnan(row["saved_low"]) else f" [{100 * row['saved_low']:.1f}, {100 * row['saved_high']:.1f}]"
+    return _percent(row["saved"]) + reach
+
+
+def _ratio(row: pd.Series) -> str:
+    return f"{row['ratio']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+
+
+def _speed_up(row: pd.Series) -> str:
+    return f"a speed-up of {1 / (1 - row['saved']):.2f}×"
+
+
+def _tokens(row: pd.Series) -> str:
+    return f"{row['tokens']:,} tokens"

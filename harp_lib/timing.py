@@ -1,0 +1,209 @@
+"""How long a model takes and how much memory: what is measured, and how; the experiment is elsewhere."""
+
+import copy
+import ctypes
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from tqdm import tqdm
+from transformers import Cache, DynamicCache, PreTrainedModel
+
+from .architecture import decoder_layers
+from .modeling import count_tokens
+from .slicing import num_groups
+from .statistics import Interval, mean_interval
+
+T = TypeVar("T")
+
+
+def interleaved(
+    measurements: Mapping[str, Callable[[], T]], repetitions: int, bar: tqdm, warm_up: bool = True
+) -> dict[str, list[T]]:
+    """Measure several things in turn, so that a machine that gets slower or faster does so for all of them.
+
+    Parameters
+    ----------
+    measurements : mapping of str to callable
+        What to measure, by name. Each repetition calls every one once, and begins with another one than the last.
+    repetitions : int
+        How often.
+    bar : tqdm
+        Moves on with each call.
+    warm_up : bool
+        Call every one once before, and forget the result: the first call chooses kernels and asks for memory.
+
+    Returns
+    -------
+    dict of str to list
+        Results by name, in the order of repetitions: what stands at one place in two lists was measured side by side.
+    """
+    names = list(measurements)
+    results: dict[str, list[T]] = {name: [] for name in names}
+    for repetition in range(-int(warm_up), repetitions):
+        first = repetition % len(names)
+        for name in names[first:] + names[:first]:
+            result = measurements[name]()
+            if repetition >= 0:
+                results[name].append(result)
+            bar.update()
+    return results
+
+
+def seconds_of(run: Callable[[], Any], device: torch.device) -> float:
+    """Seconds that ``run`` takes, on a GPU until the GPU is done with it."""
+    _wait(device)
+    begin = _now(device)
+    result = run()
+    end = _now(device)
+    del result  # whose memory is given back after the clock has stopped
+    _wait(device)
+    return _seconds(begin, end)
+
+
+def module_seconds(model: PreTrainedModel, run: Callable[[], Any], device: torch.device) -> dict[str, float]:
+    """Seconds of ``run`` that pass in the attention modules of all layers, in their FFNs, and in the rest of the model.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        The model that ``run`` calls.
+    run, device
+        As in :func:`seconds_of`.
+
+    Returns
+    -------
+    dict
+        ``attention`` (with its projections), ``ffn``, ``rest`` (norms, residual sums, embeddings, output head).
+    """
+    stamps: dict[str, list[Any]] = {"attention": [], "ffn": []}
+    handles = []
+    for layer in decoder_layers(model):
+        for part, module in (("attention", layer.self_attn), ("ffn", layer.mlp)):
+
+            def stamp(*_: object, part: str = part) -> None:
+                stamps[part].append(_now(device))
+
+            handles += [module.register_forward_pre_hook(stamp), module.register_forward_hook(stamp)]
+    try:
+        whole = seconds_of(run, device)
+    finally:
+        for handle in handles:
+            handle.remove()
+    parts = {part: sum(map(_seconds, marks[::2], marks[1::2])) for part, marks in stamps.items()}
+    return parts | {"rest": whole - sum(parts.values())}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _now(device: torch.device) -> Any:
+    """A point in time: on a GPU, the one at which it will have done what it was given so far."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def _seconds(begin: Any, end: Any) -> float:
+    return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1000
+
+
+def ratio_interval(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """How many times ``first`` the times in ``second`` are, paired by repetition.
+
+    Returns
+    -------
+    Interval
+        The geometric mean of ``second / first`` and its 95 % interval: Student's t on the logarithm (nan for one
+        repetition).
+    """
+    return Interval(*(float(value) for value in np.exp(mean_interval(np.log(second) - np.log(first)))))
+
+
+@torch.no_grad()
+def prefill(model: PreTrainedModel, ids: torch.Tensor) -> Cache:
+    """Read ``ids`` (1, N) as ``generate`` does before the first new token: the filled KV cache.
+
+    Logits are those of the last position. Of all positions they would be the largest tensor by far: 16 GiB in bfloat16
+    for 65,536 tokens and the vocabulary of LLaMA3.1-8B.
+    """
+    return model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
+
+
+@torch.no_grad()
+def decode(model: PreTrainedModel, cache: Cache, ids: torch.Tensor) -> torch.Tensor:
+    """Read ``ids`` (1, S) one by one after what ``cache`` holds, as they would be generated: the last logits (1, V)."""
+    for token in ids.split(1, dim=1):
+        logits = model(input_ids=token, past_key_values=cache, use_cache=True).logits
+    return logits[:, -1]
+
+
+def filled_cache(model: PreTrainedModel, tokens: int) -> DynamicCache:
+    """A cache of the kind that ``generate`` makes, filled with random keys and values without a prefill.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Dense or pruned. Layers without keys count tokens only; a sliding window keeps what it would keep.
+    tokens : int
+        That the cache holds, of one sequence.
+    """
+    cache, place = DynamicCache(config=model.config), {"dtype": model.dtype, "device": model.device}
+    for index, layer in enumerate(decoder_layers(model)):
+        attention = layer.self_attn
+        if hasattr(attention, "k_proj"):
+            shape = (1, num_groups(attention), tokens, attention.head_dim)  # (1, K, N, Dh)
+            cache.update(torch.randn(shape, **place), torch.randn(shape, **place), index)
+        else:
+            count_tokens(cache, index, torch.empty(1, tokens, 0, **place))
+    return cache
+
+
+def continued(cache: DynamicCache) -> DynamicCache:
+    """A cache that begins with what ``cache`` holds and leaves it as it is: new tokens make new tensors."""
+    twin = copy.copy(cache)
+    twin.layers = [copy.copy(layer) for layer in cache.layers]
+    return twin
+
+
+def cache_bytes(cache: Cache) -> int:
+    """Bytes of the keys and values in a cache.
+
+    A sliding window of W tokens refers to the last W - 1. After a prefill its tensors are parts of longer ones, which
+    stay in memory until the next token.
+    """
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+
+
+def peak_memory(run: Callable[[], T], device: torch.device) -> tuple[T, int | None]:
+    """What ``run`` returns, and how many bytes it has at most beyond those in use before.
+
+    On a GPU, of tensors. Elsewhere of the whole process, in resident memory, which Linux alone tells: None where it
+    is not to be had.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        result = run()
+        return result, torch.cuda.max_memory_allocated(device) - before
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed before would be used again, and not be seen
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
+        before = _resident("VmRSS")
+    except (AttributeError, OSError, TypeError):  # another C library, another system
+        return run(), None
+    result = run()
+    return result, _resident("VmHWM") - before
+
+
+def _resident(field: str) -> int:
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * int(re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE).group(1))

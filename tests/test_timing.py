@@ -1,0 +1,212 @@
+"""The harness of notebook 08: order, hooks, caches and bytes. No test depends on how fast the machine is."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from harp_lib import PruningPlan, apply_plan, timing
+from harp_lib.accounting import kv_bytes_per_token
+from harp_lib.plan import LayerPlan
+from harp_lib.timing import (
+    cache_bytes,
+    continued,
+    decode,
+    filled_cache,
+    interleaved,
+    module_seconds,
+    peak_memory,
+    prefill,
+    ratio_interval,
+    seconds_of,
+)
+
+CPU = torch.device("cpu")
+PLANS = {
+    "dense": {},
+    "value-only": {5: LayerPlan(0.8), 4: LayerPlan(0.0)},
+    "first value-only": {0: LayerPlan(0.5), 3: LayerPlan(0.5)},
+    "thinned": {
+        0: LayerPlan(removed_groups=(0,)),
+        2: LayerPlan(removed_groups=(0, 1)),
+        3: LayerPlan(removed_groups=(1,)),
+    },
+}
+FAMILIES = ("tiny-llama", "tiny-qwen2", "tiny-gemma2")
+
+
+class Bar:
+    moves = 0
+
+    def update(self):
+        self.moves += 1
+
+
+def test_each_repetition_begins_with_another():
+    calls, bar = [], Bar()
+
+    def measurement(name):
+        return lambda: calls.append(name) or (name, len(calls))
+
+    found = interleaved({name: measurement(name) for name in "abc"}, 4, bar)
+    assert calls[:3] == list("cab"), "the warm-up"
+    assert calls[3:] == list("abc" + "bca" + "cab" + "abc")
+    assert bar.moves == len(calls) == 15
+    assert {name: len(results) for name, results in found.items()} == dict.fromkeys("abc", 4)
+    for name, results in found.items():
+        assert all(result[0] == name for result in results)
+    first, second = ([place for _, place in found[name]] for name in "ab")
+    assert all(abs(one - other) < 3 for one, other in zip(first, second, strict=True)), "one repetition, side by side"
+
+
+def test_without_warm_up():
+    bar = Bar()
+    assert interleaved({"a": lambda: bar.moves}, 2, bar, warm_up=False) == {"a": [0, 1]}
+
+
+def test_seconds_are_those_of_the_run():
+    assert seconds_of(lambda: time.sleep(0.05), CPU) >= 0.05
+
+
+def test_ratios_are_paired():
+    drift = np.array([1.0, 2.0, 8.0, 3.0])  # of the machine: each repetition has its own speed
+    assert ratio_interval(drift, 0.5 * drift) == pytest.approx((0.5, 0.5, 0.5))
+    ratios = np.array([0.8, 0.9, 0.85, 0.7])
+    value, low, high = ratio_interval(drift, ratios * drift)
+    test = stats.ttest_1samp(np.log(ratios), 0).confidence_interval()
+    assert (value, low, high) == pytest.approx((stats.gmean(ratios), np.exp(test.low), np.exp(test.high)))
+    inverse = ratio_interval(ratios * drift, drift)
+    assert inverse == pytest.approx((1 / value, 1 / high, 1 / low))
+
+
+def test_one_repetition_has_no_interval():
+    value, low, high = ratio_interval([2.0], [1.0])
+    assert value == pytest.approx(0.5)
+    assert np.isnan([low, high]).all()
+
+
+def test_module_times_are_those_of_the_modules(tiny, tokens):
+    model = tiny()
+    for layer in model.model.layers:
+        layer.mlp.act_fn = SlowAct()
+    parts = module_seconds(model, lambda: prefill(model, tokens[:1]), CPU)
+    assert set(parts) == {"attention", "ffn", "rest"}
+    assert parts["ffn"] >= 6 * SlowAct.seconds
+    assert parts["attention"] > 0
+    assert 0 < parts["rest"] < 6 * SlowAct.seconds, "what the FFN takes is not counted twice"
+    assert parts["attention"] < 6 * SlowAct.seconds
+    assert not hooks(model)
+
+
+class SlowAct(torch.nn.Module):
+    seconds = 0.05
+
+    def forward(self, x):
+        time.sleep(self.seconds)
+        return x
+
+
+def hooks(model):
+    return [module for module in model.modules() if module._forward_hooks or module._forward_pre_hooks]
+
+
+def test_hooks_go_also_after_an_error(tiny, tokens):
+    model = tiny()
+
+    def fail():
+        prefill(model, tokens[:1])
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        module_seconds(model, fail, CPU)
+    assert not hooks(model)
+
+
+def pruned(tiny, family, which):
+    model = tiny(family)
+    return apply_plan(model, PruningPlan(6, PLANS[which])) if PLANS[which] else model
+
+
+def test_a_prefill_computes_one_position(tiny, tokens):
+    model, shapes = tiny(), []
+    model.lm_head.register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
+    cache = prefill(model, tokens[:1])
+    assert shapes == [(1, 1, 512)]
+    assert cache.get_seq_length() == 48
+    assert not any(layer.keys.requires_grad for layer in cache.layers)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("which", PLANS)
+def test_decoding_after_a_prefill_equals_a_longer_prefill(tiny, tokens, family, which):
+    model, ids = pruned(tiny, family, which), tokens[:1]
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits[:, -1]
+    torch.testing.assert_close(decode(model, prefill(model, ids[:, :40]), ids[:, 40:]), expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("which", PLANS)
+def test_a_filled_cache_is_like_that_of_a_prefill(tiny, tokens, family, which):
+    """The same entries and shapes, and tokens that come after it are placed and masked right."""
+    model, ids = pruned(tiny, family, which), tokens[:1]
+    filled, real = filled_cache(model, 48), prefill(model, ids)
+    assert [type(layer) for layer in filled.layers] == [type(layer) for layer in real.layers]
+    assert [layer.keys.shape for layer in filled.layers] == [layer.keys.shape for layer in real.layers]
+    assert [layer.values.shape for layer in filled.layers] == [layer.values.shape for layer in real.layers]
+    assert filled.get_seq_length() == 48
+    assert cache_bytes(filled) == cache_bytes(real)
+    with torch.no_grad():
+        at_once = model(ids[:, :5], past_key_values=continued(filled), use_cache=True).logits[:, -1]
+    torch.testing.assert_close(decode(model, continued(filled), ids[:, :5]), at_once, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_repetition_begins_with_the_same_cache(tiny, tokens, family):
+    model = pruned(tiny, family, "value-only")
+    filled = filled_cache(model, 40)
+    kept = [layer.keys.clone() for layer in filled.layers]
+    first = decode(model, continued(filled), tokens[:1, :4])
+    assert filled.get_seq_length() == 40
+    assert all(torch.equal(layer.keys, keys) for layer, keys in zip(filled.layers, kept, strict=True))
+    assert torch.equal(decode(model, continued(filled), tokens[:1, :4]), first)
+
+
+@pytest.mark.parametrize("family", ["tiny-llama", "tiny-mistral", "tiny-qwen2"])
+@pytest.mark.parametrize("which", PLANS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_bytes_of_a_cache_are_those_that_are_counted(tiny, tokens, family, which, dtype):
+    config = tiny(family).config
+    model = pruned(tiny, family, which).to(dtype)
+    expected = kv_bytes_per_token(config, PruningPlan(6, PLANS[which]), dtype) * 48
+    assert cache_bytes(prefill(model, tokens[:1])) == expected
+
+
+def test_sliding_windows_hold_the_window(tiny, tokens):
+    """Gemma-2: the even layers have a window of 32 tokens, of which the cache holds 31."""
+    model = tiny("tiny-gemma2")
+    each = kv_bytes_per_token(model.config) // 6
+    assert cache_bytes(prefill(model, tokens[:1])) == 3 * each * 48 + 3 * each * 31
+
+
+def test_the_peak_counts_what_was_freed_again():
+    result, peak = peak_memory(lambda: torch.ones(2**24).sum().item(), CPU)
+    assert result == 2**24
+    if peak is None:
+        pytest.skip("this system does not tell the peak of resident memory")
+    assert 60 * 2**20 < peak < 96 * 2**20, "64 MiB of numbers; the kernel counts resident pages roughly"
+    _, second = peak_memory(lambda: None, CPU)
+    assert second < 16 * 2**20, "the peak begins anew"
+
+
+def test_where_the_system_does_not_tell(monkeypatch):
+    calls = []
+
+    def refuse(field):
+        raise OSError
+
+    monkeypatch.setattr(timing, "_resident", refuse)
+    assert peak_memory(lambda: calls.append("run") or "result", CPU) == ("result", None)
+    assert calls == ["run"]
