@@ -1,6 +1,7 @@
 """The cells of notebook 08 as tidy frames: seconds with intervals, beside what is counted."""
 
 from collections.abc import Iterator
+from math import isnan, nan
 from typing import Any
 
 import pandas as pd
@@ -37,6 +38,21 @@ def model_title(cells: Cells, model: str) -> str:
 def is_the_papers(cells: Cells, model: str) -> bool:
     """Whether the paper's seconds are of this model."""
     return model == PAPER_MODEL and counted(cells)[model]["layers"] == counted(cells)[model]["whole_layers"]
+
+
+def percent(share: float, low: float = nan, high: float = nan) -> str:
+    """A share in per cent, with its interval where it has one."""
+    return f"{100 * share:.1f} %" + ("" if isnan(low) else f" [{100 * low:.1f}, {100 * high:.1f}]")
+
+
+def saved_text(row: Any) -> str:
+    """The share of time that a row of a frame says is saved."""
+    return percent(row.saved, row.saved_low, row.saved_high)
+
+
+def speed_up(row: Any) -> str:
+    """The same as how many times as much is done in the same time."""
+    return f"{1 / (1 - row.saved):.2f}×"
 
 
 def _measured(cells: Cells, kind: str) -> Iterator[tuple[str, int, dict[str, Any], dict[str, Any]]]:

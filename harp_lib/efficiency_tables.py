@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from math import isnan
+from typing import Any
 
 import pandas as pd
 
@@ -14,10 +15,13 @@ from .efficiency_frames import (
     memory_frame,
     missing_frame,
     model_title,
+    percent,
     prefill_frame,
     published_frame,
     published_saved,
     ratio_frame,
+    saved_text,
+    speed_up,
     split_frame,
 )
 from .efficiency_study import EXPERIMENT
@@ -55,7 +59,7 @@ def setting(cells: Cells) -> pd.DataFrame:
                     "variant": TITLE[variant],
                     "key/value groups removed": f"{numbers['removed_groups']} of {numbers['groups']}",
                     "layers without attention": f"{numbers['layers_without_attention']} of {shape['layers']}",
-                    "decoder parameters removed": _percent(numbers["removed_fraction"]),
+                    "decoder parameters removed": percent(numbers["removed_fraction"]),
                     "parameters": f"{numbers['parameters'] / 1e6:.2f} million",
                     "device": ", ".join(dict.fromkeys(inputs["device"] for inputs in timed)),
                     "CPU threads": ", ".join(dict.fromkeys(str(inputs["threads"]) for inputs in timed)),
@@ -74,8 +78,8 @@ def prefill_times(cells: Cells) -> pd.DataFrame:
             "variant": TITLE[row.variant],
             "seconds": _seconds(row.seconds, row.high - row.seconds),
             **_saving(row),
-            "operations saved, visible pairs": "" if row.variant == DENSE else _percent(row.counted_causal),
-            "operations saved, all pairs": "" if row.variant == DENSE else _percent(row.counted_full),
+            "operations saved, visible pairs": "" if row.variant == DENSE else percent(row.counted_causal),
+            "operations saved, all pairs": "" if row.variant == DENSE else percent(row.counted_full),
             "repetitions": row.repetitions,
         }
         for row in prefill_frame(cells).itertuples()
@@ -87,7 +91,7 @@ def prefill_times(cells: Cells) -> pd.DataFrame:
             "tokens": f"{row.tokens:,}",
             "variant": TITLE[row.variant],
             "seconds": _seconds(row.seconds, row.half_width),
-            "time saved": _percent(saved[row.tokens]) if row.variant == HARP else "",
+            "time saved": percent(saved[row.tokens]) if row.variant == HARP else "",
             "speed-up": f"{1 / (1 - saved[row.tokens]):.2f}×" if row.variant == HARP else "",
             "repetitions": 10,
         }
@@ -115,9 +119,9 @@ def equal_heads(cells: Cells) -> pd.DataFrame:
             "tokens": f"{row.tokens:,}",
             "variant": TITLE[row.variant],
             "groups removed": counted(cells)[row.model]["variants"][row.variant]["removed_groups"],
-            "operations saved, visible pairs": _percent(row.counted_causal),
-            "operations saved, all pairs": _percent(row.counted_full),
-            "time saved": _saving(row)["time saved"],
+            "operations saved, visible pairs": percent(row.counted_causal),
+            "operations saved, all pairs": percent(row.counted_full),
+            "time saved": saved_text(row),
             "time, in times of thinned out": ""
             if row.variant == THINNED
             else f"{row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}]",
@@ -138,7 +142,7 @@ def split_times(cells: Cells) -> pd.DataFrame:
             found = by_part.loc[name]
             row[f"{title}, seconds"] = _seconds(found["seconds"], found["high"] - found["seconds"])
         share = by_part.loc["attention"]
-        row["attention, of both"] = _percent(share["share"]) + _bracket(share["share_low"], share["share_high"])
+        row["attention, of both"] = percent(share["share"], share["share_low"], share["share_high"])
         rows.append(row | {"repetitions": share["repetitions"]})
     return pd.DataFrame(rows)
 
@@ -153,7 +157,7 @@ def decode_speeds(cells: Cells) -> pd.DataFrame:
             "new tokens per second": f"{row.speed:.2f}" + ("" if isnan(row.high) else f" ± {row.high - row.speed:.2f}"),
             **_saving(row),
             "bytes read for a token": f"{row.bytes / MIB:,.1f} MiB",
-            "bytes saved": "" if row.variant == DENSE else _percent(row.bytes_saved),
+            "bytes saved": "" if row.variant == DENSE else percent(row.bytes_saved),
             "new tokens timed": row.steps,
             "repetitions": row.repetitions,
         }
@@ -197,12 +201,11 @@ def missing(cells: Cells) -> pd.DataFrame:
     return frame.assign(model=[model_title(cells, model) for model in frame["model"]])
 
 
-def _saving(row: tuple) -> dict[str, str]:
+def _saving(row: Any) -> dict[str, str]:
     """The time that a variant saves, as a share and as a speed-up; nothing for the dense model."""
     if row.variant == DENSE:
         return {"time saved": "", "speed-up": ""}
-    share = _percent(row.saved) + _bracket(row.saved_low, row.saved_high)
-    return {"time saved": share, "speed-up": f"{1 / (1 - row.saved):.2f}×"}
+    return {"time saved": saved_text(row), "speed-up": speed_up(row)}
 
 
 def _told_apart(low: float, high: float) -> str:
@@ -211,11 +214,3 @@ def _told_apart(low: float, high: float) -> str:
 
 def _seconds(value: float, half: float) -> str:
     return f"{value:.4f}" if isnan(half) else f"{value:.4f} ± {half:.4f}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def _bracket(low: float, high: float) -> str:
-    return "" if isnan(low) else f" [{100 * low:.1f}, {100 * high:.1f}]"

@@ -1,7 +1,5 @@
 """What the results of notebook 08 say, in words that follow the numbers."""
 
-from math import isnan
-
 import numpy as np
 import pandas as pd
 from scipy import stats
@@ -16,10 +14,13 @@ from .efficiency_frames import (
     memory_frame,
     missing_frame,
     model_title,
+    percent,
     prefill_frame,
     published_frame,
     published_saved,
     ratio_frame,
+    saved_text,
+    speed_up,
     split_frame,
 )
 from .efficiency_study import ALL
@@ -63,8 +64,12 @@ def answer(cells: Cells) -> str:
         text = f"- **{title}.**"
         for frame, doing in ((prefill_frame(cells), "Reading"), (decode_frame(cells), "Decoding after")):
             if (row := _longest(_rows(frame, model, HARP))) is not None:
-                text += f" {doing} {_tokens(row)}, HARP saves {_saved(row)} of the dense model's time"
-                text += ", which is too small to tell." if outcome(_beyond(row, 0)) == OPEN else f": {_speed_up(row)}."
+                text += f" {doing} {_tokens(row)}, HARP saves {saved_text(row)} of the dense model's time"
+                text += (
+                    ", which is too small to tell."
+                    if outcome(_beyond(row, 0)) == OPEN
+                    else f": a speed-up of {speed_up(row)}."
+                )
         lines.append(f"{text} Of the {len(judged)} claims of the table below: {counts}.")
     return "\n".join(lines)
 
@@ -107,28 +112,28 @@ def _reading(cells: Cells, model: str) -> dict[str, Finding]:
         return {}
     repeated = rows[rows["repetitions"] > 1]
     paper = published_saved()
-    printed = " and ".join(f"{_percent(saved)} at {tokens:,} tokens" for tokens, saved in paper.items())
-    beyond = [f", {_percent(row.saved)} at {row.tokens:,}" for row in rows[rows["repetitions"] == 1].itertuples()]
+    printed = " and ".join(f"{percent(saved)} at {tokens:,} tokens" for tokens, saved in paper.items())
+    beyond = [f", {percent(row.saved)} at {row.tokens:,}" for row in rows[rows["repetitions"] == 1].itertuples()]
     once = f"; timed once{''.join(beyond)}" if beyond else ""
     found = {
         FASTER: Finding(*_everywhere(repeated), printed),
         GROWS: Finding(*_growth(cells, model, repeated), printed),
         AS_MUCH: Finding(
-            f"{_saved(longest)} at {_tokens(longest)}{once}",
+            f"{saved_text(longest)} at {_tokens(longest)}{once}",
             outcome(_beyond(longest, paper.iloc[-1])),
-            f"{_percent(paper.iloc[-1])} at {paper.index[-1]:,} tokens, on an H100",
+            f"{percent(paper.iloc[-1])} at {paper.index[-1]:,} tokens, on an H100",
         ),
         ALLOWED: Finding(
-            f"at {_tokens(longest)}, {_saved(longest)} of the time; of the operations, "
-            f"{_percent(longest['counted_causal'])} with visible query-key pairs counted and "
-            f"{_percent(longest['counted_full'])} with all",
+            f"at {_tokens(longest)}, {saved_text(longest)} of the time; of the operations, "
+            f"{percent(longest['counted_causal'])} with visible query-key pairs counted and "
+            f"{percent(longest['counted_full'])} with all",
             outcome(_beyond(longest, longest["counted_causal"])),
             "not counted",
         ),
     }
     thinned = _longest(ratio_frame(cells, "prefill", HARP, THINNED).query("model == @model"))
     flops = {variant: _longest(_rows(prefill_frame(cells), model, variant)) for variant in (HARP, THINNED)}
-    of_operations = " and ".join(f"{TITLE[name]} {_percent(row['counted_causal'])}" for name, row in flops.items())
+    of_operations = " and ".join(f"{TITLE[name]} {percent(row['counted_causal'])}" for name, row in flops.items())
     found[WHOLE] = Finding(
         f"thinned out, reading {_tokens(thinned)} takes {_ratio(thinned)} times as long; of the operations (visible "
         f"pairs), {of_operations} are saved",
@@ -157,7 +162,7 @@ def _growth(cells: Cells, model: str, rows: pd.DataFrame) -> tuple[str, str]:
     """Whether more is saved at the longest length than at the shortest: Welch's t on the logarithms of the ratios."""
     first, last = rows.iloc[0], rows.iloc[-1]
     if len(rows) == 1:
-        return f"{_saved(first)} at {_tokens(first)}, the only length that was repeated", OPEN
+        return f"{saved_text(first)} at {_tokens(first)}, the only length that was repeated", OPEN
     ratios = []
     for row in (first, last):
         seconds = cells[model, ALL, f"prefill-{row['tokens']}"]["result"]["seconds"]
@@ -165,8 +170,8 @@ def _growth(cells: Cells, model: str, rows: pd.DataFrame) -> tuple[str, str]:
     low, high = stats.ttest_ind(*ratios, equal_var=False).confidence_interval()
     fall = Interval(*(float(1 - np.exp(-end)) for end in (ratios[0].mean() - ratios[1].mean(), low, high)))
     evidence = (
-        f"{_saved(first)} at {_tokens(first)}, {_saved(last)} at {_tokens(last)}; from the first to the last, pruned "
-        f"over dense time falls by {_percent(fall.value)} [{100 * fall.low:.1f}, {100 * fall.high:.1f}]"
+        f"{saved_text(first)} at {_tokens(first)}, {saved_text(last)} at {_tokens(last)}; "
+        f"from the first to the last, pruned over dense time falls by {percent(*fall)}"
     )
     return evidence, outcome(fall)
 
@@ -190,7 +195,7 @@ def _attention(cells: Cells, model: str) -> dict[str, Finding]:
         more = Interval(row.share - 0.5, row.share_low - 0.5, row.share_high - 0.5)
         less = Interval(-more.value, -more.high, -more.low)
         outcomes.append(outcome(more if row.tokens > width else less))
-    shares = ", ".join(f"{_percent(row.share)} at {row.tokens:,}" for row in rows.itertuples())
+    shares = ", ".join(f"{percent(row.share)} at {row.tokens:,}" for row in rows.itertuples())
     evidence = f"of the time in both, attention with its projections takes {shares} tokens; d_ff is {width:,}"
     found[MEASURED] = Finding(evidence, FAILS if FAILS in outcomes else OPEN if OPEN in outcomes else HOLDS, paper)
     return found
@@ -218,8 +223,8 @@ def _decoding(cells: Cells, model: str) -> dict[str, Finding]:
     longest = _longest(rows)
     if longest is None:
         return {}
-    of_bytes = _percent(longest["bytes_saved"])
-    evidence = f"after {_tokens(longest)}, {_saved(longest)} of the time and {of_bytes} of the bytes"
+    of_bytes = percent(longest["bytes_saved"])
+    evidence = f"after {_tokens(longest)}, {saved_text(longest)} of the time and {of_bytes} of the bytes"
     return {
         DECODING: Finding(*_everywhere(rows[rows["repetitions"] > 1]), "not measured"),
         BYTES: Finding(evidence, outcome(_beyond(longest, longest["bytes_saved"])), "not measured"),
@@ -232,8 +237,8 @@ def _speed() -> Finding:
     seconds = frame[frame["tokens"] == frame["tokens"].max()].set_index("variant")["seconds"]
     faster = seconds[DENSE] / seconds[HARP]
     evidence = (
-        f"{seconds[DENSE]:.4f} s become {seconds[HARP]:.4f} s: {_percent(1 - 1 / faster)} less time, "
-        f"and {_percent(faster - 1)} more speed ({faster:.2f}×)"
+        f"{seconds[DENSE]:.4f} s become {seconds[HARP]:.4f} s: {percent(1 - 1 / faster)} less time, "
+        f"and {percent(faster - 1)} more speed ({faster:.2f}×)"
     )
     return Finding(evidence, FAILS, "16.7 %")
 
@@ -243,21 +248,8 @@ def _beyond(row: pd.Series, share: float) -> Interval:
     return Interval(*(row[end] - share for end in ("saved", "saved_low", "saved_high")))
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def _saved(row: pd.Series) -> str:
-    reach = "" if isnan(row["saved_low"]) else f" [{100 * row['saved_low']:.1f}, {100 * row['saved_high']:.1f}]"
-    return _percent(row["saved"]) + reach
-
-
 def _ratio(row: pd.Series) -> str:
     return f"{row['ratio']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
-
-
-def _speed_up(row: pd.Series) -> str:
-    return f"a speed-up of {1 / (1 - row['saved']):.2f}×"
 
 
 def _tokens(row: pd.Series) -> str:

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from harp_lib import PruningPlan
-from harp_lib.accounting import paper_configs
+from harp_lib.accounting import paper_configs, parameters
 from harp_lib.efficiency_variants import cut_config, make_variants, published_plan, random_model, thinned_plan
 from harp_lib.flops import prefill_flops
 from harp_lib.plan import LayerPlan
@@ -125,3 +125,4 @@ def test_random_models_are_whole(family):
     assert not torch.equal(first, third)
     cache = prefill(model, torch.arange(12)[None])
     assert (len(cache.layers), cache.get_seq_length()) == (2, 12)
+    assert parameters(config) == model.num_parameters()
