@@ -33,6 +33,7 @@ from .results import Cells
 COLOUR = colours.METHOD | {FOLDED: colours.HARP_FOLDED, THINNED: colours.THINNED}
 MARK = dict(zip(VARIANTS, "os^D", strict=True))
 SHIFT = dict(zip(VARIANTS, (0.93, 0.98, 1.03, 1.08), strict=True))  # of points at one length, so that all are seen
+SIZE = dict(zip(VARIANTS, (5, 9, 7, 4), strict=True))  # where points may lie upon each other, unshifted
 PAPER_MARK = {DENSE: "P", HARP: "X"}
 PART_COLOUR = {"attention": colours.FIRST, "projections": colours.SECOND, "ffn": "#e2e2e2"}
 PART_TITLE = {"attention": "attention (QKᵀ and AV)", "projections": "Q, K, V and O projections", "ffn": "FFN"}
@@ -58,7 +59,7 @@ def prefill_time(cells: Cells, model: str) -> Figure:
         return _not_measured(cells, model, "prefill")
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8))
     for variant, line in frame.groupby("variant", sort=False):
-        _line(left, line, variant, "seconds", "low", "high")
+        _line(left, line, variant, "seconds", "low", "high", shifted=False)
         if variant != DENSE:
             _line(right, line, variant, "saved", "saved_low", "saved_high")
     if is_the_papers(cells, model):
@@ -154,7 +155,7 @@ def decode_speed(cells: Cells, model: str) -> Figure:
         return _not_measured(cells, model, "decoding")
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8))
     for variant, line in frame.groupby("variant", sort=False):
-        _line(left, line, variant, "speed", "low", "high")
+        _line(left, line, variant, "speed", "low", "high", shifted=False)
         if variant != DENSE:
             _line(right, line, variant, "saved", "saved_low", "saved_high", joined=False)
             right.plot(line["tokens"], line["bytes_saved"], color=COLOUR[variant], linestyle="--", linewidth=1.2)
@@ -178,11 +179,10 @@ def memory(cells: Cells, model: str) -> Figure:
         return _not_measured(cells, model, "memory")
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8))
     for variant, line in frame.groupby("variant", sort=False):
-        tokens = line["tokens"] * SHIFT[variant]
-        look = {"color": COLOUR[variant], "marker": MARK[variant]}
-        left.plot(tokens, line["cache_counted"] / MIB, color=COLOUR[variant], linewidth=1.2)
-        left.plot(tokens, line["cache"] / MIB, linestyle="none", **look)
-        right.plot(tokens, line["peak"] / MIB, **look)
+        look = {"color": COLOUR[variant], "marker": MARK[variant], "markersize": SIZE[variant]}
+        left.plot(line["tokens"], line["cache_counted"] / MIB, color=COLOUR[variant], linewidth=1.2)
+        left.plot(line["tokens"], line["cache"] / MIB, linestyle="none", **look)
+        right.plot(line["tokens"], line["peak"] / MIB, **look)
     left.set(title="KV cache: points measured, lines counted", ylabel="MiB (log scale)")
     right.set(title="peak of a prefill beyond the weights, cache included", ylabel="MiB (log scale)")
     for axis in (left, right):
@@ -203,15 +203,26 @@ def _of(frame: pd.DataFrame, model: str) -> pd.DataFrame:
 
 
 def _line(
-    axis: plt.Axes, line: pd.DataFrame, variant: str, value: str, low: str, high: str, joined: bool = True
+    axis: plt.Axes,
+    line: pd.DataFrame,
+    variant: str,
+    value: str,
+    low: str,
+    high: str,
+    joined: bool = True,
+    shifted: bool = True,
 ) -> None:
-    """Values of a variant with their intervals; hollow where something was timed once and has none."""
+    """Values of a variant with their intervals; hollow where something was timed once and has none.
+
+    On a slope, a shift to the side would look like a lead: there, points lie upon each other and differ in size.
+    """
     once = line["repetitions"] == 1
-    places = line["tokens"] * SHIFT[variant]
+    places = line["tokens"] * (SHIFT[variant] if shifted else 1)
+    size = 5 if shifted else SIZE[variant]
     if joined:
         axis.plot(places, line[value], color=COLOUR[variant], linewidth=1)
     for part, fill in ((line[~once], COLOUR[variant]), (line[once], "white")):
-        look = {"color": COLOUR[variant], "marker": MARK[variant], "markersize": 5, "markerfacecolor": fill}
+        look = {"color": COLOUR[variant], "marker": MARK[variant], "markersize": size, "markerfacecolor": fill}
         reach = _reach(part[value], part[low], part[high])
         axis.errorbar(places[part.index], part[value], yerr=reach, linestyle="none", capsize=2, **look)
 

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from harp_lib import paths
+from harp_lib.benchmarks import LONGBENCH
+from harp_lib.results import read_results
+from harp_lib.statistics import score_estimate
 
 MINI = paths.DATA / "mini"
 KEYS = ["question", "context", "answers", "length", "dataset", "language", "all_classes", "_id"]
@@ -98,3 +101,16 @@ def test_the_official_metric_knows_right_from_wrong(task):
     for row in rows(task):
         assert metric(row, row["answers"])["score"] == pytest.approx(1)
         assert metric(row, ["zzz"])["score"] < 0.2
+
+
+def test_the_datasheet_prints_the_scores_of_the_committed_run():
+    """Of the profile mini; tasks that it calls above the floor are."""
+    sheet, above = (MINI / "README.md").read_text(encoding="utf-8"), []
+    for (_, method, name), cell in read_results("mini", "longbench", roots=[paths.REFERENCE]).items():
+        if method == "dense":
+            value, error = score_estimate(cell["result"]["scores"])
+            printed = f"| {LONGBENCH[name].title} | {100 * value:.1f} ± {100 * error:.1f} | {len(rows(name[10:]))} |"
+            assert printed in sheet, name
+            if value > 2 * error:
+                above.append(LONGBENCH[name].title)
+    assert sorted(above) == ["GovReport", "Lcc", "MultiNews", "RB-P", "SAMSum", "TriviaQA"]
