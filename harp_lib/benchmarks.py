@@ -152,7 +152,7 @@ CATEGORIES = {  # LongBench, as the paper's Table "longcontext" parts and calls 
 LONGBENCH = {
     f"longbench_{name}": Benchmark(
         *(f"longbench_{name}", title, category, f"longbench/{name}.yaml", "score", "test", ""),
-        fields=("context", "answers", *(["all_classes"] if name == "trec" else [])),
+        fields=("context", "question", "answers", *(["all_classes"] if name == "trec" else [])),
     )
     for category, tasks in CATEGORIES.items()
     for name, title in tasks.items()

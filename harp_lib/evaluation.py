@@ -79,7 +79,7 @@ class Evaluator:
             ``scores`` (one for each question, of the metric that the paper reports), ``beside`` (the same of the
             metric kept beside it), ``subtasks`` (name → number of questions, in order), ``versions`` of lm-eval's
             tasks and, where answers are written, ``answers`` and ``answer_tokens``; on LongBench also
-            ``prompt_tokens``, before prompts are cut.
+            ``prompt_tokens``, before prompts are cut, and ``context``, that they are cut to.
         """
         inputs = self.inputs(benchmark)
         with _quiet_lm_eval(), quiet(), evaluating(model):
@@ -104,6 +104,7 @@ class Evaluator:
         if "context" in inputs:
             prompts = (row["arguments"][0][0] for rows in samples.values() for row in rows)
             result["prompt_tokens"] = [len(tokenizer(prompt).input_ids) for prompt in prompts]
+            result["context"] = runner.cut_to
         return result
 
     def _load(self, benchmark: Benchmark) -> dict[str, Any]:
@@ -119,7 +120,8 @@ class Evaluator:
 class _Runner(HFLM):
     """lm-eval's model, without a progress bar for each task, and with LongBench's prompts and settings."""
 
-    context: int | None = None  # tokens that LongBench's prompts are cut to
+    context: int | None = None  # tokens that LongBench's prompts are to be cut to
+    cut_to: int | None = None  # that they were cut to
 
     def loglikelihood(self, requests: list, disable_tqdm: bool = True) -> list:
         return super().loglikelihood(requests, disable_tqdm=True)
@@ -134,8 +136,8 @@ class _Runner(HFLM):
 
     def _of_longbench(self, request: Instance) -> Instance:
         """A request by the official protocol; a model with a short context reads what leaves room for the answer."""
-        most = self.max_length - request.args[1]["max_gen_toks"]
-        return longbench.official_request(request, self.tokenizer, min(self.context, most))
+        self.cut_to = min(self.context, self.max_length - request.args[1]["max_gen_toks"])
+        return longbench.official_request(request, self.tokenizer, self.cut_to)
 
 
 def _wanted(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:

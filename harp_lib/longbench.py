@@ -1,7 +1,8 @@
 """LongBench as its authors run it (github.com/THUDM/LongBench), where lm-eval 0.4.13 does otherwise.
 
 Their ``pred.py`` cuts long prompts in the middle, has no stop strings and ends samsum's answers at a newline; their
-``eval.py`` and ``metrics.py`` score the answer as it was written.
+``eval.py`` and ``metrics.py`` score the answer as it was written. Their prompt of NarrativeQA has had two spellings,
+"asconcisely" and "as concisely"; lm-eval's is the first.
 """
 
 import dataclasses
@@ -65,7 +66,14 @@ def cut_middle(prompt: str, tokenizer: PreTrainedTokenizerBase, length: int) -> 
 
     Instructions stand at both ends. The halves are decoded and joined, so that reading the result may take a few tokens
     more or less.
+
+    Raises
+    ------
+    ValueError
+        If ``length`` has no two halves.
     """
+    if length < 2:
+        raise ValueError(f"a prompt cannot be cut to {length} tokens: the answer takes all that the model reads")
     tokens = tokenizer(prompt).input_ids
     if len(tokens) <= length:
         return prompt
@@ -138,9 +146,8 @@ def first_line(answer: str) -> str:
 
 def _best(metric: Callable[..., float], doc: dict[str, Any], answer: str) -> Scores:
     """The score against the reference that fits best. The answer is not stripped: lm-eval's own wrappers do that."""
-    return {
-        "score": max(float(metric(answer, reference, all_classes=doc["all_classes"])) for reference in doc["answers"])
-    }
+    classes = doc.get("all_classes")
+    return {"score": max(float(metric(answer, reference, all_classes=classes)) for reference in doc["answers"])}
 
 
 def _metrics() -> ModuleType:

@@ -30,18 +30,22 @@ def row(number, **fields):
     return whole | fields
 
 
+ROWS = (row(3), row(8, context="There is a river.", question="Where?"))  # a prompt to cut, and one to pad
+
+
 @pytest.fixture
 def folder(tmp_path):
     """Two rows of three tasks that differ in how they are generated."""
     for task in ("hotpotqa", "samsum", "lcc"):
         (tmp_path / f"longbench_{task}").mkdir()
-        lines = [json.dumps(row(number)) for number in (3, 8)]
+        lines = [json.dumps(found) for found in ROWS]
         (tmp_path / f"longbench_{task}" / "test.jsonl").write_text("\n".join(lines) + "\n")
     return str(tmp_path)
 
 
 def evaluator(folder, **tasks):
     profile = load_profile("smoke", datasets=folder, limit=2)
+    profile["longbench"]["context"] = 400
     for name, new_tokens in tasks.items():
         profile["longbench"]["tasks"][f"longbench_{name}"]["new_tokens"] = new_tokens
     return Evaluator(profile, section="longbench")
@@ -109,6 +113,8 @@ def test_the_middle_is_cut():
     assert prompt.startswith(cut[:10])
     assert prompt.endswith(cut[-10:])
     assert longbench.cut_middle(prompt, tokenizer, 21) == cut, "an odd length is rounded down, as int(length / 2) does"
+    with pytest.raises(ValueError, match="cannot be cut to 1 tokens"):
+        longbench.cut_middle(prompt, tokenizer, 1)
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma2"])
@@ -119,8 +125,8 @@ def test_answers_are_those_of_one_row_at_a_time_without_a_cache(folder, tiny, na
     for task in ("longbench_hotpotqa", "longbench_samsum"):
         found = ours.evaluate(model, tokenizer, LONGBENCH[task])
         config = loaded_task(folder, task)
-        for number, answer in zip((3, 8), found["answers"], strict=True):
-            prompt = longbench.cut_middle(config.doc_to_text(row(number)), tokenizer, 128)
+        for asked, answer in zip(ROWS, found["answers"], strict=True):
+            prompt = longbench.cut_middle(config.doc_to_text(asked), tokenizer, 400)
             ids = tokenizer(prompt, return_tensors="pt").input_ids
             written = []
             for step in range(6):
@@ -133,7 +139,8 @@ def test_answers_are_those_of_one_row_at_a_time_without_a_cache(folder, tiny, na
                 if written[-1] in ends:
                     break
             assert answer == tokenizer.decode(written, skip_special_tokens=True)
-        assert min(found["prompt_tokens"]) > 128, "prompts were cut"
+        assert found["prompt_tokens"][0] > 400, "cut"
+        assert found["prompt_tokens"][1] < 390, "padded"
 
 
 def test_a_newline_ends_samsum_from_the_second_token_on(folder, tiny):
@@ -208,11 +215,12 @@ def test_a_short_context_leaves_room_for_the_answer(folder, tiny):
     profile["longbench"]["tasks"]["longbench_lcc"] = {"rows": 2, "new_tokens": 100}
     ours, model, tokenizer, read = Evaluator(profile, section="longbench"), tiny(), tiny_tokenizer(), []
     model.model.register_forward_pre_hook(lambda _, args, inputs: read.append(inputs["input_ids"][0]), with_kwargs=True)
-    ours.evaluate(model, tokenizer, LONGBENCH["longbench_lcc"])
+    found = ours.evaluate(model, tokenizer, LONGBENCH["longbench_lcc"])
     prompts = [tokenizer.decode(ids) for ids in read if len(ids) > 1]
-    assert all(400 < len(ids) <= 412 for ids in read if len(ids) > 1)
+    assert [400 < len(ids) <= 412 for ids in read if len(ids) > 1] == [True, False], "one is cut, the other short"
     assert all(prompt.startswith("Please complete") and prompt.endswith("line of code:\n") for prompt in prompts)
     assert len(prompts) == 2
+    assert found["context"] == 412
 
 
 def test_scores_of_a_run_are_those_of_its_answers(folder, tiny):
@@ -225,15 +233,18 @@ def test_scores_of_a_run_are_those_of_its_answers(folder, tiny):
 
 def test_inputs_say_to_what_prompts_are_cut(folder):
     inputs = evaluator(folder).inputs(LONGBENCH["longbench_lcc"])
-    assert (inputs["context"], inputs["rows"], inputs["task"]) == (128, 2, "longbench_lcc")
+    assert (inputs["context"], inputs["rows"], inputs["task"]) == (400, 2, "longbench_lcc")
 
 
 def test_bad_rows_are_named(folder, tmp_path):
     check_rows(folder)
     file = tmp_path / "longbench_lcc" / "test.jsonl"
-    file.write_text('{"context": "a"}\n')
-    with pytest.raises(RowError, match=r"longbench_lcc/test.jsonl, line 1: no field 'answers'; Lcc needs context"):
-        check_rows(folder)
+    for fields, missing in (({"context": "a", "question": ""}, "answers"), ({"context": "a", "input": ""}, "question")):
+        file.write_text(json.dumps(fields) + "\n")
+        with pytest.raises(
+            RowError, match=rf"longbench_lcc/test.jsonl, line 1: no field '{missing}'; Lcc needs context"
+        ):
+            check_rows(folder)
 
 
 def test_nothing_is_said_on_the_way(folder, tiny, capfd, recwarn):
