@@ -12,8 +12,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from . import colours
 from .efficiency_frames import (
+    MIB,
     PAPER_MODEL,
-    PRUNED,
     TITLE,
     counted,
     decode_frame,
@@ -25,6 +25,7 @@ from .efficiency_frames import (
     published_saved,
     share_frame,
     split_frame,
+    variants_of,
 )
 from .efficiency_variants import DENSE, FOLDED, HARP, THINNED, VARIANTS
 from .models import slug
@@ -34,12 +35,12 @@ COLOUR = colours.METHOD | {FOLDED: colours.HARP_FOLDED, THINNED: colours.THINNED
 MARK = dict(zip(VARIANTS, "os^D", strict=True))
 SHIFT = dict(zip(VARIANTS, (0.93, 0.98, 1.03, 1.08), strict=True))  # of points at one length, so that all are seen
 SIZE = dict(zip(VARIANTS, (5, 9, 7, 4), strict=True))  # where points may lie upon each other, unshifted
+EDGE = {"causal": (":", "x"), "full": ("--", "+")}  # of the band of counted operations: line, mark of a lone length
 PAPER_MARK = {DENSE: "P", HARP: "X"}
 PART_COLOUR = {"attention": colours.FIRST, "projections": colours.SECOND, "ffn": "#e2e2e2"}
 PART_TITLE = {"attention": "attention (QKᵀ and AV)", "projections": "Q, K, V and O projections", "ffn": "FFN"}
 PAIRS_TITLE = {"full": "all N² query-key pairs counted", "causal": "visible query-key pairs counted"}
 LEAST = 0.3  # of the axis of time saved: intervals may be far wider than what there is to see
-MIB = 2**20
 
 
 def all_figures(cells: Cells) -> Iterator[tuple[str, Figure]]:
@@ -62,13 +63,15 @@ def prefill_time(cells: Cells, model: str) -> Figure:
         _line(left, line, variant, "seconds", "low", "high", shifted=False)
         if variant != DENSE:
             _line(right, line, variant, "saved", "saved_low", "saved_high")
+    seconds = frame["seconds"]
     if is_the_papers(cells, model):
+        seconds = pd.concat([seconds, published_frame()["seconds"]])
         for row in published_frame().itertuples():
             left.errorbar(row.tokens, row.seconds, yerr=row.half_width, **_grey(row.variant))
     saved = published_saved()
     right.plot(saved.index, saved, **_grey(HARP))
     left.set(yscale="log", title="time t of a prefill", ylabel="seconds (log scale)")
-    left.set_ylim(0.5 * frame["seconds"].min(), 2 * frame["seconds"].max())
+    left.set_ylim(0.5 * seconds.min(), 2 * seconds.max())
     left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     left.yaxis.set_minor_locator(NullLocator())
     left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -80,7 +83,7 @@ def prefill_time(cells: Cells, model: str) -> Figure:
     speed.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2f}×"))
     for axis in (left, right):
         _length_axis(axis, "tokens of the prefill (log scale)")
-    handles = [*_handles(VARIANTS), _handle("HARP, the paper: H100", **_grey(HARP))]
+    handles = [*_handles(variants_of(cells, model)), _handle("HARP, the paper: H100", **_grey(HARP))]
     if is_the_papers(cells, model):
         handles.append(_handle("dense, the paper: H100", **_grey(DENSE)))
     else:
@@ -95,22 +98,24 @@ def saved_vs_counted(cells: Cells, model: str) -> Figure:
     frame = _of(prefill_frame(cells), model)
     if frame.empty:
         return _not_measured(cells, model, "time saved beside operations saved")
-    figure, axes = plt.subplots(1, len(PRUNED), figsize=(12, 4.4), sharex=True, sharey=True)
-    for axis, variant in zip(axes, PRUNED, strict=True):
+    pruned = [variant for variant in variants_of(cells, model) if variant != DENSE]
+    figure, axes = plt.subplots(1, len(pruned), figsize=(12, 4.4), sharex=True, sharey=True, squeeze=False)
+    lone = len(set(frame["tokens"])) == 1  # without a line to see
+    for axis, variant in zip(axes[0], pruned, strict=True):
         line = frame[frame["variant"] == variant]
         band = {"color": COLOUR[variant], "alpha": 0.25, "linewidth": 0}
         axis.fill_between(line["tokens"], line["counted_causal"], line["counted_full"], **band)
-        for pairs, style in (("causal", ":"), ("full", "--")):
-            axis.plot(line["tokens"], line[f"counted_{pairs}"], color=COLOUR[variant], linestyle=style, linewidth=1.2)
-        _line(axis, line, variant, "saved", "saved_low", "saved_high", joined=False)
+        for pairs in EDGE:
+            axis.plot(line["tokens"], line[f"counted_{pairs}"], color=COLOUR[variant], **_edge(pairs, lone))
+        _line(axis, line, variant, "saved", "saved_low", "saved_high", joined=False, shifted=False)
         axis.set_title(TITLE[variant])
         _length_axis(axis, "tokens of the prefill (log scale)")
         _saved_axis(axis, frame)
-    axes[0].set_ylabel("saved, share of the dense model's")
+    axes[0, 0].set_ylabel("saved, share of the dense model's")
     handles = [
         Line2D([], [], color="black", marker="o", linestyle="none", label="time, measured, 95 % interval"),
-        Line2D([], [], color="black", linestyle="--", linewidth=1.2, label=f"operations, {PAIRS_TITLE['full']}"),
-        Line2D([], [], color="black", linestyle=":", linewidth=1.2, label=f"operations, {PAIRS_TITLE['causal']}"),
+        _handle(f"operations, {PAIRS_TITLE['full']}", color="black", **_edge("full", lone)),
+        _handle(f"operations, {PAIRS_TITLE['causal']}", color="black", **_edge("causal", lone)),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     _title(figure, cells, model, frame, "time saved beside operations saved")
@@ -121,6 +126,7 @@ def attention_share(cells: Cells, model: str) -> Figure:
     """The counted share of each part of the dense layers against length, with the measured share of attention."""
     shares, split, shape = _of(share_frame(cells), model), _of(split_frame(cells), model), counted(cells)[model]
     measured = split[(split["variant"] == DENSE) & (split["part"] == "attention")]
+    own = split[(split["variant"] == DENSE) & (split["part"] == "ffn")]
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.8), sharex=True, sharey=True)
     for axis, (pairs, title) in zip(axes, PAIRS_TITLE.items(), strict=True):
         table = shares[shares["pairs"] == pairs].pivot_table(index="tokens", columns="part", values="share")
@@ -128,6 +134,9 @@ def attention_share(cells: Cells, model: str) -> Figure:
         reach = _reach(measured["share"], measured["share_low"], measured["share_high"])
         look = {"color": "black", "markerfacecolor": "white", "marker": "o", "linestyle": "none", "capsize": 3}
         axis.errorbar(measured["tokens"], measured["share"], yerr=reach, **look)
+        edge = {"color": "black", "markerfacecolor": "white", "marker": "^", "linestyle": "none", "capsize": 3}
+        reach = _reach(own["share"], own["share_low"], own["share_high"])[::-1]
+        axis.errorbar(own["tokens"], 1 - own["share"], yerr=reach, **edge)
         paper = shape["intermediate_size"]
         axis.axvline(paper, color=colours.PUBLISHED, linestyle="--", linewidth=2)
         if meeting := shape["overtaking"][pairs]["attention"]:
@@ -136,12 +145,13 @@ def attention_share(cells: Cells, model: str) -> Figure:
         axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         _length_axis(axis, "tokens of the prefill (log scale)")
         axis.set(xlim=(table.index.min(), table.index.max()), ylim=(0, 1))
-    axes[0].set_ylabel("share of operations in all layers")
+    axes[0].set_ylabel("share of operations, and of time, in all layers")
     handles = [Patch(facecolor=PART_COLOUR[part], label=PART_TITLE[part]) for part in reversed(PART_COLOUR)]
     handles += [
         Line2D([], [], color="black", linewidth=1.5, label="counted: QKᵀ and AV overtake the FFN"),
         Line2D([], [], color=colours.PUBLISHED, linestyle="--", linewidth=2, label="the paper: at $N = d_{ff}$"),
-        _handle("measured: time in attention and projections, of both and FFN", **look),
+        _handle("time measured in attention", **look),
+        _handle("time measured in attention and projections", **edge),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     _title(figure, cells, model, measured, "dense model, where operations and time go")
@@ -149,7 +159,7 @@ def attention_share(cells: Cells, model: str) -> Figure:
 
 
 def decode_speed(cells: Cells, model: str) -> Figure:
-    """New tokens a second against what the cache holds, and the time saved beside the bytes that are not read."""
+    """New tokens a second against what the cache holds, and the time saved beside the bytes that are not moved."""
     frame = _of(decode_frame(cells), model)
     if frame.empty:
         return _not_measured(cells, model, "decoding")
@@ -165,8 +175,10 @@ def decode_speed(cells: Cells, model: str) -> Figure:
     right.set(title="time saved for each new token", ylabel="saved, share of the dense model's")
     for axis in (left, right):
         _length_axis(axis, "tokens in the cache (log scale)")
-    bytes_line = Line2D([], [], color="black", linestyle="--", linewidth=1.2, label="bytes not read: weights and cache")
-    handles = [*_handles(VARIANTS), bytes_line]
+    bytes_line = Line2D(
+        [], [], color="black", linestyle="--", linewidth=1.2, label="bytes not moved: weights and cache"
+    )
+    handles = [*_handles(variants_of(cells, model)), bytes_line]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     _title(figure, cells, model, frame, "decoding")
     return figure
@@ -186,14 +198,15 @@ def memory(cells: Cells, model: str) -> Figure:
     left.set(title="KV cache: points measured, lines counted", ylabel="MiB (log scale)")
     right.set(title="peak of a prefill beyond the weights, cache included", ylabel="MiB (log scale)")
     for axis in (left, right):
-        _length_axis(axis, "tokens of the prefill (log scale)")
         if axis is right and frame["peak"].isna().all():
             axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center")
-            axis.set_yticks([])
-        else:
-            axis.set_yscale("log", base=2)
-            axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    figure.legend(handles=_handles(VARIANTS), loc="outside lower center", ncols=len(VARIANTS))
+            axis.set_axis_off()
+            continue
+        _length_axis(axis, "tokens of the prefill (log scale)")
+        axis.set_yscale("log", base=2)
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    handles = _handles(variants_of(cells, model))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     figure.suptitle(f"{model_title(cells, model)}: memory", x=0.01, ha="left")
     return figure
 
@@ -218,7 +231,7 @@ def _line(
     """
     once = line["repetitions"] == 1
     places = line["tokens"] * (SHIFT[variant] if shifted else 1)
-    size = 5 if shifted else SIZE[variant]
+    size = SIZE[variant] if joined and not shifted else 5
     if joined:
         axis.plot(places, line[value], color=COLOUR[variant], linewidth=1)
     for part, fill in ((line[~once], COLOUR[variant]), (line[once], "white")):
@@ -257,13 +270,14 @@ def _saved_axis(axis: plt.Axes, frame: pd.DataFrame) -> None:
     axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
 
+def _edge(pairs: str, lone: bool) -> dict:
+    """How an edge of the band is drawn; with a mark where there is one length only."""
+    style, mark = EDGE[pairs]
+    return {"linestyle": style, "linewidth": 1.2, "marker": mark if lone else "", "markersize": 9}
+
+
 def _grey(variant: str) -> dict:
-    return {
-        "color": colours.PUBLISHED,
-        "marker": PAPER_MARK[variant],
-        "markersize": 8,
-        "linestyle": "none",
-    }
+    return {"color": colours.PUBLISHED, "marker": PAPER_MARK[variant], "markersize": 8, "linestyle": "none"}
 
 
 def _handles(variants: Sequence[str]) -> list[Line2D]:

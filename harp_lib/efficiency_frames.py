@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from .efficiency_study import ALL, PAIRS
-from .efficiency_variants import DENSE, FOLDED, HARP, THINNED, VARIANTS
+from .efficiency_variants import DENSE, FOLDED, HARP, LEFT_OUT, THINNED, VARIANTS
 from .models import display_name
 from .published import published
 from .results import Cells
@@ -16,14 +16,19 @@ from .timing import ratio_interval
 
 TITLE = {DENSE: "dense", HARP: "HARP", FOLDED: "HARP, folded", THINNED: "thinned out"}
 """What tables and figures call a variant."""
-PRUNED = VARIANTS[1:]
 PAPER_MODEL = "LLaMA3.1-8B"  # on which the paper measures
-PARTS = {"attention": "attention and its projections", "ffn": "FFN", "rest": "the rest"}
+MIB = 2**20
+PARTS = {"attention": "attention", "projections": "its projections", "ffn": "FFN", "rest": "the rest"}
 
 
 def counted(cells: Cells) -> dict[str, dict[str, Any]]:
     """What is counted of each model: a name → the result of :meth:`EfficiencyStudy.counted`."""
     return {model: cell["result"] for (model, _, task), cell in cells.items() if task == "counted"}
+
+
+def variants_of(cells: Cells, model: str) -> list[str]:
+    """The variants that a model has, in order."""
+    return [variant for variant in VARIANTS if variant in counted(cells)[model]["variants"]]
 
 
 def model_title(cells: Cells, model: str) -> str:
@@ -40,14 +45,14 @@ def is_the_papers(cells: Cells, model: str) -> bool:
     return model == PAPER_MODEL and counted(cells)[model]["layers"] == counted(cells)[model]["whole_layers"]
 
 
-def percent(share: float, low: float = nan, high: float = nan) -> str:
+def share_text(share: float, low: float = nan, high: float = nan) -> str:
     """A share in per cent, with its interval where it has one."""
     return f"{100 * share:.1f} %" + ("" if isnan(low) else f" [{100 * low:.1f}, {100 * high:.1f}]")
 
 
 def saved_text(row: Any) -> str:
     """The share of time that a row of a frame says is saved."""
-    return percent(row.saved, row.saved_low, row.saved_high)
+    return share_text(row.saved, row.saved_low, row.saved_high)
 
 
 def speed_up(row: Any) -> str:
@@ -97,11 +102,12 @@ def prefill_frame(cells: Cells) -> pd.DataFrame:
 def ratio_frame(cells: Cells, kind: str, first: str, second: str) -> pd.DataFrame:
     """Time of ``second`` in times of ``first``, in a ``prefill`` or ``decode``, paired by repetition.
 
-    Columns: model, tokens, repetitions, ratio, low, high.
+    Columns: model, tokens, repetitions, ratio, low, high. Without the models that lack one of the two.
     """
     rows = [
         (model, tokens, inputs["repetitions"], *ratio_interval(result["seconds"][first], result["seconds"][second]))
         for model, tokens, inputs, result in _measured(cells, kind)
+        if {first, second} <= set(result["seconds"])
     ]
     return pd.DataFrame(rows, columns=["model", "tokens", "repetitions", "ratio", "low", "high"])
 
@@ -110,7 +116,7 @@ def decode_frame(cells: Cells) -> pd.DataFrame:
     """New tokens a second after a context, for each model, context and variant.
 
     Columns: model, tokens (of the context), variant, repetitions, steps, speed, low, high (tokens a second, 95 %
-    interval), saved, saved_low, saved_high (time, paired), bytes (weights and cache that a token reads), bytes_saved.
+    interval), saved, saved_low, saved_high (time, paired), bytes (weights and cache that a token moves), bytes_saved.
     """
     rows = []
     for model, tokens, inputs, result in _measured(cells, "decode"):
@@ -130,7 +136,8 @@ def decode_frame(cells: Cells) -> pd.DataFrame:
 def split_frame(cells: Cells) -> pd.DataFrame:
     """Where the time of a prefill goes: model, tokens, variant, part, repetitions, seconds, low, high.
 
-    ``share``, ``share_low``, ``share_high`` are of attention and FFN together, without the rest: None for the rest.
+    ``share``, ``share_low``, ``share_high`` are of attention, projections and FFN together: None for the rest. For
+    attention, ``of_two``, ``of_two_low``, ``of_two_high`` are its share of attention and FFN alone.
     """
     rows = []
     for model, tokens, _, result in _measured(cells, "split"):
@@ -138,12 +145,15 @@ def split_frame(cells: Cells) -> pd.DataFrame:
             for part in PARTS:
                 row = {"model": model, "tokens": tokens, "variant": variant, "part": part, "repetitions": len(runs)}
                 row |= dict(zip(("seconds", "low", "high"), mean_interval([run[part] for run in runs]), strict=True))
-                if part != "rest":
-                    share = mean_interval([run[part] / (run["attention"] + run["ffn"]) for run in runs])
-                    row |= dict(zip(("share", "share_low", "share_high"), share, strict=True))
+                wholes = {"share": ("attention", "projections", "ffn"), "of_two": ("attention", "ffn")}
+                for name, whole in wholes.items():
+                    if part != "rest" and (name == "share" or part == "attention"):
+                        share = mean_interval([run[part] / sum(run[other] for other in whole) for run in runs])
+                        row |= dict(zip((name, f"{name}_low", f"{name}_high"), share, strict=True))
                 rows.append(row)
     columns = ["model", "tokens", "variant", "part", "repetitions", "seconds", "low", "high"]
-    return pd.DataFrame(rows, columns=[*columns, "share", "share_low", "share_high"])
+    shares = [f"{name}{end}" for name in ("share", "of_two") for end in ("", "_low", "_high")]
+    return pd.DataFrame(rows, columns=[*columns, *shares])
 
 
 def share_frame(cells: Cells) -> pd.DataFrame:
@@ -178,6 +188,12 @@ def missing_frame(cells: Cells) -> pd.DataFrame:
             rows.append((model, "{} at {} tokens".format(*task.split("-")), result["failed"]))
         for tokens in result.get("left_out", ()):
             rows.append((model, f"all at {tokens} tokens", "more than the model reads"))
+    for model in counted(cells):
+        has = variants_of(cells, model)
+        rows += [(model, TITLE[variant], reason) for variant, reason in LEFT_OUT.items() if variant not in has]
+    peaks = memory_frame(cells).groupby(["model", "tokens"], sort=False)["peak"].count()
+    for model, tokens in peaks[peaks == 0].index:
+        rows.append((model, f"peak of memory at {tokens} tokens", "this system does not tell it"))
     return pd.DataFrame(rows, columns=["model", "what", "reason"])
 
 

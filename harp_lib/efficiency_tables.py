@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from .efficiency_frames import (
+    MIB,
     PAPER_MODEL,
     PARTS,
     TITLE,
@@ -15,12 +16,13 @@ from .efficiency_frames import (
     memory_frame,
     missing_frame,
     model_title,
-    percent,
     prefill_frame,
     published_frame,
     published_saved,
     ratio_frame,
     saved_text,
+    share_frame,
+    share_text,
     speed_up,
     split_frame,
 )
@@ -29,14 +31,13 @@ from .efficiency_variants import DENSE, FOLDED, HARP, THINNED
 from .efficiency_verdict import verdict
 from .results import Cells
 
-MIB = 2**20
-
 
 def efficiency_tables(cells: Cells) -> Iterator[tuple[pd.DataFrame, str, pd.DataFrame]]:
     """Every table of the experiment, its file name, and its unrounded numbers."""
     yield setting(cells), f"{EXPERIMENT}_setting", setting(cells)
     yield prefill_times(cells), f"{EXPERIMENT}_prefill", prefill_frame(cells)
     yield equal_heads(cells), f"{EXPERIMENT}_equal_heads", equal_heads_frame(cells)
+    yield shares(cells), f"{EXPERIMENT}_share", share_frame(cells)
     yield split_times(cells), f"{EXPERIMENT}_split", split_frame(cells)
     yield decode_speeds(cells), f"{EXPERIMENT}_decode", decode_frame(cells)
     yield memory_use(cells), f"{EXPERIMENT}_memory", memory_frame(cells)
@@ -59,7 +60,7 @@ def setting(cells: Cells) -> pd.DataFrame:
                     "variant": TITLE[variant],
                     "key/value groups removed": f"{numbers['removed_groups']} of {numbers['groups']}",
                     "layers without attention": f"{numbers['layers_without_attention']} of {shape['layers']}",
-                    "decoder parameters removed": percent(numbers["removed_fraction"]),
+                    "decoder parameters removed": share_text(numbers["removed_fraction"]),
                     "parameters": f"{numbers['parameters'] / 1e6:.2f} million",
                     "device": ", ".join(dict.fromkeys(inputs["device"] for inputs in timed)),
                     "CPU threads": ", ".join(dict.fromkeys(str(inputs["threads"]) for inputs in timed)),
@@ -78,8 +79,8 @@ def prefill_times(cells: Cells) -> pd.DataFrame:
             "variant": TITLE[row.variant],
             "seconds": _seconds(row.seconds, row.high - row.seconds),
             **_saving(row),
-            "operations saved, visible pairs": "" if row.variant == DENSE else percent(row.counted_causal),
-            "operations saved, all pairs": "" if row.variant == DENSE else percent(row.counted_full),
+            "operations saved, visible pairs": "" if row.variant == DENSE else share_text(row.counted_causal),
+            "operations saved, all pairs": "" if row.variant == DENSE else share_text(row.counted_full),
             "repetitions": row.repetitions,
         }
         for row in prefill_frame(cells).itertuples()
@@ -91,7 +92,7 @@ def prefill_times(cells: Cells) -> pd.DataFrame:
             "tokens": f"{row.tokens:,}",
             "variant": TITLE[row.variant],
             "seconds": _seconds(row.seconds, row.half_width),
-            "time saved": percent(saved[row.tokens]) if row.variant == HARP else "",
+            "time saved": share_text(saved[row.tokens]) if row.variant == HARP else "",
             "speed-up": f"{1 / (1 - saved[row.tokens]):.2f}×" if row.variant == HARP else "",
             "repetitions": 10,
         }
@@ -107,6 +108,7 @@ def equal_heads_frame(cells: Cells) -> pd.DataFrame:
     ratios = [ratio_frame(cells, "prefill", THINNED, variant).assign(variant=variant) for variant in (HARP, FOLDED)]
     ratios = pd.concat(ratios).drop(columns="repetitions")
     renamed = {"low": "ratio_low", "high": "ratio_high"}
+    frame = frame[frame["model"].isin(ratios["model"])]  # others cannot be thinned out
     keys = ["model", "tokens", "variant"]
     return frame.merge(ratios.rename(columns=renamed), "left", keys).drop(columns=["seconds", "low", "high"])
 
@@ -119,8 +121,8 @@ def equal_heads(cells: Cells) -> pd.DataFrame:
             "tokens": f"{row.tokens:,}",
             "variant": TITLE[row.variant],
             "groups removed": counted(cells)[row.model]["variants"][row.variant]["removed_groups"],
-            "operations saved, visible pairs": percent(row.counted_causal),
-            "operations saved, all pairs": percent(row.counted_full),
+            "operations saved, visible pairs": share_text(row.counted_causal),
+            "operations saved, all pairs": share_text(row.counted_full),
             "time saved": saved_text(row),
             "time, in times of thinned out": ""
             if row.variant == THINNED
@@ -132,8 +134,24 @@ def equal_heads(cells: Cells) -> pd.DataFrame:
     )
 
 
+def shares(cells: Cells) -> pd.DataFrame:
+    """The counted share of each part in the operations of all dense layers, length by length."""
+    keys = ["model", "pairs", "tokens"]
+    table = share_frame(cells).pivot_table(index=keys, columns="part", values="share", sort=False).reset_index()
+    return pd.DataFrame(
+        {
+            "model": [model_title(cells, model) for model in table["model"]],
+            "query-key pairs counted": table["pairs"].map({"full": "all", "causal": "visible"}),
+            "tokens": table["tokens"].map("{:,}".format),
+            "projections": table["projections"].map(share_text),
+            "attention (QKᵀ and AV)": table["attention"].map(share_text),
+            "FFN": table["ffn"].map(share_text),
+        }
+    )
+
+
 def split_times(cells: Cells) -> pd.DataFrame:
-    """Seconds of a prefill in attention, FFN and the rest ± half the 95 % interval."""
+    """Seconds of a prefill in attention, its projections, FFN and the rest ± half the 95 % interval."""
     rows = []
     for (model, tokens, variant), part in split_frame(cells).groupby(["model", "tokens", "variant"], sort=False):
         by_part = part.set_index("part")
@@ -142,7 +160,7 @@ def split_times(cells: Cells) -> pd.DataFrame:
             found = by_part.loc[name]
             row[f"{title}, seconds"] = _seconds(found["seconds"], found["high"] - found["seconds"])
         share = by_part.loc["attention"]
-        row["attention, of both"] = percent(share["share"], share["share_low"], share["share_high"])
+        row["attention, of it and FFN"] = share_text(share["of_two"], share["of_two_low"], share["of_two_high"])
         rows.append(row | {"repetitions": share["repetitions"]})
     return pd.DataFrame(rows)
 
@@ -156,8 +174,8 @@ def decode_speeds(cells: Cells) -> pd.DataFrame:
             "variant": TITLE[row.variant],
             "new tokens per second": f"{row.speed:.2f}" + ("" if isnan(row.high) else f" ± {row.high - row.speed:.2f}"),
             **_saving(row),
-            "bytes read for a token": f"{row.bytes / MIB:,.1f} MiB",
-            "bytes saved": "" if row.variant == DENSE else percent(row.bytes_saved),
+            "bytes moved for a token": f"{row.bytes / MIB:,.1f} MiB",
+            "bytes saved": "" if row.variant == DENSE else share_text(row.bytes_saved),
             "new tokens timed": row.steps,
             "repetitions": row.repetitions,
         }

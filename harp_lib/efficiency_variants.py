@@ -10,15 +10,21 @@ from transformers.initialization import no_init_weights
 from .accounting import PAPER_MODELS, count_groups, paper_configs
 from .alpha_study import EXPERIMENT as ALPHA
 from .alpha_study import AlphaStudy
-from .architecture import decoder_layers
+from .architecture import check_slices, decoder_layers
 from .models import load_model
 from .plan import LayerPlan, PruningPlan
 from .published import published_alphas
 from .results import ResultStore
 from .score_study import release_memory
+from .slicing import folds
 from .surgery import swap_modules
 
 DENSE, HARP, FOLDED, THINNED = VARIANTS = ("dense", "harp", "harp-folded", "thinned")
+LEFT_OUT = {
+    FOLDED: "no pruned layer has query heads that share a value head",
+    THINNED: "its attention without some of its heads is not the same as with these heads masked",
+}
+"""Why a model may lack a variant."""
 DEVIATION = 0.02  # of random weights, as models of this kind are initialised
 
 
@@ -31,18 +37,21 @@ class Variant(NamedTuple):
 
 
 def make_variants(model: PreTrainedModel, plan: PruningPlan) -> dict[str, Variant]:
-    """The dense model, HARP's plan carried out in two ways, and as many groups taken evenly from all layers.
+    """The dense model, HARP's plan carried out in two ways, and as many groups taken from all layers evenly.
 
     All share the weights of ``model``: what a variant has of its own are sliced and folded projections. Alpha is left
     out. In a pruned model it is in the weights and takes no time; only where it is 0 does the rest of the attention
-    go too, and that it does here.
+    go too, and that it does here. A variant that a model cannot have is left out: ``LEFT_OUT`` says why.
     """
-    return {
-        DENSE: Variant(model),
-        HARP: _variant(model, plan),
-        FOLDED: _variant(model, plan, fold_output=True),
-        THINNED: _variant(model, thinned_plan(model.config, plan)),
-    }
+    variants = {DENSE: Variant(model), HARP: _variant(model, plan)}
+    if any(alpha and folds(decoder_layers(model)[layer].self_attn) for layer, alpha in plan.alphas.items()):
+        variants[FOLDED] = _variant(model, plan, fold_output=True)
+    thinned = thinned_plan(model.config, plan)
+    try:
+        check_slices(model, thinned)
+    except ValueError:  # as of a norm over all heads
+        return variants
+    return variants | {THINNED: _variant(model, thinned)}
 
 
 def _variant(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False) -> Variant:
@@ -79,10 +88,11 @@ def load_dense(name: str, profile: dict[str, Any], seed: int) -> tuple[PreTraine
     seed : int
         Of random weights.
     """
+    release_memory()  # of a model that was timed before
     settings = profile["efficiency"]
     if name not in PAPER_MODELS:
         plan = searched_plan(name, profile)
-        return load_model(name, settings["dtype"], profile["device_map"])[0], plan
+        return load_model(name, settings["dtype"])[0], plan  # on one device: between several, copies would be timed
     whole = paper_configs()[name]
     config = cut_config(whole, settings["layers"] or whole.num_hidden_layers)
     return random_model(config, settings["dtype"], seed), published_plan(name, config.num_hidden_layers)

@@ -14,14 +14,15 @@ from .published import published, published_scores
 from .results import Cells
 from .score_claims import FLOOR, NO_SCORE, Finding, ahead_of, outcome, points
 from .score_frames import average_frame, complete_tasks, difference, result_of
-from .score_kept import compared, independent_difference, is_above_chance, paper_model
-from .score_layout import COMPETING
+from .score_kept import Compared, compared, independent_difference, is_above_chance, paper_model
+from .score_layout import COMPETING, is_single
 
 TABLE = "longbench"  # of the paper
 ALL = "All tasks"  # beside the categories
 EVERY, ABOVE = "tasks", "tasks above the floor"  # on which first places are counted
 AS_MANY, PRUNED = "as many parameters removed", "all pruned models"
 AMONG = {AS_MANY: COMPETING, PRUNED: METHODS}  # whose first places are counted
+ONE_QUESTION = "one question a task: no error to judge by"
 DRAWS = 1000  # of the bootstrap
 LIKELY = 0.975  # of its draws: the side of a 95 % interval
 MULTI_HOP = ("HotpotQA", "2WikiMQA")  # where the paper sees the largest lead
@@ -39,10 +40,21 @@ def counterpart(model: str) -> str:
     return paper_model(model) if paper_model(model) in known else known[0]
 
 
+def dense_scores(cells: Cells, model: str, tasks: Sequence[str]) -> dict[str, list[Compared]]:
+    """The dense model's scores on those of the tasks that it has one on."""
+    found = {task: compared(cells, model, "dense", [task], LONGBENCH) for task in tasks}
+    return {task: scores for task, scores in found.items() if scores}
+
+
 def above_floor(cells: Cells, model: str, tasks: Sequence[str]) -> list[str]:
     """Those of the tasks where the dense model is above 0 by two standard errors."""
-    dense = {task: compared(cells, model, "dense", [task], LONGBENCH) for task in tasks}
-    return [task for task, pairs in dense.items() if pairs and is_above_chance(pairs)]
+    return [task for task, scores in dense_scores(cells, model, tasks).items() if is_above_chance(scores)]
+
+
+def has_no_errors(cells: Cells, model: str, tasks: Sequence[str]) -> bool:
+    """Whether each task has one question only, so that nobody can say which are at the floor."""
+    found = dense_scores(cells, model, tasks)
+    return bool(found) and all(map(is_single, found.values()))
 
 
 def category_frame(scores: pd.DataFrame) -> pd.DataFrame:
@@ -109,17 +121,19 @@ def rank_frame(cells: Cells, scores: pd.DataFrame) -> pd.DataFrame:
     Columns: model, among (a key of ``AMONG``), of ("tasks" or "tasks above the floor"), method, alone, tied, low and
     high (95 % interval of both together), alone_low and alone_high, most and beaten (shares of the draws in which it
     has more first places than every other method, and in which another has more), tasks, questions. What a bootstrap
-    says is nan where a task has one question.
+    says is nan where a task has one question. Without a dense score there are no rows of tasks above the floor.
     """
     rows = []
     for model, part in scores.groupby("model", sort=False):
+        has_dense = bool(dense_scores(cells, model, part["task"].unique()))
         for among, competing in AMONG.items():
             mine = part[part["method"].isin(competing)]
             methods, whole = list(mine["method"].unique()), complete_tasks(mine)
             asked = mine.groupby("task")["questions"].max()
             means = mine.pivot_table(index="method", columns="task", values="score")
             drawn = _bootstrap(cells, model, methods, whole)
-            for of, tasks in {EVERY: whole, ABOVE: above_floor(cells, model, whole)}.items():
+            above = {ABOVE: above_floor(cells, model, whole)} if has_dense else {}
+            for of, tasks in ({EVERY: whole} | above).items():
                 counted = first_places(means.reindex(index=methods, columns=tasks).to_numpy())
                 known = drawn is not None and len(tasks) > 0
                 chosen = [whole.index(task) for task in tasks]
@@ -205,7 +219,7 @@ def _counted(
 ) -> tuple[pd.Series | None, tuple[str, str] | None]:
     """A method's row over the tasks above the floor; or evidence and verdict, if nothing can be counted."""
     rows = ranks[(ranks["model"] == model) & (ranks["among"] == among) & (ranks["method"] == method)].set_index("of")
-    if rows.empty or not rows.loc[EVERY, "tasks"]:
+    if rows.empty or not rows.loc[EVERY, "tasks"] or ABOVE not in rows.index:
         return None, ("", NO_SCORE)
     return (rows.loc[ABOVE], None) if rows.loc[ABOVE, "tasks"] else (None, ("no task is above the floor", FLOOR))
 

@@ -16,14 +16,18 @@ from .longbench_claims import (
     ALL,
     AMONG,
     EVERY,
+    ONE_QUESTION,
     TABLE,
     above_floor,
     category_differences,
     category_frame,
+    dense_scores,
+    has_no_errors,
     paper_models,
     published_ranks,
     rank_frame,
 )
+from .longbench_verdict import no_tasks
 from .models import display_name, slug
 from .published import published_scores
 from .results import Cells
@@ -50,10 +54,9 @@ def category_scores(cells: Cells, categories: pd.DataFrame, model: str) -> Figur
     """Average score of each method in each category: ours with 95 % intervals, and the two models of the paper."""
     part = categories[categories["model"] == model]
     paper = paper_models()
-    figure, axes = plt.subplots(1 + len(paper), 1, figsize=(13, 9), sharex=True)
+    figure, axes = plt.subplots(1 + len(paper), 1, figsize=(13, 9), sharex=True, sharey=True)
     _bars(axes[0], part)
     axes[0].set_title("ours, 95 % intervals" if part["low"].notna().any() else "ours, one question a task")
-    axes[0].set_ylim(0, min(100, max(axes[0].get_ylim()[1], 5)))
     for axis, name in zip(axes[1:], paper, strict=True):
         block = published_scores(TABLE, name)
         means = {kind: block[tasks].mean(axis=1) for kind, tasks in SECTIONS.items()}
@@ -61,6 +64,7 @@ def category_scores(cells: Cells, categories: pd.DataFrame, model: str) -> Figur
         _bars(axis, pd.DataFrame(rows, columns=["kind", "method", "score"]))
         missing = [TITLE[method] for method in ORDER if method not in block.index]
         axis.set_title(f"{name} (paper{', without ' if missing else ''}{' and '.join(missing)})")
+    axes[0].set_ylim(0, min(100, axes[0].get_ylim()[1]))
     for axis in axes:
         axis.set_ylabel("score (%)")
         axis.axvline(len(SECTIONS) - 1.5, color="black", linewidth=0.6)
@@ -69,14 +73,23 @@ def category_scores(cells: Cells, categories: pd.DataFrame, model: str) -> Figur
         axis.set_axisbelow(True)
     counts, labels = part.drop_duplicates("kind").set_index("kind")[["tasks", "questions"]], []
     for kind, tasks in SECTIONS.items():
-        floor = len(tasks) - len(above_floor(cells, model, tasks))
         asked = f"{counts.loc[kind, 'questions']} questions" if kind in counts.index else "missing"
-        labels.append(f"{kind}\nours: {asked},\n{floor} of {len(tasks)} at the floor")
+        labels.append(f"{kind}\nours: {asked},\n{_floor(cells, model, tasks)}")
     axes[-1].set_xticks(range(len(labels)), labels)
     axes[-1].set_xlim(-0.5, len(labels) - 0.5)
     figure.suptitle(f"{display_name(model)} beside the paper: scores by category", x=0.01, ha="left")
     figure.legend(handles=method_handles(ORDER), loc="outside lower center", ncols=len(ORDER))
     return figure
+
+
+def _floor(cells: Cells, model: str, tasks: list[str]) -> str:
+    """How many of the tasks with a dense score are at the floor, and how many there are where some have none."""
+    scored = len(dense_scores(cells, model, tasks))
+    floor = f"{scored - len(above_floor(cells, model, tasks))} of {scored} at the floor"
+    lines = [ONE_QUESTION.replace(": ", ":\n")] if has_no_errors(cells, model, tasks) else [floor] if scored else []
+    if scored < len(tasks):
+        lines.append(f"{scored} of {len(tasks)} tasks scored")
+    return ",\n".join(lines)
 
 
 def _bars(axis: plt.Axes, rows: pd.DataFrame) -> None:
@@ -92,7 +105,10 @@ def _bars(axis: plt.Axes, rows: pd.DataFrame) -> None:
 def first_places(ranks: pd.DataFrame, model: str) -> Figure:
     """On how many tasks each method has the highest score: ours, with a bootstrap's 95 % intervals, and the paper's."""
     part, printed = ranks[ranks["model"] == model], published_ranks()
-    columns = [(f"ours, {{}} {of}", mine) for of, mine in part.groupby("of", sort=False)]
+    columns = []
+    for of, mine in part.groupby("of", sort=False):
+        none = no_tasks(ranks, model).replace(": ", ":\n")
+        columns.append((f"ours, {{}} {of}" if mine["tasks"].any() else f"ours, {none}", mine))
     columns += [(f"{name} (paper), {{}} {EVERY}", rows) for name, rows in printed.groupby("model", sort=False)]
     figure, axes = plt.subplots(len(AMONG), len(columns), figsize=(13, 5.4), sharex=True, sharey="row")
     for row, (among, competing) in zip(axes, AMONG.items(), strict=True):

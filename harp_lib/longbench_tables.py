@@ -14,7 +14,6 @@ from .longbench_claims import (
     ALL,
     EVERY,
     TABLE,
-    above_floor,
     category_differences,
     category_frame,
     counterpart,
@@ -22,10 +21,11 @@ from .longbench_claims import (
     published_ranks,
     rank_frame,
 )
-from .longbench_verdict import verdict
+from .longbench_verdict import cut_to, places, verdict
 from .models import display_name
 from .published import published_ratios, published_scores
 from .results import Cells
+from .score_answers import EXAMPLE, answers_to
 from .score_claims import points
 from .score_frames import AVERAGE, score_frame
 from .score_layout import COMPETING, MISSING, in_bold, score_block
@@ -55,7 +55,7 @@ def longbench_tables(cells: Cells) -> Iterator[tuple[pd.DataFrame, str, pd.DataF
     numbers = pd.concat([scores, categories.rename(columns={"kind": "task"})])
     differences, lengths, examples = category_differences(cells, scores), length_frame(cells), example_frame(cells)
     yield asked(cells), "longbench_asked", asked(cells)
-    yield table, "longbench_scores", numbers
+    yield named_once(table), "longbench_scores", numbers
     yield paper_layout(table), "longbench_scores_paper_layout", numbers
     yield rank_table(ranks), "longbench_first_places", ranks
     yield difference_table(differences), "longbench_differences", differences
@@ -81,6 +81,8 @@ def official_new_tokens(benchmark: Benchmark) -> int:
 def asked(cells: Cells) -> pd.DataFrame:
     """What each task is made of, here and officially."""
     models, rows = list(dict.fromkeys(model for model, *_ in cells)), []
+    heads = {model: f"tokens of a prompt, {display_name(model)}" for model in models}
+    heads = heads if len(models) > 1 else dict.fromkeys(models, "tokens of a prompt")
     for name, benchmark in LONGBENCH.items():
         stored = {key: cell for key, cell in cells.items() if key[2] == name}
         if not stored:
@@ -99,7 +101,7 @@ def asked(cells: Cells) -> pd.DataFrame:
                 "new tokens": str(cell["inputs"].get("new_tokens") or official_new_tokens(benchmark)),
                 "new tokens in LongBench": str(official_new_tokens(benchmark)),
             }
-            | {f"tokens of a prompt, {display_name(model)}": _prompts(stored, model) for model in models}
+            | {head: _prompts(stored, model) for model, head in heads.items()}
         )
     return pd.DataFrame(rows)
 
@@ -108,8 +110,8 @@ def _prompts(stored: Cells, model: str) -> str:
     """The median length of the prompts of a task, and how many of them were cut."""
     for (name, *_), cell in stored.items():
         if name == model and "failed" not in cell["result"]:
-            tokens, context = np.array(cell["result"]["prompt_tokens"]), cell["inputs"]["context"]
-            return f"{np.median(tokens):,.0f} ({(tokens > context).sum()} of {len(tokens)} cut to {context:,})"
+            tokens, limit = np.array(cell["result"]["prompt_tokens"]), cut_to(cell["inputs"], cell["result"])
+            return f"{np.median(tokens):,.0f} ({(tokens > limit).sum()} of {len(tokens)} cut to {limit:,})"
     return MISSING
 
 
@@ -117,18 +119,23 @@ def score_table(cells: Cells, scores: pd.DataFrame) -> pd.DataFrame:
     """Scores ± standard errors, tasks by methods: each model of ours, then the paper's.
 
     Of the methods that remove as many parameters the best is bold: in our blocks where :func:`.score_layout.leader`
-    finds one, in the paper's where the printed score is the highest. The paper prints no averages; these are of its
-    printed scores.
+    finds one and the task is not at the floor, in the paper's where the printed score is the highest. The paper prints
+    no averages; these are of its printed scores.
     """
     blocks = [_our_block(cells, part, model) for model, part in scores.groupby("model", sort=False)]
     blocks += [_published_block(model) for model in dict.fromkeys(map(counterpart, scores["model"].unique()))]
     return pd.concat(blocks, ignore_index=True).fillna("")
 
 
+def named_once(table: pd.DataFrame) -> pd.DataFrame:
+    """A table as it is shown: with the name of a model in the first row of its block only."""
+    return table.assign(model=table["model"].mask(table["model"].duplicated(), ""))
+
+
 def _our_block(cells: Cells, part: pd.DataFrame, model: str) -> pd.DataFrame:
     methods, blocks = _methods(), []
     for kind, mine in [*part.groupby("kind", sort=False), (ALL, part.assign(kind=ALL))]:
-        block = pd.DataFrame(score_block(cells, model, mine, methods, COMPETING, LONGBENCH))
+        block = pd.DataFrame(score_block(cells, model, mine, methods, COMPETING, LONGBENCH, bold_at_floor=False))
         block = block.loc[[AVERAGE]] if kind == ALL else block
         blocks.append(block.rename_axis("task").reset_index().assign(category=kind))
     removed = part.groupby("method")["removed_fraction"].first().reindex(methods)
@@ -197,10 +204,9 @@ def rank_table(ranks: pd.DataFrame) -> pd.DataFrame:
 
 
 def _places(row: Mapping) -> str:
-    text = f"{row['alone']}" + (f" + {row['tied']} tied" if row["tied"] else "")
     if np.isnan(row.get("low", np.nan)):
-        return text
-    return f"{text} [{row['low']:.0f}, {row['high']:.0f}], most in {100 * row['most']:.0f} %"
+        return places(row)
+    return f"{places(row)} [{row['low']:.0f}, {row['high']:.0f}], most in {100 * row['most']:.0f} %"
 
 
 def difference_table(differences: pd.DataFrame) -> pd.DataFrame:
@@ -246,7 +252,8 @@ def answer_lengths(lengths: pd.DataFrame) -> pd.DataFrame:
             shown = {TITLE[method]: f"{row[count]} of {row['questions']}" for method, row in sums.iterrows()}
             rows.append({"model": display_name(model), "task": title} | shown)
     order = [TITLE[method] for method in _methods()]
-    return pd.DataFrame(rows).reindex(columns=["model", "task", *order, "new tokens at most"]).fillna("")
+    table = pd.DataFrame(rows).reindex(columns=["model", "task", *order, "new tokens at most"])
+    return table.astype(object).fillna("")  # a method that is missing altogether is a column of floats
 
 
 def example_frame(cells: Cells) -> pd.DataFrame:
@@ -260,23 +267,9 @@ def example_frame(cells: Cells) -> pd.DataFrame:
     rows = []
     for model in dict.fromkeys(model for model, *_ in cells):
         for kinds in EXAMPLES:
-            dense = {
-                name: cells[model, "dense", name]["result"]
-                for name, benchmark in LONGBENCH.items()
-                if benchmark.kind in kinds and "answers" in cells.get((model, "dense", name), {"result": {}})["result"]
-            }
-            if not dense:
-                continue
-            titles = above_floor(cells, model, [LONGBENCH[name].title for name in dense])
-            above = [name for name in dense if LONGBENCH[name].title in titles]
-            name = max(above or dense, key=lambda name: np.mean(dense[name]["scores"]))
-            number = int(np.argmax(dense[name]["scores"]))
-            for method in _methods():
-                result = cells.get((model, method, name), {}).get("result", {})
-                if "answers" in result:
-                    found = (result[key][number] for key in ("scores", "answer_tokens", "answers"))
-                    rows.append((model, LONGBENCH[name].title, number + 1, method, *found))
-    return pd.DataFrame(rows, columns=["model", "task", "question", "method", "score", "tokens", "answer"])
+            tasks = {name: benchmark for name, benchmark in LONGBENCH.items() if benchmark.kind in kinds}
+            rows += answers_to(cells, model, tasks, "scores", _methods())
+    return pd.DataFrame(rows, columns=EXAMPLE)
 
 
 def answer_examples(examples: pd.DataFrame) -> pd.DataFrame:

@@ -1,5 +1,8 @@
 """What the results of notebook 07 say, in words that follow the numbers."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -8,11 +11,14 @@ from .benchmarks import LONGBENCH
 from .longbench_claims import (
     ALL,
     AS_MANY,
+    EVERY,
     MULTI_HOP,
+    ONE_QUESTION,
     PRUNED,
     STRONG,
     TABLE,
     above_floor,
+    has_no_errors,
     highest_average,
     larger_lead,
     most_benchmarks,
@@ -26,17 +32,19 @@ from .methods import BASELINES
 from .models import display_name
 from .published import published_scores
 from .results import Cells
-from .score_claims import NO_SCORE, Finding
+from .score_claims import FLOOR, NO_SCORE, Finding
 from .score_frames import average_frame, complete_tasks, score_frame
 from .score_layout import COMPETING, leader
 from .tables import with_error
 
+UNJUDGED = "not judged"
 AVERAGE_CLAIM = f"{TITLE[EQUAL_PARAMETERS]} has the highest average, {AS_MANY} (the paper prints no averages)"
 MOST_CLAIM = f"{TITLE[EQUAL_PARAMETERS]} outperforms the baselines in most benchmarks, {AS_MANY}"
 FIRST_CLAIM = f"{TITLE[EQUAL_PARAMETERS]} has the highest number of first places, {AS_MANY}"
 HARP_CLAIM = f"{TITLE[EQUAL_HEADS]} has the highest number of first places of all pruned models"
 LEAD_CLAIM = f"the lead of {TITLE[EQUAL_PARAMETERS]} is larger on {' and '.join(MULTI_HOP)} than elsewhere"
 STRONG_CLAIM = f"{TITLE[STRONG[0]]} is the best on {STRONG[1]}, {AS_MANY}"
+OURS = {AS_MANY: EQUAL_PARAMETERS, PRUNED: EQUAL_HEADS}  # the paper's own method in each comparison
 NOT_BOLD = {"LLaMA3.1-8B": ("MultiNews", "Lcc")}  # columns of the paper's table in which it prints nothing in bold
 ODD = "MultiNews"  # on which one dense model of the paper hardly scores
 
@@ -54,8 +62,15 @@ def verdict(cells: Cells) -> pd.DataFrame:
             STRONG_CLAIM: strong(cells, model),
             AVERAGE_CLAIM: highest_average(cells, model, complete_tasks(part)),
         }
+        if has_no_errors(cells, model, part["task"].unique()):
+            found = {claim: _without_error(finding) for claim, finding in found.items()}
         rows += [(claim, display_name(model), *finding) for claim, finding in found.items()]
     return pd.DataFrame(rows, columns=["claim", "model", "evidence", "verdict", "in the paper's table"])
+
+
+def _without_error(finding: Finding) -> Finding:
+    """What looked like the floor, where there is no error to tell it by."""
+    return finding._replace(evidence=ONE_QUESTION, verdict=UNJUDGED) if finding.verdict == FLOOR else finding
 
 
 def answer(cells: Cells) -> str:
@@ -80,17 +95,26 @@ def read_setting(cells: Cells) -> str:
     }.values()
     if not found:
         return "There is no score."
-    sources, versions, dtypes, sizes, contexts = (
+    sources, versions, dtypes, sizes = (
         ", ".join(dict.fromkeys(str(inputs[name]) for inputs, _ in found))
-        for name in ("source", "lm_eval", "dtype", "batch_size", "context")
+        for name in ("source", "lm_eval", "dtype", "batch_size")
     )
     lengths = np.concatenate([result["prompt_tokens"] for _, result in found])
-    cut = sum(tokens > inputs["context"] for inputs, result in found for tokens in result["prompt_tokens"])
+    limits = [cut_to(inputs, result) for inputs, result in found]
+    cut = sum(tokens > cut_to(inputs, result) for inputs, result in found for tokens in result["prompt_tokens"])
+    shown = f"{min(limits):,}"
+    if min(limits) < max(limits):
+        shown += f" to {max(limits):,} tokens (fewer where a model cannot read more besides its answer)"
     return (
         f"Rows: {sources}. Run by lm-eval {versions}, scored by the official metrics, models in {dtypes}, batches of "
         f"{sizes}. Prompts have {lengths.min():,} to {lengths.max():,} tokens; {cut} of {len(lengths)} were longer "
-        f"than {contexts} and were cut to that length."
+        f"than {shown} and were cut to that length."
     )
+
+
+def cut_to(inputs: dict[str, Any], result: dict[str, Any]) -> int:
+    """The length in tokens that a task's prompts were cut to: the profile's, or less with a shorter model."""
+    return result.get("context", inputs["context"])  # cells of earlier runs have the profile's only
 
 
 def read_scores(cells: Cells, scores: pd.DataFrame) -> str:
@@ -118,6 +142,8 @@ def read_scores(cells: Cells, scores: pd.DataFrame) -> str:
 def _floor(cells: Cells, model: str, part: pd.DataFrame) -> str:
     """The tasks of which nothing can be said."""
     tasks = part.loc[(part["method"] == "dense") & part["failed"].isna(), "task"].tolist()
+    if has_no_errors(cells, model, tasks):
+        return f"Which tasks are at the floor cannot be said ({ONE_QUESTION})."
     above = above_floor(cells, model, tasks)
     floor = [task for task in tasks if task not in above]
     if not floor:
@@ -149,41 +175,64 @@ def read_paper() -> str:
 
 
 def read_ranks(ranks: pd.DataFrame) -> str:
-    """Who has most first places of those that remove as many parameters, here and in the paper."""
+    """Who has most first places, in each of the two comparisons, here and in the paper."""
     lines = []
-    for model, part in ranks[ranks["among"] == AS_MANY].groupby("model", sort=False):
-        for of, mine in part.groupby("of", sort=False):
-            if mine["tasks"].iloc[0]:
-                lines.append(f"- **{display_name(model)}, {mine['tasks'].iloc[0]} {of}.** {_most(mine)}")
-            else:
-                lines.append(f"- **{display_name(model)}, {of}.** There is none.")
-    for model, mine in published_ranks().query("among == @AS_MANY").groupby("model", sort=False):
-        lines.append(f"- **{model} (paper), {mine['tasks'].iloc[0]} tasks.** {_most(mine)}")
-    return "\n".join(lines)
+    for (model, among, of), mine in ranks.groupby(["model", "among", "of"], sort=False):
+        number, name = mine["tasks"].iloc[0], f"{display_name(model)}, {among}"
+        if number:
+            lines.append(f"- **{name}, {number} {of}.** {_most(mine, among)}")
+        else:
+            lines.append(f"- **{name}.** {no_tasks(ranks, model).capitalize()}.")
+    for (model, among), mine in published_ranks().groupby(["model", "among"], sort=False):
+        lines.append(f"- **{model} (paper), {among}, {mine['tasks'].iloc[0]} tasks.** {_most(mine, among)}")
+    return "\n".join(dict.fromkeys(lines))  # what there is none of is said once
 
 
-def _most(rows: pd.DataFrame) -> str:
+def _most(rows: pd.DataFrame, among: str) -> str:
     counts = (rows["alone"] + rows["tied"]).set_axis(rows["method"])
     if not counts.max():
         return "No method has a first place: on each task all score the same."
-    own = counts.get(EQUAL_PARAMETERS, NO_SCORE)
-    other = "" if own == counts.max() else f"; {TITLE[EQUAL_PARAMETERS]} has {own}"
-    return f"Most first places: {_highest(counts)} with {counts.max()}{other}."
+    said, own = dict(zip(rows["method"], map(places, rows.to_dict("records")), strict=True)), OURS[among]
+    most = [f"{TITLE[method]} with {said[method]}" for method in counts[counts == counts.max()].index]
+    other = "" if counts.get(own) == counts.max() else f"; {TITLE[own]} has {said.get(own, NO_SCORE)}"
+    return f"Most first places: {_listed(most)}{other}."
+
+
+def places(row: Mapping) -> str:
+    """First places of a method, alone and tied, from its row of a frame of them."""
+    return f"{row['alone']} + {row['tied']} tied" if row["tied"] else f"{row['alone']}"
+
+
+def no_tasks(ranks: pd.DataFrame, model: str) -> str:
+    """Why first places are counted on no task above the floor."""
+    whole = ranks[(ranks["model"] == model) & (ranks["of"] == EVERY)]
+    if not whole["tasks"].any():
+        return "no task has a score of every method"
+    return ONE_QUESTION if (whole["questions"] == whole["tasks"]).all() else "no task above the floor"
 
 
 def read_differences(differences: pd.DataFrame) -> str:
-    """In how many categories a baseline can be told from HARP and from HARP+FLAP."""
+    """In which categories a baseline can be told from HARP and from HARP+FLAP."""
     lines = []
     for (model, reference), part in differences.groupby(["model", "reference"], sort=False):
         part = part[(part["kind"] != ALL) & part["method"].isin(BASELINES)]
-        lower, higher = (part["high"] < 0).sum(), (part["low"] > 0).sum()
+        lower, higher = part[part["high"] < 0], part[part["low"] > 0]
         name = TITLE[reference]
         lines.append(
             f"- **{display_name(model)}, against {name}.** Of {len(part)} differences between a baseline and {name} in "
-            f"one category, {lower} are below zero with their whole interval ({name} is better), {higher} above it, "
-            f"and {len(part) - lower - higher} too small to tell."
+            f"one category, {len(part) - len(lower) - len(higher)} are too small to tell, {len(lower)} below zero with "
+            f"their whole interval{_told(lower, f'{name} is better')}, and {len(higher)} above "
+            f"it{_told(higher, f'{name} is worse')}."
         )
     return "\n".join(lines)
+
+
+def _told(rows: pd.DataFrame, found: str) -> str:
+    """Than which baseline, and in which categories; empty if there is none."""
+    than = [
+        f"than {TITLE[method]} in {_listed(list(mine['kind']))}" for method, mine in rows.groupby("method", sort=False)
+    ]
+    return f" ({found} {'; '.join(than)})" if than else ""
 
 
 def read_lengths(lengths: pd.DataFrame) -> str:
@@ -191,11 +240,14 @@ def read_lengths(lengths: pd.DataFrame) -> str:
     lines = []
     for model, part in lengths.groupby("model", sort=False):
         sums = part.groupby("method", sort=False)[["empty", "full", "questions"]].sum()
-        dense = sums.reindex(["dense"]).iloc[0]
+        said = f"There are up to {sums['questions'].max()} answers of a method, and none of the dense model."
+        if "dense" in sums.index:
+            own = sums.loc["dense"]
+            said = f"Of {own['questions']} answers, the dense model leaves {own['empty']} empty and "
+            said += f"writes {own['full']} up to the limit."
         empty = f"{_highest(sums['empty'])} with {sums['empty'].max()}" if sums["empty"].max() else "no method"
         lines.append(
-            f"- **{display_name(model)}.** Of {sums['questions'].max()} answers, the dense model leaves "
-            f"{dense['empty']:.0f} empty and writes {dense['full']:.0f} up to the limit. Most empty answers: {empty}. "
+            f"- **{display_name(model)}.** {said} Most empty answers: {empty}. "
             f"Most answers up to the limit: {_highest(sums['full'])} with {sums['full'].max()}."
         )
     return "\n".join(lines)

@@ -1,13 +1,18 @@
 """The answers of notebook 05 as tidy frames: how long they are, what another metric says, and one of each to read."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import pandas as pd
 
 from .baseline_frames import ORDER, ordered
-from .benchmarks import BENCHMARKS
+from .benchmarks import BENCHMARKS, Benchmark
 from .results import Cells
+from .score_frames import result_of
 from .score_kept import compared, is_above_chance
 from .statistics import score_estimate
+
+EXAMPLE = ["model", "task", "question", "method", "score", "tokens", "answer"]  # columns
 
 
 def length_frame(cells: Cells) -> pd.DataFrame:
@@ -47,21 +52,42 @@ def example_frame(cells: Cells) -> pd.DataFrame:
 
     Columns: model, task, question (its number), method, score, tokens, answer.
     """
-    rows = []
-    for model in dict.fromkeys(model for model, *_ in cells):
-        dense = {
-            task: cell["result"]
-            for (name, method, task), cell in cells.items()
-            if name == model and method == "dense" and "answers" in cell["result"]
-        }
-        above = [task for task in dense if is_above_chance(compared(cells, model, "dense", [BENCHMARKS[task].title]))]
-        if not dense:
-            continue
-        task = max(above or dense, key=lambda task: np.mean(dense[task]["answer_tokens"]))
-        number = int(np.argmax(dense[task]["scores"]))
-        for method in ORDER:
-            result = cells.get((model, method, task), {}).get("result", {})
-            if "answers" in result:
-                found = (result[key][number] for key in ("scores", "answer_tokens", "answers"))
-                rows.append((model, BENCHMARKS[task].title, number + 1, method, *found))
-    return pd.DataFrame(rows, columns=["model", "task", "question", "method", "score", "tokens", "answer"])
+    models = dict.fromkeys(model for model, *_ in cells)
+    rows = [row for model in models for row in answers_to(cells, model, BENCHMARKS, "answer_tokens", ORDER)]
+    return pd.DataFrame(rows, columns=EXAMPLE)
+
+
+def answers_to(
+    cells: Cells, model: str, benchmarks: Mapping[str, Benchmark], most: str, methods: Sequence[str]
+) -> list[tuple]:
+    """The answers of some methods to the question that the dense model answers best, as rows of examples.
+
+    Parameters
+    ----------
+    cells : dict
+    model : str
+    benchmarks : dict
+        The task is one of these: of those above the floor, or of all where none is.
+    most : str
+        The task's dense results have the highest mean of it: "answer_tokens" or "scores".
+    methods : sequence of str
+
+    Returns
+    -------
+    list of tuple
+        With the values of ``EXAMPLE``; empty if the dense model has no answers.
+    """
+    results = {task: result_of(cells, model, "dense", task) for task in benchmarks}
+    dense = {task: result for task, result in results.items() if "answers" in result}
+    if not dense:
+        return []
+    title = {task: benchmarks[task].title for task in dense}
+    above = [task for task in dense if is_above_chance(compared(cells, model, "dense", [title[task]], benchmarks))]
+    task = max(above or dense, key=lambda task: np.mean(dense[task][most]))
+    number, rows = int(np.argmax(dense[task]["scores"])), []
+    for method in methods:
+        result = result_of(cells, model, method, task)
+        if "answers" in result:
+            found = (result[key][number] for key in ("scores", "answer_tokens", "answers"))
+            rows.append((model, title[task], number + 1, method, *found))
+    return rows

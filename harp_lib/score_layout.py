@@ -13,7 +13,7 @@ from .models import display_name
 from .published import published, published_ratios, published_scores
 from .results import Cells
 from .score_frames import AVERAGE, average_frame, complete_tasks
-from .score_kept import compared, counterparts, is_above_chance
+from .score_kept import Compared, compared, counterparts, is_above_chance
 from .statistics import average_estimate, score_estimate
 from .tables import with_error
 
@@ -62,6 +62,7 @@ def score_block(
     methods: Sequence[str],
     competing: Sequence[str],
     benchmarks: Mapping[str, Benchmark] = BENCHMARKS,
+    bold_at_floor: bool = True,
 ) -> dict[str, dict[str, str]]:
     """Rows of one model by method, with two more: how many questions, and whether the dense model is at the floor.
 
@@ -75,25 +76,33 @@ def score_block(
         Which rows; and of which the best is bold, where :func:`leader` finds one.
     benchmarks : dict
         That the tasks belong to.
+    bold_at_floor : bool
+        Whether the best is bold also where the dense model is at the floor.
     """
     complete = complete_tasks(part)
     tasks = {task: [task] for task in part["task"].unique()} | {AVERAGE: complete}
     frames = part, average_frame(part).assign(task=AVERAGE)
     whole = pd.concat([frame.dropna(subset="score") for frame in frames])
     known = {(row.method, row.task): with_error(row.score, row.error) for row in whole.itertuples()}
-    bold = {task: leader(cells, model, competing, of, benchmarks) for task, of in tasks.items()}
+    floor = {task: _floor(compared(cells, model, "dense", of, benchmarks)) for task, of in tasks.items()}
+    judged = [task for task in tasks if bold_at_floor or floor[task] != "yes"]
+    bold = {task: leader(cells, model, competing, tasks[task], benchmarks) for task in judged}
     rows = {}
     for method in methods:
         shown = {task: known.get((method, task), MISSING) for task in tasks}
-        rows[method] = {task: in_bold(text) if bold[task] == method else text for task, text in shown.items()}
+        rows[method] = {task: in_bold(text) if bold.get(task) == method else text for task, text in shown.items()}
     asked = part.groupby("task")["questions"].max()
     rows["questions"] = {task: f"{asked[of].sum():.0f}" for task, of in tasks.items()}
     if len(complete) < len(tasks) - 1:
         rows["questions"][AVERAGE] += f" in {len(complete)} tasks"
-    dense = {task: compared(cells, model, "dense", of, benchmarks) for task, of in tasks.items()}
-    floor = {task: "no" if pairs and is_above_chance(pairs) else "yes" for task, pairs in dense.items()}
-    rows["at the floor"] = {task: found if dense[task] else MISSING for task, found in floor.items()}
-    return rows
+    return rows | {"at the floor": floor}
+
+
+def _floor(dense: Sequence[Compared]) -> str:
+    """Whether the dense model is at the floor, which one question does not tell."""
+    if not dense:
+        return MISSING
+    return "one question" if is_single(dense) else "no" if is_above_chance(dense) else "yes"
 
 
 def _our_block(cells: Cells, part: pd.DataFrame, model: str) -> list[dict[str, str]]:
@@ -125,6 +134,11 @@ def _published_block(model: str, kind: str) -> list[dict[str, str]]:
     asked = {task: counts[task] for task in scores.columns.drop(AVERAGE)}
     asked[AVERAGE] = sum(asked.values())
     return [*rows, _row(name, "questions", {task: f"{count:,.0f}" for task, count in asked.items()})]
+
+
+def is_single(tasks: Sequence[Compared]) -> bool:
+    """Whether a task has one question only, so that there is no standard error to judge by."""
+    return any(len(dense) < 2 for _, dense, _ in tasks)
 
 
 def in_bold(text: str) -> str:

@@ -15,7 +15,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from .architecture import decoder_layers
 from .modeling import count_tokens
-from .slicing import num_groups
+from .slicing import ATTENTION_PARTS, num_groups
 from .statistics import Interval, mean_interval
 
 T = TypeVar("T")
@@ -29,7 +29,8 @@ def interleaved(
     Parameters
     ----------
     measurements : mapping of str to callable
-        What to measure, by name. Each repetition calls every one once, and begins with another one than the last.
+        What to measure, by name. Each repetition calls every one once, begins with another one than the last and goes
+        the other way round, so that what one leaves behind (heat, memory) meets them all.
     repetitions : int
         How often.
     bar : tqdm
@@ -46,7 +47,8 @@ def interleaved(
     results: dict[str, list[T]] = {name: [] for name in names}
     for repetition in range(-int(warm_up), repetitions):
         first = repetition % len(names)
-        for name in names[first:] + names[:first]:
+        order = names[first:] + names[:first]
+        for name in reversed(order) if repetition % 2 else order:
             result = measurements[name]()
             if repetition >= 0:
                 results[name].append(result)
@@ -66,7 +68,7 @@ def seconds_of(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def module_seconds(model: PreTrainedModel, run: Callable[[], Any], device: torch.device) -> dict[str, float]:
-    """Seconds of ``run`` that pass in the attention modules of all layers, in their FFNs, and in the rest of the model.
+    """Seconds of ``run`` that pass in the attention of all layers, in its projections, in the FFNs, and in the rest.
 
     Parameters
     ----------
@@ -78,12 +80,15 @@ def module_seconds(model: PreTrainedModel, run: Callable[[], Any], device: torch
     Returns
     -------
     dict
-        ``attention`` (with its projections), ``ffn``, ``rest`` (norms, residual sums, embeddings, output head).
+        ``attention`` (scores, weighted sum of values, rotary embedding, cache), ``projections`` (Q, K, V and O),
+        ``ffn``, ``rest`` (norms, residual sums, embeddings, output head).
     """
-    stamps: dict[str, list[Any]] = {"attention": [], "ffn": []}
+    stamps: dict[str, list[Any]] = {"attention": [], "projections": [], "ffn": []}
     handles = []
     for layer in decoder_layers(model):
-        for part, module in (("attention", layer.self_attn), ("ffn", layer.mlp)):
+        inner = (getattr(layer.self_attn, name, None) for name in ATTENTION_PARTS)
+        timed = [("projections", module) for module in inner if module is not None]
+        for part, module in (*timed, ("attention", layer.self_attn), ("ffn", layer.mlp)):
 
             def stamp(*_: object, part: str = part) -> None:
                 stamps[part].append(_now(device))
@@ -95,7 +100,8 @@ def module_seconds(model: PreTrainedModel, run: Callable[[], Any], device: torch
         for handle in handles:
             handle.remove()
     parts = {part: sum(map(_seconds, marks[::2], marks[1::2])) for part, marks in stamps.items()}
-    return parts | {"rest": whole - sum(parts.values())}
+    rest = whole - parts["attention"] - parts["ffn"]
+    return parts | {"attention": parts["attention"] - parts["projections"], "rest": rest}
 
 
 def _wait(device: torch.device) -> None:

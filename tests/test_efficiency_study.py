@@ -4,12 +4,14 @@ import json
 import re
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from harp_lib import PruningPlan, efficiency_study, efficiency_variants, load_model, results
 from harp_lib.accounting import kv_bytes_per_token, parameters
+from harp_lib.efficiency_figures import all_figures
 from harp_lib.efficiency_frames import (
     decode_frame,
     memory_frame,
@@ -20,7 +22,9 @@ from harp_lib.efficiency_frames import (
     split_frame,
 )
 from harp_lib.efficiency_study import EfficiencyStudy
+from harp_lib.efficiency_tables import efficiency_tables
 from harp_lib.efficiency_variants import VARIANTS
+from harp_lib.efficiency_verdict import FOLDED_DECODING, FOLDING, WHOLE, answer, verdict
 from harp_lib.flops import prefill_flops
 from harp_lib.profiles import load_profile
 from harp_lib.timing import decode, prefill
@@ -138,20 +142,21 @@ def test_caches_are_weighed_where_something_is_repeated(finished):
     assert held["harp"] * 6 == held["thinned"] * 6 == held["dense"] * 4
 
 
-def test_the_bytes_that_a_token_reads(finished):
+def test_the_bytes_that_a_token_moves(finished):
     study = finished.studies["tiny-llama"]
     read = result(finished, "decode-48")["bytes"]
     for name, (model, plan, fold_output) in study.variants.items():
         embedding = model.get_input_embeddings().weight.numel()  # the output head is another matrix
         weights = parameters(study.config, plan, fold_output) - embedding
         assert weights == sum(weight.numel() for weight in model.parameters()) - embedding
-        assert read[name] == 4 * weights + 48 * kv_bytes_per_token(study.config, plan, torch.float32)
+        assert read[name] == 4 * weights + 3 * 48 * kv_bytes_per_token(study.config, plan, torch.float32)
     tied = finished.studies["tiny-gemma2"].variants["dense"].model
     assert tied.get_input_embeddings().weight is tied.get_output_embeddings().weight
     windowed = 3 * 16 + 3 * 16
     each = kv_bytes_per_token(tied.config) // 6
     assert (
-        result(finished, "decode-16", "tiny-gemma2")["bytes"]["dense"] == 4 * parameters(tied.config) + each * windowed
+        result(finished, "decode-16", "tiny-gemma2")["bytes"]["dense"]
+        == 4 * parameters(tied.config) + 3 * each * windowed
     )
 
 
@@ -178,7 +183,10 @@ def test_frames(finished):
     rates = [3 / each for each in result(finished, "decode-16")["seconds"]["thinned"]]
     assert decoded.loc["thinned", "speed"] == pytest.approx(sum(rates) / 2)
     split = split_frame(finished.cells).query("model == 'tiny-llama' and variant == 'dense'").set_index("part")
-    assert split.loc["attention", "share"] + split.loc["ffn", "share"] == pytest.approx(1)
+    assert split.loc[["attention", "projections", "ffn"], "share"].sum() == pytest.approx(1)
+    runs = result(finished, f"split-{int(split.loc['attention', 'tokens'])}")["seconds"]["dense"]
+    two = [run["attention"] / (run["attention"] + run["ffn"]) for run in runs]
+    assert split.loc["attention", "of_two"] == pytest.approx(sum(two) / len(two))
 
 
 def test_a_length_that_fails_is_named_and_tried_again(finished, monkeypatch, tmp_path):
@@ -200,6 +208,72 @@ def test_a_length_that_fails_is_named_and_tried_again(finished, monkeypatch, tmp
     again = results.ResultStore("smoke", "efficiency", tmp_path)
     EfficiencyStudy("tiny-llama", settings(), again).measure()
     assert again.counts == {"read": 5, "computed": 2}
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "MemoryError:"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "OutOfMemoryError: CUDA out of memory. Tried"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you"), "DefaultCPUAllocator: can't allocate"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when"), "ALLOC_FAILED"),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
+        (NotImplementedError("no such kernel"), None),
+    ],
+)
+def test_only_want_of_memory_is_a_result(finished, monkeypatch, error, said):
+    study = finished.studies["tiny-llama"]
+
+    def fail(model, ids):
+        raise error
+
+    monkeypatch.setattr(efficiency_study, "prefill", fail)
+    job = efficiency_study.Job("prefill", 16, 2, VARIANTS)
+    if said:
+        assert said in study._result(job, None)["failed"]
+    else:
+        with pytest.raises(type(error), match=str(error)):
+            study._result(job, None)
+
+
+def test_new_tokens_have_to_be_readable_too(finished, monkeypatch, tmp_path):
+    monkeypatch.setattr("harp_lib.paths.RESULTS", finished.root)
+    end = finished.studies["tiny-llama"].config.max_position_embeddings
+    profile = settings(prefill={16: 2}, split=[], decode={"contexts": [end - 3, end - 2], "steps": 3, "repetitions": 2})
+    store = results.ResultStore("smoke", "efficiency", tmp_path)
+    EfficiencyStudy("tiny-llama", profile, store).measure()
+    assert decode_frame(store.cells)["tokens"].unique().tolist() == [end - 3]
+    missing = missing_frame(store.cells).set_index("what")["reason"].to_dict()
+    assert missing == {f"decode at {end - 2} tokens": "with 3 new tokens more than the model reads"}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("family", "groups", "lacks", "claims"),
+    [("olmo2", 2, "thinned out", {WHOLE}), ("llama", 4, "HARP, folded", {FOLDING, FOLDED_DECODING})],
+)
+def test_a_model_that_lacks_a_variant_has_the_others(finished, monkeypatch, tmp_path, family, groups, lacks, claims):
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 500, "num_attention_heads": 4}
+    config = AutoConfig.for_model(family, **sizes, num_key_value_heads=groups, num_hidden_layers=6)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    loaded = (model, PruningPlan.value_only(6, [0.8, 0.0]))
+    monkeypatch.setattr(efficiency_study, "load_dense", lambda name, profile, seed: loaded)
+    store = results.ResultStore("smoke", "efficiency", tmp_path)
+    EfficiencyStudy("tiny-other", settings(prefill={16: 2, 48: 2}), store).measure()
+    missing = missing_frame(store.cells)
+    assert missing["what"].tolist() == [lacks]
+    every, said = set(verdict(finished.cells)["claim"]), set(verdict(store.cells)["claim"])
+    assert every - said == claims
+    assert "HARP saves" in answer(store.cells)
+    for table, name, numbers in efficiency_tables(store.cells):
+        assert "nan" not in table.to_markdown(index=False), name
+        others = name.endswith("_missing") or len(numbers) == 0
+        assert others or lacks not in table.to_markdown(index=False), name
+    for _, figure in all_figures(store.cells):
+        figure.savefig(tmp_path / "figure.png")
+        legend = {text.get_text() for text in figure.legends[0].get_texts()}
+        assert lacks not in legend
+        plt.close(figure)
 
 
 def test_the_shape_of_a_model_of_the_paper(monkeypatch, tmp_path):

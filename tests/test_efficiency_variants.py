@@ -1,12 +1,22 @@
 """What notebook 08 times: variants of one model that share its weights, and models of random weights."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from harp_lib import PruningPlan
+from harp_lib import PruningPlan, efficiency_variants
 from harp_lib.accounting import paper_configs, parameters
-from harp_lib.efficiency_variants import cut_config, make_variants, published_plan, random_model, thinned_plan
+from harp_lib.efficiency_variants import (
+    cut_config,
+    load_dense,
+    make_variants,
+    published_plan,
+    random_model,
+    thinned_plan,
+)
 from harp_lib.flops import prefill_flops
 from harp_lib.plan import LayerPlan
 from harp_lib.published import published_alphas
@@ -61,6 +71,45 @@ def test_variants_compute_what_their_plans_say(tiny, tokens, family):
         pruned = variants[name].model
         found = decode(pruned, prefill(pruned, ids[:, :-1]), ids[:, -1:])
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "groups", "alphas", "names"),
+    [
+        ("llama", 2, [0.8, 0.0], ["dense", "harp", "harp-folded", "thinned"]),
+        ("olmo2", 2, [0.8, 0.0], ["dense", "harp", "harp-folded"]),  # a norm over all heads
+        ("llama", 4, [0.8, 0.0], ["dense", "harp", "thinned"]),  # a value head for each query head
+        ("llama", 2, [0.0], ["dense", "harp", "thinned"]),  # no layer keeps its values
+    ],
+)
+def test_what_a_model_cannot_have_is_left_out(family, groups, alphas, names):
+    sizes = {**SMALL, "num_key_value_heads": groups, "num_hidden_layers": 6}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes))
+    variants = make_variants(model, PruningPlan.value_only(6, alphas))
+    assert list(variants) == names
+    for variant in variants.values():
+        prefill(variant.model, torch.arange(12)[None])
+
+
+def test_the_timed_model_is_on_one_device_and_alone(monkeypatch):
+    """Between devices, copies would be timed; a model that was timed before would take its memory."""
+    loaded, before = [], torch.nn.Module()
+    before.itself = before  # goes only with the garbage collector
+    before = weakref.ref(before)
+
+    def load(name, dtype="float32", device_map=None):
+        loaded.append((name, dtype, device_map, before() is None))
+        return "model", "tokenizer"
+
+    monkeypatch.setattr(efficiency_variants, "load_model", load)
+    monkeypatch.setattr(efficiency_variants, "searched_plan", lambda name, profile: PLAN)
+    gc.disable()
+    try:
+        found = load_dense("owner/name", {"efficiency": {"dtype": "bfloat16"}, "device_map": "auto"}, 0)
+    finally:
+        gc.enable()
+    assert found == ("model", PLAN)
+    assert loaded == [("owner/name", "bfloat16", None, True)]
 
 
 @pytest.mark.parametrize(("model", "layers", "pruned"), [("LLaMA3.1-8B", 32, 8), ("Qwen2-7B", 28, 4)])

@@ -29,6 +29,7 @@ from harp_lib.longbench_tables import (
     example_frame,
     length_frame,
     longbench_tables,
+    named_once,
     paper_layout,
     rank_table,
     score_table,
@@ -178,6 +179,32 @@ class TestTables:
         assert ours.loc["QMSum", "Wanda-sp"] == r"$\mathbf{58.75 \pm 1.25}$"
         assert not any("mathbf" in text for text in ours.loc["QMSum", ["dense", "HARP", "FLAP"]])
 
+    def test_nothing_is_bold_at_the_floor(self):
+        best = {"QMSum": [0.6] * 7 + [0.5], "TREC": [0.6] * 7 + [0.5]}
+        cells = cells_with(
+            EVEN | {"dense": {"QMSum": 0.9}, "wanda-sp": best, "flap": 0.1, "harp+flap": 0.1, "mag-sp": 0.1}
+        )
+        ours = score_table(cells, frame(cells)).query("model == 'm'").set_index(["category", "task"])
+        marked = ours.index[ours["Wanda-sp"].str.contains("mathbf")]
+        assert list(marked) == [("Summarization", "QMSum")], "LLM-Pruner leads the averages, TREC is at the floor"
+        assert ours.loc[("Few-shot Learning", "TREC"), "at the floor"] == "yes"
+        assert not ours.loc[ours["at the floor"] == "yes", "LLM-Pruner"].str.contains("mathbf").any()
+
+    def test_one_question_does_not_tell_the_floor(self):
+        cells = cells_with(EVEN | {"dense": 1.0}, 1)
+        ours = score_table(cells, frame(cells)).query("model == 'm'")
+        assert set(ours["at the floor"]) == {"one question", ""}
+
+    def test_a_model_is_named_once_where_it_is_shown(self):
+        cells = cells_with(EVEN)
+        table = score_table(cells, frame(cells))
+        shown = named_once(table)
+        assert shown.loc[shown["model"] != "", "model"].tolist() == ["m", "LLaMA3.1-8B (paper)"]
+        assert shown.drop(columns="model").equals(table.drop(columns="model"))
+        written = {name: (text, numbers) for text, name, numbers in longbench_tables(cells)}["longbench_scores"]
+        assert (written[0]["model"] == "m").sum() == 1
+        assert (written[1]["model"] == "m").all()
+
     @pytest.mark.parametrize(
         ("model", "paper"),
         [("m", "LLaMA3.1-8B"), ("mistralai/Mistral-7B-v0.3", "Mistral-7B-v0.3"), ("Qwen/Qwen2-7B", "LLaMA3.1-8B")],
@@ -216,7 +243,15 @@ class TestTables:
             *("16", "512", "ROUGE-L")
         ]
         assert table.loc["TREC", ["metric", "category"]].tolist() == ["accuracy, first line", "Few-shot Learning"]
-        assert table.loc["Lcc", "tokens of a prompt, m"] == "704 (5 of 8 cut to 702)"
+        assert table.loc["Lcc", "tokens of a prompt"] == "704 (5 of 8 cut to 702)"
+
+    def test_prompts_of_two_models_and_of_a_shorter_one(self):
+        cells = cells_with(EVEN, 8, "short")
+        for cell in cells.values():
+            cell["result"]["context"] = 701
+        row = asked(cells_with(EVEN, 8) | cells).set_index("task").loc["Lcc"]
+        assert row["tokens of a prompt, m"] == "704 (5 of 8 cut to 702)"
+        assert row["tokens of a prompt, short"] == "704 (6 of 8 cut to 701)"
 
     def test_first_places_and_their_intervals(self):
         cells = cells_with(EVEN | {"flap": 0.6, "wanda-sp": {"TREC": 0.6}})
@@ -233,6 +268,13 @@ class TestTables:
         assert found.loc["TREC", "FLAP"] == f"8.00 ± {stats.sem(range(17)):.2f}"
         assert found.loc["TREC", "new tokens at most"] == "16"
         assert found.loc[["empty answers", "as long as the limit"], "FLAP"].tolist() == ["16 of 272"] * 2
+
+    def test_a_method_that_is_missing_altogether_has_no_lengths(self, recwarn):
+        cells = cells_with(EVEN)
+        for title in TITLES:
+            failed(cells, "flap", title)
+        assert set(answer_lengths(length_frame(cells))["FLAP"]) == {""}
+        assert not recwarn.list
 
     def test_examples_are_what_the_dense_model_answers_best(self):
         """Only of tasks above the floor: the averages of GovReport and Qasper are higher."""
@@ -275,9 +317,29 @@ def test_figures_show_every_category_and_method(questions):
     assert [len(axis.patches) for axis in axes[1:3]] == [7 * 7, 7 * 6]
     assert ("one question" in axes[0].get_title()) == (questions == 1)
     labels = [label.get_text().replace("\n", " ") for label in axes[2].get_xticklabels()]
-    floor = 1 if questions > 1 else 2
-    assert labels[4] == f"Synthetic ours: {2 * questions} questions, {floor} of 2 at the floor"
-    assert labels[5] == "Code ours: missing, 2 of 2 at the floor"
+    single = "one question a task: no error to judge by"
+    assert (
+        labels[4] == f"Synthetic ours: {2 * questions} questions, {single if questions == 1 else '1 of 2 at the floor'}"
+    )
+    assert labels[5] == f"Code ours: missing, {single if questions == 1 else '2 of 2 at the floor'}"
+    assert axes[0].get_ylim() == axes[2].get_ylim(), "bars of ours and of the paper can be compared"
+    assert all(bar.get_height() < axis.get_ylim()[1] for axis in axes[:3] for bar in axis.patches)
+    titles = " ".join(axis.get_title() for axis in found["longbench_first_places_m"].axes).replace("\n", " ")
+    assert ("one question a task: no error" in titles) == (questions == 1)
     for figure in found.values():
         figure.canvas.draw()
         mpl.pyplot.close(figure)
+
+
+def test_a_task_without_a_dense_score_is_not_at_the_floor():
+    cells = failed(cells_with(EVEN), "dense", "Lcc")
+    cells = failed(failed(cells, "dense", "PRe"), "dense", "PCount")
+    figure = longbench_figures.category_scores(cells, category_frame(frame(cells)), "m")
+    labels = [label.get_text().replace("\n", " ") for label in figure.axes[2].get_xticklabels()]
+    assert labels[3:] == [
+        "Few-shot Learning ours: 24 questions, 0 of 3 at the floor",
+        "Synthetic ours: missing, 0 of 2 tasks scored",
+        "Code ours: 8 questions, 0 of 1 at the floor, 1 of 2 tasks scored",
+        "All tasks ours: 104 questions, 0 of 13 at the floor, 13 of 16 tasks scored",
+    ]
+    mpl.pyplot.close(figure)

@@ -107,7 +107,27 @@ class TestVerdict:
         assert "LLaMA3.1-8B +2.5 against -2.4 points over Mag-sp, more on 3 of the 14 others" in printed[LEAD_CLAIM]
 
     def test_one_question_a_task_is_no_ground_for_a_verdict(self):
-        assert set(judged(EVEN | {"harp+flap": 0.9}, 1).values()) == {"at the floor"}
+        """Nor for saying that the dense model, which answers all of them, has nothing to lose."""
+        cells = cells_with(EVEN | {"dense": 1.0, "harp+flap": 0.9}, 1)
+        table = verdict(cells)
+        assert set(table["verdict"]) == {"not judged"}
+        assert set(table["evidence"]) == {"one question a task: no error to judge by"}
+        said = read_scores(cells, frame(cells))
+        assert said.endswith("Which tasks are at the floor cannot be said (one question a task: no error to judge by).")
+        assert "**m, as many parameters removed.** One question a task" in read_ranks(rank_frame(cells, frame(cells)))
+
+    def test_without_dense_scores_all_is_missing(self):
+        cells = cells_with(EVEN | {"harp+flap": 0.9})
+        for title in TITLES:
+            failed(cells, "dense", title)
+        assert set(verdict(cells)["verdict"]) == {"missing"}
+        assert "above the floor" not in read_ranks(rank_frame(cells, frame(cells)))
+        for title in TITLES:
+            failed(cells, "flap", title)
+        assert read_ranks(rank_frame(cells, frame(cells))).count("No task has a score of every method.") == 2
+        said = read_lengths(length_frame(cells))
+        assert "up to 128 answers of a method, and none of the dense model. Most empty answers: " in said
+        assert "nan" not in said
 
 
 class TestSentences:
@@ -121,13 +141,21 @@ class TestSentences:
     def test_first_places(self):
         cells = cells_with(EVEN | {"dense": on(TITLES[:14], 0.5, 0.0), "flap": 0.6, "mag-sp": on(["Lcc"], 0.7, 0.1)})
         said = read_ranks(rank_frame(cells, frame(cells))).splitlines()
-        assert said[0] == "- **m, 16 tasks.** Most first places: FLAP with 15; HARP+FLAP has 0."
-        assert said[1] == "- **m, 14 tasks above the floor.** Most first places: FLAP with 14; HARP+FLAP has 0."
-        assert said[2] == "- **LLaMA3.1-8B (paper), 16 tasks.** Most first places: HARP+FLAP with 8."
+        as_many, pruned = "as many parameters removed", "all pruned models"
+        assert said == [
+            f"- **m, {as_many}, 16 tasks.** Most first places: FLAP with 15; HARP+FLAP has 0.",
+            f"- **m, {as_many}, 14 tasks above the floor.** Most first places: FLAP with 14; HARP+FLAP has 0.",
+            f"- **m, {pruned}, 16 tasks.** Most first places: FLAP with 15; HARP has 0.",
+            f"- **m, {pruned}, 14 tasks above the floor.** Most first places: FLAP with 14; HARP has 0.",
+            f"- **LLaMA3.1-8B (paper), {as_many}, 16 tasks.** Most first places: HARP+FLAP with 8.",
+            f"- **LLaMA3.1-8B (paper), {pruned}, 16 tasks.** Most first places: HARP with 8 + 1 tied.",
+            f"- **Mistral-7B-v0.3 (paper), {as_many}, 16 tasks.** Most first places: HARP+FLAP with 9.",
+            f"- **Mistral-7B-v0.3 (paper), {pruned}, 16 tasks.** Most first places: HARP with 10.",
+        ]
         cells = cells_with(dict.fromkeys(EVEN, 0.0))
         said = read_ranks(rank_frame(cells, frame(cells)))
-        assert "**m, 16 tasks.** No method has a first place" in said
-        assert "**m, tasks above the floor.** There is none." in said
+        assert "**m, as many parameters removed, 16 tasks.** No method has a first place" in said
+        assert "**m, all pruned models.** No task above the floor." in said
 
     def test_the_paper_s_columns_without_bold_have_a_baseline_on_top(self):
         for model, tasks in NOT_BOLD.items():
@@ -142,6 +170,11 @@ class TestSentences:
     def test_prompts_that_were_cut(self):
         cells = failed(cells_with(EVEN, 8), "dense", "Lcc")
         assert "Prompts have 700 to 707 tokens; 80 of 128 were longer than 702" in read_setting(cells)
+        for name in ("longbench_trec", "longbench_lcc"):
+            for method in EVEN:
+                cells["m", method, name]["result"]["context"] = 699
+        said = read_setting(cells)
+        assert "86 of 128 were longer than 699 to 702 tokens (fewer where a model cannot read more" in said
         for title in TITLES:
             for method in EVEN:
                 failed(cells, method, title)
@@ -151,7 +184,16 @@ class TestSentences:
         cells = cells_with(EVEN | {"flap": 0.0, "mag-sp": 1.0}, QUESTIONS)
         said = read_differences(category_differences(cells, frame(cells)))
         assert said.count("Of 24 differences") == 2
-        assert said.count("6 are below zero") == said.count("6 above it, and 12 too small to tell") == 2
+        assert said.count("12 are too small to tell, 6 below zero with their whole interval") == 2
+        kinds = "Single-Document QA, Multi-Document QA, Summarization, Few-shot Learning, Synthetic and Code"
+        assert (
+            f"(HARP+FLAP is better than FLAP in {kinds}), and 6 above it (HARP+FLAP is worse than Mag-sp in {kinds})."
+            in said
+        )
+        cells = cells_with(EVEN)
+        assert "0 below zero with their whole interval, and 0 above it." in read_differences(
+            category_differences(cells, frame(cells))
+        )
 
     def test_lengths(self):
         cells = cells_with(EVEN, 17)
