@@ -145,7 +145,7 @@ def attention_share(cells: Cells, model: str) -> Figure:
         axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         _length_axis(axis, "tokens of the prefill (log scale)")
         axis.set(xlim=(table.index.min(), table.index.max()), ylim=(0, 1))
-    axes[0].set_ylabel("share of operations, and of time, in all layers")
+    axes[0].set_ylabel("share of operations, or of time")
     handles = [Patch(facecolor=PART_COLOUR[part], label=PART_TITLE[part]) for part in reversed(PART_COLOUR)]
     handles += [
         Line2D([], [], color="black", linewidth=1.5, label="counted: QKᵀ and AV overtake the FFN"),
