@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import nbformat
 import pytest
@@ -95,7 +96,7 @@ def run(checkout, *arguments):
         [sys.executable, "-m", "harp_lib.cli", *arguments],
         capture_output=True,
         text=True,
-        env=os.environ | {"HARP_ROOT": str(checkout), "JUPYTER_PREFER_ENV_PATH": "1"},
+        env=os.environ | {"HARP_ROOT": str(checkout), "JUPYTER_PREFER_ENV_PATH": "1", "OMP_NUM_THREADS": "1"},
     )
 
 
@@ -115,11 +116,20 @@ RUNS = {
 }
 
 
+@pytest.fixture(scope="module")
+def started(checkout):
+    """Both runs of all notebooks, side by side: tiny models use one core each."""
+    with ThreadPoolExecutor() as pool:
+        yield {
+            profile: pool.submit(run, checkout, "run", "--profile", profile, *options)
+            for profile, (options, _) in RUNS.items()
+        }
+
+
 @pytest.fixture(scope="module", params=RUNS)
-def finished(checkout, request):
+def finished(started, request):
     """A finished run of all notebooks: profile, models."""
-    options, models = RUNS[request.param]
-    done = run(checkout, "run", "--profile", request.param, *options)
+    done, models = started[request.param].result(), RUNS[request.param][1]
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Warning" not in done.stdout + done.stderr
     return request.param, models
