@@ -32,9 +32,7 @@ EXPERIMENT = "efficiency"
 ALL = "all"  # in place of a method: all variants are timed in turn, in one cell
 PAIRS = {"full": False, "causal": True}  # query-key pairs that are counted: all, or those that are visible
 POINTS = 33  # of each counted curve
-CACHE_MOVES = (
-    3  # for each new token, the default cache is read and written to be one token longer, and read by attention
-)
+CACHE_MOVES = 3  # of all keys and values for each new token: read and written for a longer copy, read by attention
 # How allocators and cuBLAS say it that raise no error of a kind of its own, as on a CPU.
 NO_MEMORY = re.compile(r"out of memory|not enough memory|can't allocate memory|ALLOC_FAILED")
 
@@ -102,8 +100,9 @@ class EfficiencyStudy:
         readable = self.config.max_position_embeddings
         jobs = [job for job in self._jobs() if job.tokens <= readable]
         lengths = sorted({job.tokens for job in self._jobs()})
-        counted = partial(self.counted, lengths, [tokens for tokens in lengths if tokens > readable])
-        self.store.cell(self.name, ALL, "counted", self.inputs | {"lengths": lengths}, lambda partial: counted())
+        left_out = [tokens for tokens in lengths if tokens > readable]
+        inputs = self.inputs | {"lengths": lengths}
+        self.store.cell(self.name, ALL, "counted", inputs, lambda _: self.counted(lengths, left_out))
         how = {"device": device_name(), "threads": torch.get_num_threads()}
         with tqdm(total=sum(job.runs for job in jobs), desc="timing", unit="run") as bar:
             for job in sorted(jobs, key=lambda job: job.tokens):
@@ -112,7 +111,7 @@ class EfficiencyStudy:
                 inputs = self.inputs | how | {"tokens": job.tokens, "repetitions": job.repetitions}
                 if job.kind == "decode":
                     inputs["steps"] = self.settings["decode"]["steps"]
-                self.store.cell(self.name, ALL, task, inputs, lambda partial, job=job: self._result(job, bar))
+                self.store.cell(self.name, ALL, task, inputs, lambda _, job=job: self._result(job, bar))
                 bar.update(before + job.runs - bar.n)  # of a cell that was read, or that failed
 
     def _jobs(self) -> Iterator[Job]:
