@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -148,7 +149,7 @@ def test_two_set_ups_do_not_meet(tmp_path):
 
 
 def test_the_lock_pins_what_the_project_needs():
-    for text in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]:
+    for text in chain(PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()):
         requirement = Requirement(text)
         pin = LOCK.get(environment.canonical(requirement.name))
         assert pin is not None, f"{text} is not in requirements.lock"
