@@ -16,12 +16,14 @@ from typing import Any
 
 from harp_lib import paths
 
-COMMANDS = ("setup", "run", "test", "figures")
+COMMANDS = ("setup", "run", "test", "figures", "book")
+EXECUTORS = ("local", "slurm")
 HELP_SHOWN = 3
 _SIZES = ("smoke", "mini", "paper")  # messages list profiles from small to large
 _SHARED = ("models", "datasets", "limit", "force")  # parameters of notebooks that have an option of their own
 _OWN_OPTION = {name: f"--{name}" for name in ("profile", *_SHARED)}
 _OF_RUN = {"--only": "only", **{f"--{name}": name for name in _SHARED}, "-p": "parameters"}
+_OF_RUN |= {"--jobs": "jobs", "--executor": "executor", "--dry-run": "dry_run"}
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 _DESCRIPTION = """\
@@ -29,6 +31,7 @@ Reproduces the paper: sets itself up, then does what COMMAND says.
 
   run      run the notebooks (default); outputs go to notebooks/executed/<profile>
   figures  redraw every figure and table from stored results: no model, under a minute
+  book     make an HTML book of the executed notebooks, to read without a network
   test     run the tests; what follows goes to pytest: ./run_all.sh test -k plan
   setup    set up and stop there
 """
@@ -78,6 +81,9 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--datasets", type=_datasets, metavar="FROM", help="embedded, hub, or a folder of benchmarks")
     run.add_argument("--limit", type=_limit, metavar="N", help="ask only the first N questions of each task")
     run.add_argument("--force", action="store_true", help="compute results again that are already stored")
+    run.add_argument("--jobs", type=_count_of_jobs, metavar="N", help="jobs at once (default: 1; on a cluster, many)")
+    run.add_argument("--executor", type=_executor, metavar="NAME", help="local (default), or slurm: on a cluster")
+    run.add_argument("--dry-run", action="store_true", help="show what would run, why, and what it should take")
     run.add_argument(
         "-p",
         dest="parameters",
@@ -177,6 +183,18 @@ def _limit(value: str) -> int:
     return int(value)
 
 
+def _count_of_jobs(value: str) -> int:
+    if not value.isdecimal() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"a number of jobs, 1 or more, not {value!r}")
+    return int(value)
+
+
+def _executor(value: str) -> str:
+    if value not in EXECUTORS:
+        raise _refusal("executor", value, EXECUTORS)
+    return value
+
+
 def _assignment(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier() or keyword.iskeyword(name):
@@ -208,6 +226,8 @@ def main(arguments: list[str]) -> int:
         os.execv(sys.executable, [sys.executable, "-m", "pytest", *options.pytest])
     if options.command == "figures":
         return _figures(options.profile)
+    if options.command == "book":
+        return _book(options.profile)
     return _run(options)
 
 
@@ -225,6 +245,18 @@ def _figures(profile: str) -> int:
     return 0
 
 
+def _book(profile: str) -> int:
+    from harp_lib import book
+
+    try:
+        index = book.build(profile)
+    except FileNotFoundError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"open it in a browser: {os.path.relpath(index, paths.ROOT)}")
+    return 0
+
+
 def _run(options: argparse.Namespace) -> int:
     from harp_lib import runner
 
@@ -233,10 +265,17 @@ def _run(options: argparse.Namespace) -> int:
     try:
         _check_rows(options.datasets)
         explicit = {name: _yaml(name, value) for name, value in options.parameters}
-        code = runner.run_notebooks(options.profile, options.only, shared, explicit)
+        how = {"at_once": options.jobs, "executor": options.executor or "local"}
+        run = runner.Run(options.profile, options.only, shared, explicit, **how)
     except runner.RefusedError as error:
         print(f"run_all.sh: error: {error}", file=sys.stderr)
         return 2
+    if options.dry_run:
+        from harp_lib.dry_run import show
+
+        print(show(run.jobs()))
+        return 0
+    code = run()
     if (drawn := paths.FIGURES / options.profile).is_dir():
         print(f"\nfigures and tables: {os.path.relpath(drawn, paths.ROOT)}")
     return code

@@ -1,4 +1,4 @@
-"""Shows what a kernel prints, progress bars among it, on a terminal or in a log."""
+"""Shows what a kernel or a job prints, progress bars among it, on a terminal or in a log."""
 
 import re
 import time
@@ -15,6 +15,8 @@ class KernelText:
     On a terminal the text passes unchanged, so that bars move in place. Anywhere else only finished lines are
     shown, and of bars under way one state in ``interval`` seconds.
     """
+
+    encoding = "utf-8"  # by which tqdm knows that it may draw blocks
 
     def __init__(self, stream: TextIO, interval: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream

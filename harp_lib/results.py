@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import torch
 
 from . import __version__, paths
+from .locks import exclusive
 from .models import slug
 
 PACKAGES = ("torch", "transformers", "lm_eval")
@@ -40,6 +41,8 @@ class ResultStore:
     force : bool
         Compute every cell again, whatever is stored.
     """
+
+    all_counts: ClassVar[Counter[str]] = Counter()  # of all stores of this process
 
     def __init__(self, profile: str, experiment: str, root: Path | None = None, force: bool = False) -> None:
         self.folder = (root or paths.RESULTS) / profile / experiment
@@ -78,11 +81,18 @@ class ResultStore:
             What ``compute`` returned, after a round trip through JSON.
         """
         file, inputs = self._file(model, method, task), _complete(inputs)
+        stored = self._stored(file, inputs) or self._compute(file, inputs, compute, seconds)
+        self.cells[model, method, task] = stored
+        return stored["result"]
+
+    def _compute(
+        self, file: Path, inputs: dict[str, Any], compute: Callable[[Path], dict[str, Any]], seconds: float | None
+    ) -> dict[str, Any]:
+        """Compute and store a cell, or read it if another process did so while this one waited for it."""
         partial = file.with_suffix(f".{digest(inputs)}.partial")
-        stored = self._stored(file, inputs)
-        if stored is not None:
-            self.counts["read"] += 1
-        else:
+        with exclusive(file.with_name(f".{file.stem}.lock")):
+            if (stored := self._stored(file, inputs)) is not None:
+                return stored
             if self.force:
                 partial.unlink(missing_ok=True)
             begin = time.perf_counter()
@@ -90,20 +100,28 @@ class ResultStore:
             took = round(time.perf_counter() - begin if seconds is None else seconds, 3)
             stored = {"inputs": inputs, "result": result, "seconds": took, **provenance()}
             write_json(file, stored)
-            for leftover in file.parent.glob(f"{task}.*.partial"):
+            for leftover in file.parent.glob(f"{file.stem}.*.partial"):
                 leftover.unlink()
-            self.counts["failed" if "failed" in result else "computed"] += 1
-        self.cells[model, method, task] = stored
-        return stored["result"]
+            self._count("failed" if "failed" in result else "computed")
+        return stored
+
+    def _count(self, what: str, number: int = 1) -> None:
+        self.counts[what] += number
+        ResultStore.all_counts[what] += number
 
     def has(self, model: str, method: str, task: str, inputs: dict[str, Any]) -> bool:
         """Whether :meth:`cell` would read."""
-        return self._stored(self._file(model, method, task), _complete(inputs)) is not None
+        return self._usable(self._file(model, method, task), _complete(inputs)) is not None
 
     def _file(self, model: str, method: str, task: str) -> Path:
         return self.folder / slug(model) / method / f"{task}.json"
 
     def _stored(self, file: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
+        stored = self._usable(file, inputs)
+        self._count("read", stored is not None)
+        return stored
+
+    def _usable(self, file: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
         stored = None if self.force else read_cell(file)
         usable = stored is not None and stored["inputs"] == inputs and "failed" not in stored["result"]
         return stored if usable else None
@@ -137,9 +155,22 @@ def read_cell(file: Path) -> dict[str, Any] | None:
     except (ValueError, TypeError):
         pass
     aside = file.with_suffix(f".unreadable-{int(time.time())}")
-    file.rename(aside)
+    try:
+        file.rename(aside)
+    except FileNotFoundError:  # another process was first
+        return None
     warnings.warn(f"{file.name} could not be read; moved to {aside.name}, computing it again", stacklevel=3)
     return None
+
+
+def is_stored(profile: str, experiment: str, model: str, method: str, task: str) -> bool:
+    """Whether this checkout has a result of this version of the library, whatever the other inputs."""
+    file = ResultStore(profile, experiment)._file(model, method, task)
+    try:
+        cell = json.loads(file.read_text(encoding="utf-8"))
+        return cell["inputs"]["harp_lib"] == __version__ and "failed" not in cell["result"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def has_results(profile: str, experiment: str) -> bool:

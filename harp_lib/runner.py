@@ -1,76 +1,35 @@
-"""Runs the notebooks with papermill, shows what they print, and says at the end how each one fared."""
+"""Runs the notebooks and the jobs before them as one graph, and says at the end how each one fared."""
 
-import hashlib
-import logging
+import json
 import os
-import re
+import shutil
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-import nbformat
-import papermill
-from jupyter_client import AsyncKernelManager
-from nbclient.exceptions import DeadKernelError
-from papermill.exceptions import PapermillExecutionError
 from tabulate import tabulate
-from traitlets.config import Config
 
 from harp_lib import paths
-from harp_lib.console import KernelText
+from harp_lib.graph import Job, build
+from harp_lib.locks import exclusive
+from harp_lib.notebooks import RefusedError, parameters_of, select
+from harp_lib.profiles import load_profile
+from harp_lib.results import write_json
 
-# By default a kernel warns, in every notebook, that what it says travels unencrypted; so let it be encrypted.
-_ENCRYPTED = Config({"KernelManager": {"transport_encryption": "auto"}})
-_KERNEL_DIED = (
-    "the kernel died: as a rule the machine ran out of memory. "
-    "Close other programs, or choose a smaller model (--models) or profile (--profile)"
-)
-
-
-class _Kernels(AsyncKernelManager):
-    async def shutdown_kernel(self, now: bool = False, restart: bool = False) -> None:
-        """Kill an interrupted kernel at once: asked to leave while it computes, it prints a traceback."""
-        interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)
-        await super().shutdown_kernel(now=now or interrupted, restart=restart)
+CHECKOUT = Path(__file__).resolve().parents[1]
+LOCAL, SLURM = "local", "slurm"
+_OPTIONS = ("models", "datasets", "limit", "seed")  # that cells depend on
+_NO_SPACE = 2**20  # bytes; less is a full disk
 
 
-class RefusedError(ValueError):
-    """The notebooks cannot be run with these parameters; nothing was run."""
-
-
-@dataclass
-class Outcome:
-    """How one notebook fared."""
-
-    name: str
-    result: str = "not run"  # done, failed, interrupted
-    seconds: float | None = None
-    output: str = ""
-    error: str = ""
-
-
-def select(notebooks: Path, only: Sequence[str] | None = None) -> list[Path]:
-    """Numbered notebooks of a folder in number order, all or those of some numbers (``"03"``)."""
-    found = sorted(notebooks.glob("[0-9][0-9]_*.ipynb"))
-    return [path for path in found if only is None or path.name[:2] in only]
-
-
-def run_notebooks(
-    profile: str,
-    only: Sequence[str] | None = None,
-    shared: Mapping[str, Any] | None = None,
-    explicit: Mapping[str, Any] | None = None,
-    *,
-    notebooks: Path = paths.NOTEBOOKS,
-    executed: Path | None = None,
-    stream: TextIO | None = None,
-) -> int:
-    """Run notebooks one after the other, also when one of them fails.
+class Run:
+    """One call of ``run_all.sh run``.
 
     Parameters
     ----------
@@ -82,167 +41,196 @@ def run_notebooks(
         Parameters that go to the notebooks that have them; at least one must.
     explicit : mapping, optional
         Parameters that every notebook must have.
-    notebooks, executed : Path
-        Folder of the sources, also the kernels' working directory, and folder of the outputs, which go to
-        ``executed/<profile>`` (default: ``notebooks/executed``).
-    stream : file, optional
-        Where to show progress and the final table (default: stdout).
-
-    Returns
-    -------
-    int
-        Exit code: 0, 1 if a notebook failed, 130 if the user interrupted.
+    at_once : int, optional
+        Jobs at once: here 1 if not given, on a cluster as many as its file says.
+    executor : str
+        ``local``, or ``slurm``: then ``data/slurm/config.yaml`` says what each job may use.
 
     Raises
     ------
     RefusedError
         Before anything runs, if there is no notebook, or one has not the parameters it should have.
     """
-    stream = stream or sys.stdout
-    sources = select(notebooks, only)
-    if not sources:
-        raise RefusedError(f"no notebook to run: there is no {notebooks.name}/NN_*.ipynb" + _numbered(only))
-    parameters = _parameters(sources, {"profile": profile}, shared or {}, explicit or {})
-    folder = (executed or notebooks / "executed") / profile
-    folder.mkdir(parents=True, exist_ok=True)
-    outcomes = [Outcome(source.stem) for source in sources]
-    interrupted = False
-    with _quiet_papermill():
-        for source, outcome in zip(sources, outcomes, strict=True):
-            output = folder / source.name
-            outcome.output = os.path.relpath(output, notebooks.parent)
-            print(f"── {source.stem}", file=stream, flush=True)
-            _run_one(source, output, parameters[source], outcome, stream)
-            if outcome.result == "interrupted":
-                interrupted = True
-                break
-    _report(outcomes, stream)
-    if interrupted:
-        return 130
-    return int(any(outcome.result == "failed" for outcome in outcomes))
+
+    def __init__(
+        self,
+        profile: str,
+        only: Sequence[str] | None = None,
+        shared: Mapping[str, Any] | None = None,
+        explicit: Mapping[str, Any] | None = None,
+        *,
+        at_once: int | None = None,
+        executor: str = LOCAL,
+    ) -> None:
+        self.given = {**(shared or {}), **(explicit or {})}
+        sources = select(paths.NOTEBOOKS, only)
+        if not sources:
+            raise RefusedError(f"no notebook to run: there is no notebooks/NN_*.ipynb{_numbered(only)}")
+        self.parameters = parameters_of(sources, {"profile": profile}, shared or {}, explicit or {})
+        self.profile = load_profile(profile, *(self.given.get(name) for name in ("models", "datasets", "limit")))
+        self.whole, self.at_once, self.executor = not only, at_once, executor
+        self.results = paths.RESULTS / profile
+        self.options = {name: self.given.get(name) for name in _OPTIONS}
+
+    def jobs(self) -> dict[str, Job]:
+        """The jobs of the run, as things stand."""
+        file = self.results / ".options.json"
+        before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else self.options
+        changed = ", ".join(name for name in _OPTIONS if before.get(name) != self.options[name])
+        return build(
+            self.profile,
+            self.parameters,
+            at_once=self.at_once or 1,
+            figures=self.whole,
+            outdated=f"other {changed} than last time" if changed else "",
+            force=bool(self.given.get("force")),
+        )
+
+    def __call__(self) -> int:
+        """Run everything, one job after the other or side by side, also when one of them fails.
+
+        Returns
+        -------
+        int
+            Exit code: 0, 1 if a job failed, 130 if the user interrupted.
+        """
+        self.results.mkdir(parents=True, exist_ok=True)
+        waiting = "another run of this checkout is at work: waiting for it"
+        with exclusive(paths.RESULTS / ".run.lock", waiting):
+            for left in self.results.glob(".run-*"):  # of a run that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            folder = self.results / f".run-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+            folder.mkdir()
+            jobs = self.jobs()
+            write_json(folder / "run.json", self._configuration(jobs))
+            write_json(self.results / ".options.json", self.options)
+            interrupted = self._schedule(folder, list(jobs))
+            outcomes = {name: _outcome(folder, name, interrupted) for name in jobs}
+            _report(outcomes)
+            _explain(folder, outcomes, interrupted)
+            if all(outcome["result"] == "done" for outcome in outcomes.values()):
+                shutil.rmtree(folder)
+                return 0
+            return 130 if interrupted else 1
+
+    def _configuration(self, jobs: Mapping[str, Job]) -> dict[str, Any]:
+        """What Snakefile and jobs read."""
+        here = self.executor == LOCAL
+        cores = int(os.environ.get("OMP_NUM_THREADS") or max(1, _cores() // (self.at_once or 1)))
+        return {
+            "profile": self.profile,
+            "seed": self.given.get("seed", 0),
+            "threads": cores,
+            "live": here and self.at_once in (None, 1),
+            "runner": os.getpid() if here else None,
+            "jobs": {name: asdict(job) for name, job in jobs.items()},
+        }
+
+    def _command(self, folder: Path) -> list[str]:
+        command = [sys.executable, "-P", "-m", "snakemake", "--snakefile", str(CHECKOUT / "Snakefile")]
+        command += ["--directory", str(folder), "--configfile", str(folder / "run.json"), "--quiet", "all"]
+        command += ["--keep-going", "--nolock", "--rerun-incomplete", "--scheduler", "greedy"]
+        if self.executor == SLURM:
+            command += ["--executor", SLURM, "--workflow-profile", str(paths.DATA / "slurm")]
+            return command + (["--jobs", str(self.at_once)] if self.at_once else [])
+        threads = self._configuration({})["threads"]
+        return [*command, "--cores", str(threads * (self.at_once or 1))]
+
+    def _schedule(self, folder: Path, names: Sequence[str]) -> bool:
+        """Let the engine run the jobs, and show those that are done where they do not show themselves."""
+        live, shown = self._configuration({})["live"], set()
+        with (folder / "snakemake.log").open("w") as log, _interruptible():
+            # A session of its own, so that Ctrl-C reaches the jobs once, and by our hand.
+            engine = subprocess.Popen(
+                self._command(folder), stdin=subprocess.DEVNULL, stderr=log, start_new_session=True
+            )
+            interrupted = False
+            while engine.poll() is None:
+                try:
+                    time.sleep(0.2)
+                    if not live:
+                        _show_new(folder, names, shown)
+                except KeyboardInterrupt:
+                    if not interrupted:
+                        print("\ninterrupted: ending what is under way", flush=True)
+                    os.killpg(engine.pid, signal.SIGKILL if interrupted else signal.SIGINT)
+                    interrupted = True
+            if not live:
+                _show_new(folder, names, shown)
+        return interrupted
 
 
 def _numbered(only: Sequence[str] | None) -> str:
     return f" numbered {', '.join(only)}" if only else ""
 
 
-def _parameters(
-    sources: Sequence[Path], always: Mapping[str, Any], shared: Mapping[str, Any], explicit: Mapping[str, Any]
-) -> dict[Path, dict[str, Any]]:
-    """Parameters of each notebook, or RefusedError if one is given that it has not."""
-    have = {source: _inspect(source) for source in sources}
-    for source, names in have.items():
-        for name in explicit:
-            if name not in names:
-                raise RefusedError(f"{source.stem} has no parameter {name!r}; it has {', '.join(names) or 'none'}")
-    for name in shared:
-        if not any(name in names for names in have.values()):
-            listed = "; ".join(f"{source.stem} has {', '.join(names) or 'none'}" for source, names in have.items())
-            raise RefusedError(f"no selected notebook has a parameter {name!r}: {listed}")
-    return {
-        source: {**always, **{name: value for name, value in shared.items() if name in names}, **explicit}
-        for source, names in have.items()
-    }
-
-
-def _inspect(source: Path) -> list[str]:
-    try:
-        return list(papermill.inspect_notebook(source))
-    except Exception as error:  # JSON, nbformat and papermill each raise their own
-        raise RefusedError(f"{source.name} cannot be read as a notebook: {error}") from error
-
-
-def _run_one(source: Path, output: Path, parameters: dict[str, Any], outcome: Outcome, stream: TextIO) -> None:
-    text = KernelText(stream)
-    start = time.monotonic()
-    try:
-        papermill.execute_notebook(
-            source,
-            output,
-            parameters,
-            kernel_name="python3",
-            cwd=source.parent,
-            progress_bar=False,  # the notebooks have their own
-            stdout_file=text,
-            stderr_file=text,
-            coalesce_streams=True,  # a progress bar leaves its last state in the notebook, not each one
-            config=_ENCRYPTED,
-            kernel_manager_class=_Kernels,
-        )
-        _stamp(output, source)
-        outcome.result = "done"
-    except KeyboardInterrupt:
-        outcome.result = "interrupted"
-    except DeadKernelError:
-        outcome.result, outcome.error = "failed", _KERNEL_DIED
-        _note(output, _KERNEL_DIED)
-    except PapermillExecutionError as error:
-        last_line = f"{error.ename}: {error.evalue}".strip().splitlines()[-1]
-        outcome.result, outcome.error = "failed", last_line
-    except Exception as error:  # the kernel did not start, the disk is full, …: the others still get their turn
-        outcome.result, outcome.error = "failed", f"{type(error).__name__}: {error}".strip().splitlines()[-1]
-    finally:
-        text.close()
-        outcome.seconds = time.monotonic() - start
-
-
-def _stamp(output: Path, source: Path) -> None:
-    """Record which source was run, and take the paths of this machine out of the executed notebook."""
-    notebook = nbformat.read(output, as_version=4)
-    notebook.metadata.papermill.update(input_path=source.name, output_path=output.name)
-    change = partial(_anonymous, root=source.parent.parent)
-    notebook.metadata = _replace(notebook.metadata, change)
-    for cell in notebook.cells:
-        written = ["source"] if "injected-parameters" in cell.metadata.get("tags", []) else []
-        for key in ("metadata", "outputs", *written):
-            if key in cell:
-                cell[key] = _replace(cell[key], change)
-    notebook.metadata["harp"] = {"source_sha256": hashlib.sha256(source.read_bytes()).hexdigest()}
-    nbformat.write(notebook, output)
-
-
-def _anonymous(text: str, root: Path) -> str:
-    for folder, name in ((root, "."), (Path(sys.prefix), "<environment>"), (Path.home(), "~")):
-        text = re.sub(rf"(?<![\w./-]){re.escape(str(folder))}(?![\w-])", name, text)
-    return text
-
-
-def _replace(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, list):
-        return [_replace(item, change) for item in value]
-    if isinstance(value, dict):
-        return type(value)({key: _replace(item, change) for key, item in value.items()})
-    return value
-
-
-def _note(output: Path, text: str) -> None:
-    """Put an error on top of an executed notebook whose kernel could not do so itself."""
-    notebook = nbformat.read(output, as_version=4)
-    cell = nbformat.v4.new_markdown_cell(f"**{text}.**", metadata={"tags": ["papermill-error-cell-tag"]})
-    notebook.cells.insert(0, cell)
-    nbformat.write(notebook, output)
-
-
-def _report(outcomes: Sequence[Outcome], stream: TextIO) -> None:
-    rows = [[o.name, o.result, "" if o.seconds is None else f"{o.seconds:.0f}", o.output] for o in outcomes]
-    headers = ["notebook", "outcome", "seconds", "output"]
-    table = tabulate(rows, headers, disable_numparse=True, colalign=("left", "left", "right", "left"))
-    print(f"\n{table}", file=stream)
-    for outcome in outcomes:
-        if outcome.error:
-            print(f"{outcome.name}: {outcome.error}", file=stream)
-    stream.flush()
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
-def _quiet_papermill() -> Iterator[None]:
-    """Keep papermill's and nbclient's own log off the terminal: the table says what went wrong."""
-    logger = logging.getLogger("papermill")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
+def _interruptible() -> Iterator[None]:
+    """Take a request to terminate, as a batch system sends it, for Ctrl-C."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _show_new(folder: Path, names: Sequence[str], shown: set[str]) -> None:
+    for name in names:
+        if name not in shown and (folder / f"{name}.json").is_file():
+            shown.add(name)
+            outcome = _outcome(folder, name, interrupted=False)
+            print(f"[{len(shown)}/{len(names)}] {name}: {outcome['result']}, {outcome['seconds']:.0f} s", flush=True)
+
+
+def _outcome(folder: Path, name: str, interrupted: bool) -> dict[str, Any]:
+    """How a job fared, also if it could not say so."""
+    try:
+        return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        pass
+    if not (folder / f"{name}.begun").is_file():
+        return {"result": "not run", "error": ""}
+    if interrupted:
+        return {"result": "interrupted", "error": ""}
+    if shutil.disk_usage(folder).free < _NO_SPACE:
+        return {"result": "failed", "error": f"no space left on the disk of {folder.parent}"}
+    return {"result": "failed", "error": "its process was killed: as a rule the machine ran out of memory"}
+
+
+def _report(outcomes: Mapping[str, Mapping[str, Any]]) -> None:
+    rows = [
+        [
+            name.removeprefix("notebook/").removeprefix("last/"),
+            outcome["result"],
+            f"{outcome['seconds']:.0f}" if "seconds" in outcome else "",
+            _counted(outcome),
+            outcome.get("output", ""),
+        ]
+        for name, outcome in outcomes.items()
+    ]
+    headers = ["job", "outcome", "seconds", "cells", "output"]
+    align = ("left", "left", "right", "left", "left")
+    print(f"\n{tabulate(rows, headers, disable_numparse=True, colalign=align)}")
+
+
+def _counted(outcome: Mapping[str, Any]) -> str:
+    counts = [f"{outcome[what]} {what}" for what in ("computed", "read", "failed") if outcome.get(what)]
+    return ", ".join(counts)
+
+
+def _explain(folder: Path, outcomes: Mapping[str, Mapping[str, Any]], interrupted: bool) -> None:
+    """Why not all is done, and what to do."""
+    for name, outcome in outcomes.items():
+        if outcome["error"]:
+            print(f"{name}: {outcome['error']}")
+    left = [name for name, outcome in outcomes.items() if outcome["result"] != "done"]
+    if left and not interrupted and not any(outcomes[name]["error"] for name in left):
+        print("the batch engine stopped:")
+        print("\n".join((folder / "snakemake.log").read_text(errors="replace").splitlines()[-20:]))
+    if left:
+        print(f"the same command continues; what was printed: {os.path.relpath(folder, paths.ROOT)}")
+    sys.stdout.flush()

@@ -1,0 +1,206 @@
+"""What a run consists of: jobs, what each needs, how many cells it computes, and how long that should take.
+
+A job is what the batch engine schedules. The cells that the expensive notebooks read are computed by jobs before them,
+in groups of some minutes; all others are computed by the notebooks, which also do what a job left undone.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .costs import cell_seconds
+from .expected_cells import NOTEBOOK_OF, expected_cells, experiment_models
+from .models import slug
+from .notebooks import LAST
+from .results import is_stored
+
+GROUP_SECONDS = 600.0  # that a group of cells should take at most
+MIN_GROUP_SECONDS = 60.0  # below which starting another process is not worth it
+KINDS_BEFORE = {  # a notebook: the kinds of jobs whose cells it reads
+    "02": ("search",),
+    "03": ("search",),
+    "04": ("search", "plans"),
+    "05": ("search", "plans", "scores-main_tables"),
+    "06": ("search", "layers", "scores-main_tables", "scores-ablations"),
+    "07": ("search", "plans", "scores-longbench"),
+    "08": ("search",),
+}
+NOTEBOOK_BEFORE = {"02": "01"}  # notebook 02 ends with a table that also holds what 01 found
+SHARED_METHODS = ("dense", "harp")  # whose scores notebook 06 shares with 05
+UNITS: dict[str, tuple[str, Callable[[str, str], bool]]] = {  # jobs of one model: the cells of an experiment
+    "search": ("alpha_search", lambda method, task: task.startswith("search-")),
+    "plans": ("baselines", lambda method, task: task == "plan" or task.startswith("range-")),
+    "layers": ("ablations", lambda method, task: task == "selection" or method in ("gain", "single-layer")),
+}
+
+Cell = tuple[str, str, str, str]  # experiment, model, method, task
+
+
+@dataclass
+class Job:
+    """One job: what is to be done, after which others, and what it will take.
+
+    Attributes
+    ----------
+    name : str
+        ``<kind>/<what>``: ``search/smollm2-135m``, ``scores-longbench/smollm2-135m-1``, ``notebook/05_main_tables``, …
+    arguments : dict
+        For :mod:`harp_lib.job`.
+    needs : list of str
+        Jobs that come before.
+    cells, missing : list of Cell
+        Those that it is there for, and those of them that it has to compute.
+    seconds : float or None
+        That the missing ones should take, by :mod:`harp_lib.costs`; None if that is unknown.
+    why : str
+        Why it runs.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    needs: list[str] = field(default_factory=list)
+    cells: list[Cell] = field(default_factory=list)
+    missing: list[Cell] = field(default_factory=list)
+    seconds: float | None = 0.0
+    why: str = ""
+
+
+def build(
+    profile: dict[str, Any],
+    notebooks: dict[str, dict[str, Any]],
+    *,
+    at_once: int = 1,
+    figures: bool = False,
+    outdated: str = "",
+    force: bool = False,
+) -> dict[str, Job]:
+    """The jobs of a run by name, each after those that it needs.
+
+    Parameters
+    ----------
+    profile : dict
+        From :func:`harp_lib.profiles.load_profile`.
+    notebooks : dict
+        Parameters to run each notebook with, by its file's name.
+    at_once : int
+        How many jobs run at once: large groups of cells are divided so that each has its share.
+    figures : bool
+        Whether every figure and table is drawn again when the notebooks are done.
+    outdated : str
+        Why stored cells do not count, if they do not.
+    force : bool
+        Whether cells are computed although they are stored. The notebooks do that themselves.
+    """
+    graph = _Graph(profile, "computed again by force" if force else outdated)
+    if not force:
+        graph.add_computing({file[:2] for file in notebooks}, at_once)
+    for file, parameters in sorted(notebooks.items()):
+        if file[:2] != LAST:
+            graph.add_notebook(file, parameters)
+    done = [name for name in graph.jobs if name.startswith("notebook/")]
+    if figures:
+        graph.add(Job("figures/all", {"profile": profile["name"]}, done, why="draws stored results"))
+        done = ["figures/all"]
+    for file, parameters in notebooks.items():
+        if file[:2] == LAST:
+            arguments = {"notebook": file, "parameters": parameters}
+            graph.add(Job(f"last/{file[:-6]}", arguments, done, why="judges stored results"))
+    return graph.jobs
+
+
+class _Graph:
+    def __init__(self, profile: dict[str, Any], outdated: str) -> None:
+        self.profile, self.outdated = profile, outdated
+        self.jobs: dict[str, Job] = {}
+        self.estimates: dict[tuple[str, str], dict] = {}
+
+    def add(self, job: Job) -> None:
+        job.needs = [name for name in job.needs if name in self.jobs]  # what is not here has nothing to do
+        self.jobs[job.name] = job
+
+    def add_computing(self, numbers: set[str], at_once: int) -> None:
+        """Jobs that compute cells for some notebooks, and have any to compute."""
+        kinds = {kind for number in numbers for kind in KINDS_BEFORE.get(number, ())}
+        for kind, (experiment, belongs) in UNITS.items():
+            for model in experiment_models(self.profile, experiment) if kind in kinds else ():
+                cells = [cell for cell in self.cells(experiment, model) if belongs(*cell[2:])]
+                needs = [] if kind == "search" else [f"search/{slug(model)}"]
+                self._add_if_missing(f"{kind}/{slug(model)}", {"model": model}, needs, cells)
+        for kind in sorted(kind for kind in kinds if kind.startswith("scores-")):
+            experiment = kind.removeprefix("scores-")
+            both = experiment == "main_tables" and "05" not in numbers  # of its scores, 06 alone wants two methods'
+            source = "layers" if both or experiment == "ablations" else "plans"
+            for model in self.profile["models"]:
+                for index, cells in enumerate(self._groups(experiment, model, both, at_once), start=1):
+                    arguments = {"model": model, "experiment": experiment, "source": source}
+                    arguments["cells"] = [cell[2:] for cell in cells]
+                    needs = [f"search/{slug(model)}", f"{source}/{slug(model)}"]
+                    self._add_if_missing(f"{kind}/{slug(model)}-{index}", arguments, needs, cells)
+
+    def _add_if_missing(self, name: str, arguments: dict[str, Any], needs: list[str], cells: list[Cell]) -> None:
+        if missing := self.missing(cells):
+            seconds, why = self.seconds(missing), self.why(cells, missing)
+            self.add(Job(name, arguments, needs, cells, missing, seconds, why))
+
+    def _groups(self, experiment: str, model: str, both: bool, at_once: int) -> list[list[Cell]]:
+        """Scores of one model that are missing, in groups of some minutes; the tasks one after the other."""
+        cells = [cell for cell in self.cells(experiment, model) if not both or cell[2] in SHARED_METHODS]
+        if experiment == "ablations":
+            cells = [cell for cell in cells if not UNITS["layers"][1](*cell[2:]) and cell[2] not in SHARED_METHODS]
+        cells = sorted(self.missing(cells), key=lambda cell: cell[3])  # one task's questions are prepared once
+        total = self.seconds(cells)
+        if not total:
+            return [cells] if cells else []
+        number = math.ceil(total / min(GROUP_SECONDS, max(total / at_once, MIN_GROUP_SECONDS)))
+        groups: list[list[Cell]] = [[] for _ in range(number)]
+        before = 0.0
+        for cell in cells:
+            seconds = self.seconds([cell])
+            groups[min(number - 1, int((before + seconds / 2) / total * number))].append(cell)
+            before += seconds
+        return [group for group in groups if group]
+
+    def add_notebook(self, file: str, parameters: dict[str, Any]) -> None:
+        """A notebook, which computes what no job before it does."""
+        number = file[:2]
+        kinds = KINDS_BEFORE.get(number, ())
+        before = [name for name in self.jobs if name.partition("/")[0] in kinds]
+        before += [name for name in self.jobs if name.startswith(f"notebook/{NOTEBOOK_BEFORE.get(number)}")]
+        cells = [
+            cell
+            for experiment, home in NOTEBOOK_OF.items()
+            if home == number
+            for model in experiment_models(self.profile, experiment)
+            for cell in self.cells(experiment, model)
+        ]
+        elsewhere = {cell for job in self.jobs.values() for cell in job.missing}
+        missing = [cell for cell in self.missing(cells) if cell not in elsewhere]
+        arguments = {"notebook": file, "parameters": parameters}
+        why = self.why(cells, missing) if missing else "reads what is stored then" if before else self.why(cells, [])
+        self.add(Job(f"notebook/{file[:-6]}", arguments, before, cells, missing, self.seconds(missing), why))
+
+    def cells(self, experiment: str, model: str) -> list[Cell]:
+        return [(experiment, model, *cell) for cell in expected_cells(self.profile, experiment, model)]
+
+    def missing(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Cells that are not stored; all of them if the stored ones are outdated."""
+        return [cell for cell in cells if self.outdated or not is_stored(self.profile["name"], *cell)]
+
+    def seconds(self, cells: Sequence[Cell]) -> float | None:
+        """What some cells should take in all; None if that is not known of one of them."""
+        found = [self._estimate(*cell) for cell in cells]
+        return None if None in found else sum(found)
+
+    def _estimate(self, experiment: str, model: str, method: str, task: str) -> float | None:
+        if (experiment, model) not in self.estimates:
+            self.estimates[experiment, model] = cell_seconds(self.profile, experiment, model)
+        estimate = self.estimates[experiment, model].get((method, task))
+        return estimate and estimate.seconds
+
+    def why(self, cells: Sequence[Cell], missing: Sequence[Cell]) -> str:
+        if missing and self.outdated:
+            return self.outdated
+        if not missing:
+            return "reads stored results"
+        return "no result stored" if len(missing) == len(cells) else f"{len(missing)} of {len(cells)} results missing"
