@@ -28,9 +28,11 @@ def layers(profile: dict[str, Any], seed: int, model: str) -> None:
     study.single_layers()
 
 
-def scores(profile: dict[str, Any], seed: int, model: str, experiment: str, cells: Sequence[tuple[str, str]]) -> None:
-    """Scores of some methods on some tasks: ``cells`` are pairs of them."""
-    if experiment == ablation_study.EXPERIMENT:
+def scores(
+    profile: dict[str, Any], seed: int, model: str, experiment: str, source: str, cells: Sequence[tuple[str, str]]
+) -> None:
+    """Scores of some methods on some tasks: ``cells`` are pairs of them, ``source`` is the job that made the plans."""
+    if source == "layers":
         study = _ablation_study(profile, seed, model)
         found, digest = study.plans, study.alpha.inputs["digest"]
         del study
@@ -39,8 +41,7 @@ def scores(profile: dict[str, Any], seed: int, model: str, experiment: str, cell
         found, digest = method_plans(model, profile, seed)
     section = experiment if experiment == score_study.LONGBENCH else "evaluation"
     work = ScoreStudy(model, digest, profile, ResultStore(profile["name"], experiment), seed, section=section)
-    for task in dict.fromkeys(task for _, task in cells):
-        work.evaluate({method: found[method] for method, of in cells if of == task}, [task])
+    work.evaluate(found, only={(method, task) for method, task in cells})
 
 
 def _alpha_study(profile: dict[str, Any], model: str) -> tuple[AlphaStudy, Any]:

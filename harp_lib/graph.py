@@ -1,7 +1,7 @@
 """What a run consists of: jobs, what each needs, how many cells it computes, and how long that should take.
 
 A job is what the batch engine schedules. The cells that the expensive notebooks read are computed by jobs before them,
-in groups of some minutes; all others are computed by the notebooks, which also do what a job left undone.
+grouped; all others are computed by the notebooks, which also do what a job left undone.
 """
 
 import math
@@ -15,7 +15,7 @@ from .models import slug
 from .notebooks import LAST
 from .results import is_stored
 
-GROUP_SECONDS = 600.0  # that a group of cells should take at most
+GROUP_SECONDS = 600.0  # that a group of cells should take on a cluster
 MIN_GROUP_SECONDS = 60.0  # below which starting another process is not worth it
 KINDS_BEFORE = {  # a notebook: the kinds of jobs whose cells it reads
     "02": ("search",),
@@ -70,7 +70,7 @@ def build(
     profile: dict[str, Any],
     notebooks: dict[str, dict[str, Any]],
     *,
-    at_once: int = 1,
+    at_once: int | None = 1,
     figures: bool = False,
     outdated: str = "",
     force: bool = False,
@@ -83,8 +83,9 @@ def build(
         From :func:`harp_lib.profiles.load_profile`.
     notebooks : dict
         Parameters to run each notebook with, by its file's name.
-    at_once : int
-        How many jobs run at once: large groups of cells are divided so that each has its share.
+    at_once : int or None
+        How many jobs run at once: the scores of a model are divided among as many groups. None, on a cluster: among
+        groups of some minutes.
     figures : bool
         Whether every figure and table is drawn again when the notebooks are done.
     outdated : str
@@ -119,7 +120,7 @@ class _Graph:
         job.needs = [name for name in job.needs if name in self.jobs]  # what is not here has nothing to do
         self.jobs[job.name] = job
 
-    def add_computing(self, numbers: set[str], at_once: int) -> None:
+    def add_computing(self, numbers: set[str], at_once: int | None) -> None:
         """Jobs that compute cells for some notebooks, and have any to compute."""
         kinds = {kind for number in numbers for kind in KINDS_BEFORE.get(number, ())}
         for kind, (experiment, belongs) in UNITS.items():
@@ -143,8 +144,8 @@ class _Graph:
             seconds, why = self.seconds(missing), self.why(cells, missing)
             self.add(Job(name, arguments, needs, cells, missing, seconds, why))
 
-    def _groups(self, experiment: str, model: str, both: bool, at_once: int) -> list[list[Cell]]:
-        """Scores of one model that are missing, in groups of some minutes; the tasks one after the other."""
+    def _groups(self, experiment: str, model: str, both: bool, at_once: int | None) -> list[list[Cell]]:
+        """Scores of one model that are missing, in groups that take as long as each other; a task after the other."""
         cells = [cell for cell in self.cells(experiment, model) if not both or cell[2] in SHARED_METHODS]
         if experiment == "ablations":
             cells = [cell for cell in cells if not UNITS["layers"][1](*cell[2:]) and cell[2] not in SHARED_METHODS]
@@ -152,7 +153,7 @@ class _Graph:
         total = self.seconds(cells)
         if not total:
             return [cells] if cells else []
-        number = math.ceil(total / min(GROUP_SECONDS, max(total / at_once, MIN_GROUP_SECONDS)))
+        number = math.ceil(total / (GROUP_SECONDS if at_once is None else max(total / at_once, MIN_GROUP_SECONDS)))
         groups: list[list[Cell]] = [[] for _ in range(number)]
         before = 0.0
         for cell in cells:

@@ -80,7 +80,7 @@ class Run:
         return build(
             self.profile,
             self.parameters,
-            at_once=self.at_once or 1,
+            at_once=None if self.executor == SLURM else self.at_once or 1,
             figures=self.whole,
             outdated=f"other {changed} than last time" if changed else "",
             force=bool(self.given.get("force")),

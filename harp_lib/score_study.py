@@ -1,7 +1,7 @@
 """The experiments of notebooks 05 and 07: every method's plan, scored on every benchmark."""
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -86,12 +86,18 @@ class ScoreStudy:
         self.model_inputs = {"model": name, "digest": digest, "dtype": self.settings["dtype"]}
         self.work = scorer or Scorer(name, profile, seed, section)
 
-    def evaluate(self, plans: Mapping[str, PruningPlan | None], tasks: Sequence[str] | None = None) -> None:
-        """Score every plan on every task (default: all of the profile). None is the dense model.
+    def evaluate(
+        self,
+        plans: Mapping[str, PruningPlan | None],
+        tasks: Sequence[str] | None = None,
+        only: Collection[tuple[str, str]] | None = None,
+    ) -> None:
+        """Score every plan on every task (default: all of the profile), or ``only`` some pairs of method and task.
 
-        A cell that fails says why and is shown as missing; the others go on.
+        None is the dense model. A cell that fails says why and is shown as missing; the others go on.
         """
         jobs = [(method, plan, task) for task in tasks or self.settings["tasks"] for method, plan in plans.items()]
+        jobs = [(method, plan, task) for method, plan, task in jobs if only is None or (method, task) in only]
         wanted = {(method, task): self.inputs(plan, task) for method, plan, task in jobs}
         devices = devices_for(self.settings["workers"])
         pending = [
