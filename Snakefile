@@ -25,6 +25,7 @@ rule search:
         needs("search/{model}"),
     output:
         "search/{model}.json",
+    priority: 3
     threads: config["threads"]
     shell:
         JOB + " search/{wildcards.model:q}"
@@ -35,6 +36,7 @@ rule plans:
         needs("plans/{model}"),
     output:
         "plans/{model}.json",
+    priority: 2
     threads: config["threads"]
     shell:
         JOB + " plans/{wildcards.model:q}"
@@ -45,6 +47,7 @@ rule layers:
         needs("layers/{model}"),
     output:
         "layers/{model}.json",
+    priority: 2
     threads: config["threads"]
     shell:
         JOB + " layers/{wildcards.model:q}"
@@ -55,6 +58,7 @@ rule scores:
         needs("scores-{group}"),
     output:
         "scores-{group}.json",
+    priority: 1
     threads: config["threads"]
     shell:
         JOB + " scores-{wildcards.group:q}"

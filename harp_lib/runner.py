@@ -68,7 +68,9 @@ class Run:
             raise RefusedError(f"no notebook to run: there is no notebooks/NN_*.ipynb{_numbered(only)}")
         self.parameters = parameters_of(sources, {"profile": profile}, shared or {}, explicit or {})
         self.profile = load_profile(profile, *(self.given.get(name) for name in ("models", "datasets", "limit")))
-        self.whole, self.at_once, self.executor = not only, at_once, executor
+        self.whole, self.at_once, self.here = not only, at_once, executor == LOCAL
+        self.live = self.here and at_once in (None, 1)  # one job at a time shows itself what it does
+        self.threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, _cores() // (at_once or 1)))
         self.results = paths.RESULTS / profile
         self.options = {name: self.given.get(name) for name in _OPTIONS}
 
@@ -80,7 +82,7 @@ class Run:
         return build(
             self.profile,
             self.parameters,
-            at_once=None if self.executor == SLURM else self.at_once or 1,
+            at_once=(self.at_once or 1) if self.here else None,
             figures=self.whole,
             outdated=f"other {changed} than last time" if changed else "",
             force=bool(self.given.get("force")),
@@ -115,14 +117,12 @@ class Run:
 
     def _configuration(self, jobs: Mapping[str, Job]) -> dict[str, Any]:
         """What Snakefile and jobs read."""
-        here = self.executor == LOCAL
-        cores = int(os.environ.get("OMP_NUM_THREADS") or max(1, _cores() // (self.at_once or 1)))
         return {
             "profile": self.profile,
             "seed": self.given.get("seed", 0),
-            "threads": cores,
-            "live": here and self.at_once in (None, 1),
-            "runner": os.getpid() if here else None,
+            "threads": self.threads,
+            "live": self.live,
+            "runner": os.getpid() if self.here else None,
             "jobs": {name: asdict(job) for name, job in jobs.items()},
         }
 
@@ -130,15 +130,14 @@ class Run:
         command = [sys.executable, "-P", "-m", "snakemake", "--snakefile", str(CHECKOUT / "Snakefile")]
         command += ["--directory", str(folder), "--configfile", str(folder / "run.json"), "--quiet", "all"]
         command += ["--keep-going", "--nolock", "--rerun-incomplete", "--scheduler", "greedy"]
-        if self.executor == SLURM:
-            command += ["--executor", SLURM, "--workflow-profile", str(paths.DATA / "slurm")]
-            return command + (["--jobs", str(self.at_once)] if self.at_once else [])
-        threads = self._configuration({})["threads"]
-        return [*command, "--cores", str(threads * (self.at_once or 1))]
+        if self.here:
+            return [*command, "--cores", str(self.threads * (self.at_once or 1))]
+        command += ["--executor", SLURM, "--workflow-profile", str(paths.DATA / "slurm")]
+        return command + (["--jobs", str(self.at_once)] if self.at_once else [])
 
     def _schedule(self, folder: Path, names: Sequence[str]) -> bool:
         """Let the engine run the jobs, and show those that are done where they do not show themselves."""
-        live, shown = self._configuration({})["live"], set()
+        shown: set[str] = set()
         with (folder / "snakemake.log").open("w") as log, _interruptible():
             # A session of its own, so that Ctrl-C reaches the jobs once, and by our hand.
             engine = subprocess.Popen(
@@ -148,14 +147,14 @@ class Run:
             while engine.poll() is None:
                 try:
                     time.sleep(0.2)
-                    if not live:
+                    if not self.live:
                         _show_new(folder, names, shown)
                 except KeyboardInterrupt:
                     if not interrupted:
                         print("\ninterrupted: ending what is under way", flush=True)
                     os.killpg(engine.pid, signal.SIGKILL if interrupted else signal.SIGINT)
                     interrupted = True
-            if not live:
+            if not self.live:
                 _show_new(folder, names, shown)
         return interrupted
 
@@ -232,5 +231,5 @@ def _explain(folder: Path, outcomes: Mapping[str, Mapping[str, Any]], interrupte
         print("the batch engine stopped:")
         print("\n".join((folder / "snakemake.log").read_text(errors="replace").splitlines()[-20:]))
     if left:
-        print(f"the same command continues; what was printed: {os.path.relpath(folder, paths.ROOT)}")
+        print(f"the same command continues; logs, until then: {os.path.relpath(folder, paths.ROOT)}")
     sys.stdout.flush()
