@@ -27,6 +27,7 @@ from .surgery import temporarily_pruned
 from .wheels import quiet
 
 EXPERIMENT = "baselines"
+CALIBRATION_SIZE = (128, 128)  # samples, tokens of each, of a baseline that the profile does not name
 CALIBRATION = "train"  # the split that no alpha is searched on and no perplexity is read on
 
 
@@ -55,7 +56,10 @@ class BaselineStudy:
         seed: int = 0,
     ) -> None:
         self.alpha, self.name, self.model, self.store = alpha, alpha.name, alpha.model, store
-        self.tokenizer, self.seed, self.settings = tokenizer, seed, profile["baselines"]
+        self.tokenizer, self.seed = tokenizer, seed
+        reading = [name for name, module in BASELINES.items() if module.METHOD.calibration != "none"]
+        sizes = dict.fromkeys(reading, CALIBRATION_SIZE) | profile["baselines"]["calibration"]
+        self.settings = profile["baselines"] | {"calibration": sizes}
         found = decoder_layers(self.model)
         self.num_layers, self.groups_per_layer = len(found), num_groups(found[0].self_attn)
         self.kv_groups = alpha.num_layers * self.groups_per_layer

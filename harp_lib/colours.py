@@ -1,14 +1,8 @@
 """One colour for each method, in every figure: seaborn's colour-blind palette."""
 
-METHOD = {
-    "dense": "#4d4d4d",
-    "harp": "#0173b2",
-    "harp+flap": "#56b4e9",
-    "flap": "#de8f05",
-    "wanda-sp": "#029e73",
-    "mag-sp": "#d55e00",
-    "llm-pruner": "#cc78bc",
-}
+from .methods import PROPERTIES
+
+METHOD = {"dense": "#4d4d4d", **{method.name: method.colour for method in PROPERTIES}}
 HARP_ALPHA_1 = "#a9cde4"  # HARP's own, paler: alpha is left at 1
 HARP_FOLDED = "#7cb518"  # HARP with the output projections of its layers folded
 THINNED = "#920000"  # HARP's number of heads, taken evenly from all layers

@@ -65,7 +65,7 @@ def asked(cells: Cells) -> pd.DataFrame:
                 "filter": "" if benchmark.filter == "none" else benchmark.filter,
                 "kept beside it": benchmark.beside,
                 "questions": str(sum(subtasks.values())) if subtasks else MISSING,
-                "questions in the paper": f"{printed[benchmark.title]:,.0f}",
+                "questions in the paper": f"{printed[benchmark.title]:,.0f}" if benchmark.title in printed else "",
                 "subtasks": f"{len(subtasks)} of {len(benchmark.subtasks())}" if benchmark.is_group else "",
                 "shots": str(inputs.get("shots", MISSING)),
                 "shots in the paper": str(official[name]["shots"]),

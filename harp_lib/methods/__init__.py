@@ -1,7 +1,9 @@
 """Pruning methods: each looks at a model and a calibration text, and returns a plan. None touches a weight."""
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from numbers import Real
+from pkgutil import iter_modules
 
 from transformers import PreTrainedModel
 
@@ -13,7 +15,10 @@ from . import flap, harp, llm_pruner, magnitude, wanda
 from .budget import as_index, check_budget, check_layers, equal_parts
 from .method import Method
 
-BASELINES = {module.METHOD.name: module for module in (magnitude, wanda, llm_pruner, flap)}
+_FOUND = [import_module(f".{module.name}", __name__) for module in iter_modules(__path__)]
+_PAPER = (magnitude, wanda, llm_pruner, flap)  # in this order; what else has a planner comes after them
+BASELINES = {module.METHOD.name: module for module in (*_PAPER, *_FOUND) if hasattr(module, "planner")}
+"""Every module of this folder that has a ``METHOD`` and a ``planner``, by the method's name."""
 PROPERTIES = (*(module.METHOD for module in BASELINES.values()), harp.METHOD, harp.METHOD_WITH_FLAP)
 """What each method is, in the paper's order: a tuple of :class:`Method`."""
 METHODS = tuple(method.name for method in PROPERTIES)

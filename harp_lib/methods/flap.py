@@ -19,6 +19,7 @@ from .method import Method
 METHOD = Method(
     name="flap",
     title="FLAP",
+    colour="#de8f05",
     metric=r"\mathrm{mean}_{j \in g} \; z(\mathrm{Var}(\mathbf{X}_j) \cdot \lVert \mathbf{W}^O_{:,j} \rVert_2^2)",
     looks_at="fluctuation of activations",
     calibration="forward pass",

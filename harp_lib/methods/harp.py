@@ -17,6 +17,7 @@ from .method import Method
 METHOD = Method(
     name="harp",
     title="HARP",
+    colour="#0173b2",
     metric=r"\mathrm{ppl}(\alpha)",
     looks_at="perplexity",
     calibration="a search over forward passes",
@@ -26,6 +27,7 @@ METHOD = Method(
 METHOD_WITH_FLAP = Method(
     name="harp+flap",
     title="HARP+FLAP",
+    colour="#56b4e9",
     metric=r"\mathrm{ppl}(\alpha), \; z(\mathrm{Var}(\mathbf{X}_j) \lVert \mathbf{W}^\mathrm{down}_{:,j} \rVert_2^2)",
     looks_at="perplexity; fluctuation of activations in the FFN",
     calibration="a search over forward passes, and one forward pass",

@@ -15,6 +15,7 @@ from .method import Method
 METHOD = Method(
     name="llm-pruner",
     title="LLM-Pruner",
+    colour="#cc78bc",
     metric=r"\sum_{w \in g} \lvert w \cdot \partial L / \partial w \rvert",
     looks_at="weights and gradients",
     calibration="forward and backward passes",

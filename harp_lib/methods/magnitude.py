@@ -14,6 +14,7 @@ from .method import Method
 METHOD = Method(
     name="mag-sp",
     title="Mag-sp",
+    colour="#d55e00",
     metric=r"\sum_{j \in g} \lVert \mathbf{W}^O_{:,j} \rVert_2",
     looks_at="weights",
     calibration="none",

@@ -13,6 +13,8 @@ class Method:
         As ``make_plan`` takes it.
     title : str
         As the paper prints it.
+    colour : str
+        Of the method in every figure; the project's are of seaborn's colour-blind palette.
     metric : str
         What ranks key/value groups or chooses alpha, a LaTeX formula without dollar signs.
     looks_at : str
@@ -27,6 +29,7 @@ class Method:
 
     name: str
     title: str
+    colour: str
     metric: str
     looks_at: str
     calibration: str

@@ -19,6 +19,7 @@ from .method import Method
 METHOD = Method(
     name="wanda-sp",
     title="Wanda-sp",
+    colour="#029e73",
     metric=r"\sum_{j \in g} \frac{1}{d} \sum_i \lvert \mathbf{W}^O_{ij} \rvert \cdot \lVert \mathbf{X}_j \rVert_2",
     looks_at="weights and activations",
     calibration="forward passes, layer by layer",
