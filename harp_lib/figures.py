@@ -23,6 +23,9 @@ from . import (
     longbench_tables,
     norm_figures,
     norm_study,
+    paper_claims,
+    paper_claims_figures,
+    paper_claims_tables,
     paths,
     results,
     score_figures,
@@ -110,4 +113,9 @@ def redraw(profile: str) -> list[Path]:
         theory, norms = stored[theory_study.EXPERIMENT], stored[norm_study.EXPERIMENT]
         verdict = theory_tables.full_verdict(theory, stored.get(similarity_study.EXPERIMENT, {}), norms)
         written += tables.save(verdict, "theory_verdict", profile)
+    known = paper_claims.read_stored(profile)
+    judged = paper_claims.judge(profile, known)  # last, since it names the files that show a claim
+    written += save(paper_claims_figures.verdicts(judged, paper_claims_tables.titles(known)), "claims", profile)
+    plt.close()
+    written += tables.save(paper_claims_tables.claim_table(judged), "claims", profile, judged)
     return written
