@@ -81,7 +81,7 @@ rule efficiency:  # is timed, so nothing else runs beside it
         needs("notebook/08_{title}"),
     output:
         "notebook/08_{title}.json",
-    threads: workflow.cores or config["threads"]
+    threads: config["cores"]
     shell:
         JOB + " notebook/08_{wildcards.title:q}"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_BAR_UNDER_WAY = re.compile(r"^(?!.*100%\|).*\d%\|")  # tqdm: "desc:  40%|████      | 4/10 …"
+_BAR_UNDER_WAY = re.compile(r"^(?!.*100%\||.*\d%\|.*\]\S).*\d%\|")  # tqdm: "desc:  40%|████      | 4/10 …]", alone
 
 
 class KernelText:

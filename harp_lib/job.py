@@ -8,12 +8,13 @@ run one at a time.
 import json
 import os
 import re
+import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,10 @@ _COUNTS = ("computed", "read", "failed")
 def main(folder: Path, name: str) -> int:
     """Do a job and say how it fared: result (done, failed, interrupted, not run), error, seconds, output and cells."""
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    if run["runner"]:
-        _end_with(run["runner"])
-    (folder / f"{name}.begun").touch()
+    number = os.environ.get("SLURM_JOB_ID", "")
+    if run["runner"] or number:
+        _end_with(run["runner"], folder / "run.json")
+    (folder / f"{name}.begun").write_text(number)
     outcome: dict[str, Any] = {"result": "done", "error": "", "output": ""}
     begin = time.monotonic()
     with _shown(folder / f"{name}.log", run["live"], name) as text:
@@ -86,7 +88,9 @@ def _notebook(file: str, parameters: dict[str, Any], profile: str, text: KernelT
     output = paths.NOTEBOOKS / "executed" / profile / file
     outcome = execute(paths.NOTEBOOKS / file, output, parameters, text)
     outcome["output"] = os.path.relpath(output, paths.ROOT)
-    cells = nbformat.read(output, as_version=4).cells if output.is_file() else []
+    cells = []
+    with suppress(OSError, ValueError):  # it was not written, or half, on a full disk
+        cells = nbformat.read(output, as_version=4).cells
     printed = "".join(shown.get("text", "") for cell in cells for shown in cell.get("outputs", []))
     found = [[int(number or 0) for number in counts] for counts in _SUMMARY.findall(printed)]
     return outcome | dict(zip(_COUNTS, map(sum, zip(*found, strict=True)), strict=False))
@@ -108,19 +112,20 @@ def _shown(log: Path, live: bool, name: str) -> Iterator[KernelText]:
         text.close()
 
 
-def _end_with(runner: int) -> None:
-    """Die with the run: who started it again would not want the old one's jobs beside the new."""
+def _end_with(runner: int | None, run: Path) -> None:
+    """Die with the run: who started it again would not want the old one's jobs beside the new.
+
+    On a cluster the runner is a process elsewhere; that the next run removes the old one's files is seen there too.
+    """
 
     def watch() -> None:
-        try:
-            process = psutil.Process(runner)
-            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(runner)  # of this process where there is no runner to see
+            while run.is_file() and process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                 time.sleep(1)
-        except psutil.NoSuchProcess:
-            pass
         for child in psutil.Process().children(recursive=True):
-            child.kill()
-        os._exit(1)
+            child.kill()  # a kernel is in a group of its own
+        os.killpg(0, signal.SIGKILL)  # the engine too, which would go on to the next job
 
     threading.Thread(target=watch, daemon=True).start()
 

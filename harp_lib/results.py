@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pandas as pd
-import torch
 
 from . import __version__, paths
 from .locks import exclusive
@@ -100,7 +99,8 @@ class ResultStore:
             took = round(time.perf_counter() - begin if seconds is None else seconds, 3)
             stored = {"inputs": inputs, "result": result, "seconds": took, **provenance()}
             write_json(file, stored)
-            for leftover in file.parent.glob(f"{file.stem}.*.partial"):
+            killed = file.parent.glob(f".{file.stem}-????????.tmp")  # of who was killed while writing it
+            for leftover in [*file.parent.glob(f"{file.stem}.*.partial"), *killed]:
                 leftover.unlink()
             self._count("failed" if "failed" in result else "computed")
         return stored
@@ -159,7 +159,8 @@ def read_cell(file: Path) -> dict[str, Any] | None:
         file.rename(aside)
     except FileNotFoundError:  # another process was first
         return None
-    warnings.warn(f"{file.name} could not be read; moved to {aside.name}, computing it again", stacklevel=3)
+    name = "/".join(file.parts[-3:])  # whole, for Python shows equal warnings once
+    warnings.warn(f"{name} could not be read; moved to {aside.name}, computing it again", stacklevel=3)
     return None
 
 
@@ -235,6 +236,8 @@ def write_json(file: Path, values: dict[str, Any]) -> None:
 
 def device_name() -> str:
     """The accelerator's name, or the processor architecture."""
+    import torch  # here, because a job that runs a notebook needs the store but not torch
+
     return torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})"
 
 

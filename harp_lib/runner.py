@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from harp_lib.results import write_json
 CHECKOUT = Path(__file__).resolve().parents[1]
 LOCAL, SLURM = "local", "slurm"
 _OPTIONS = ("models", "datasets", "limit", "seed")  # that cells depend on
+_CHATTER = ("rules", "progress", "host", "reason")  # what the engine tells beside errors
 _NO_SPACE = 2**20  # bytes; less is a full disk
 
 
@@ -121,6 +123,7 @@ class Run:
             "profile": self.profile,
             "seed": self.given.get("seed", 0),
             "threads": self.threads,
+            "cores": self.threads * (self.at_once or 1),
             "live": self.live,
             "runner": os.getpid() if self.here else None,
             "jobs": {name: asdict(job) for name, job in jobs.items()},
@@ -128,11 +131,12 @@ class Run:
 
     def _command(self, folder: Path) -> list[str]:
         command = [sys.executable, "-P", "-m", "snakemake", "--snakefile", str(CHECKOUT / "Snakefile")]
-        command += ["--directory", str(folder), "--configfile", str(folder / "run.json"), "--quiet", "all"]
+        command += ["--directory", str(folder), "--configfile", str(folder / "run.json"), "--quiet", *_CHATTER]
         command += ["--keep-going", "--nolock", "--rerun-incomplete", "--scheduler", "greedy"]
         if self.here:
             return [*command, "--cores", str(self.threads * (self.at_once or 1))]
         command += ["--executor", SLURM, "--workflow-profile", str(paths.DATA / "slurm")]
+        command += ["--slurm-logdir", str(folder / "slurm_logs")]
         return command + (["--jobs", str(self.at_once)] if self.at_once else [])
 
     def _schedule(self, folder: Path, names: Sequence[str]) -> bool:
@@ -197,7 +201,17 @@ def _outcome(folder: Path, name: str, interrupted: bool) -> dict[str, Any]:
         return {"result": "interrupted", "error": ""}
     if shutil.disk_usage(folder).free < _NO_SPACE:
         return {"result": "failed", "error": f"no space left on the disk of {folder.parent}"}
+    if state := _slurm_state(folder, name):
+        return {"result": "failed", "error": f"Slurm ended it: {state}; data/slurm/config.yaml says what it may use"}
     return {"result": "failed", "error": "its process was killed: as a rule the machine ran out of memory"}
+
+
+def _slurm_state(folder: Path, name: str) -> str:
+    """In which state its job of Slurm ended that could not say so itself; empty if that is not known."""
+    number = (folder / f"{name}.begun").read_text()
+    told = (folder / "snakemake.log").read_text(errors="replace")
+    found = re.search(rf"SLURM-job '{number}' failed, SLURM status is: '(\w+)'", told)
+    return found[1] if found else ""
 
 
 def _report(outcomes: Mapping[str, Mapping[str, Any]]) -> None:

@@ -16,6 +16,19 @@ from .models import display_name
 from .published import published, published_alphas
 from .results import Cells
 
+# Tables of what a clock or the memory said; all others are equal, byte for byte, whenever a machine does the same again.
+TIMED = (
+    "alpha_cost",
+    "baseline_costs",
+    "efficiency_prefill",
+    "efficiency_equal_heads",
+    "efficiency_split",
+    "efficiency_decode",
+    "efficiency_memory",
+    "efficiency_verdict",
+    "claims",
+)
+
 
 def save(table: pd.DataFrame, name: str, profile: str, numbers: pd.DataFrame | None = None) -> list[Path]:
     """Write a table to ``figures/<profile>/tables/``: md and tex (booktabs) for people, csv for programs.
