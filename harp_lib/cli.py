@@ -6,6 +6,7 @@ was shown, nothing is left to do).
 
 import argparse
 import difflib
+import errno
 import keyword
 import os
 import re
@@ -275,7 +276,13 @@ def _run(options: argparse.Namespace) -> int:
 
         print(show(run.jobs()))
         return 0
-    code = run()
+    try:
+        code = run()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"run_all.sh: error: no space left on the disk of {paths.RESULTS}", file=sys.stderr)
+        return 1
     if (drawn := paths.FIGURES / options.profile).is_dir():
         print(f"\nfigures and tables: {os.path.relpath(drawn, paths.ROOT)}")
     return code

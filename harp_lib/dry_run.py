@@ -26,7 +26,7 @@ def _total(jobs: Mapping[str, Job]) -> str:
     text = f"{len(jobs)} jobs, {len(missing)} of {len(cells)} cells to compute"
     if len(known) > 1 and sum(known):
         text += f", {duration(sum(known))} in all if one follows the other"
-    return text + (f"; what {unknown} jobs take was never measured" if unknown else "")
+    return text + (f"; without {unknown} of the jobs, of which that is not known" if unknown else "")
 
 
 def duration(seconds: float | None) -> str:

@@ -176,9 +176,10 @@ class _Graph:
             for cell in self.cells(experiment, model)
         ]
         elsewhere = {cell for job in self.jobs.values() for cell in job.missing}
-        missing = [cell for cell in self.missing(cells) if cell not in elsewhere]
+        left = self.missing(cells)
+        missing = [cell for cell in left if cell not in elsewhere]
         arguments = {"notebook": file, "parameters": parameters}
-        why = self.why(cells, missing) if missing else "reads what is stored then" if before else self.why(cells, [])
+        why = "reads what is computed before it" if left and not missing else self.why(cells, left)
         self.add(Job(f"notebook/{file[:-6]}", arguments, before, cells, missing, self.seconds(missing), why))
 
     def cells(self, experiment: str, model: str) -> list[Cell]:

@@ -26,7 +26,6 @@ from harp_lib.results import write_json
 CHECKOUT = Path(__file__).resolve().parents[1]
 LOCAL, SLURM = "local", "slurm"
 _OPTIONS = ("models", "datasets", "limit", "seed")  # that cells depend on
-_CHATTER = ("rules", "progress", "host", "reason")  # what the engine tells beside errors
 _NO_SPACE = 2**20  # bytes; less is a full disk
 
 
@@ -131,7 +130,7 @@ class Run:
 
     def _command(self, folder: Path) -> list[str]:
         command = [sys.executable, "-P", "-m", "snakemake", "--snakefile", str(CHECKOUT / "Snakefile")]
-        command += ["--directory", str(folder), "--configfile", str(folder / "run.json"), "--quiet", *_CHATTER]
+        command += ["--directory", str(folder), "--configfile", str(folder / "run.json")]
         command += ["--keep-going", "--nolock", "--rerun-incomplete", "--scheduler", "greedy"]
         if self.here:
             return [*command, "--cores", str(self.threads * (self.at_once or 1))]

@@ -16,7 +16,7 @@ from .models import display_name
 from .published import published, published_alphas
 from .results import Cells
 
-# Tables of what a clock or the memory said; all others are equal, byte for byte, whenever a machine does the same again.
+# Tables of what a clock or the memory said. All others are equal, byte for byte, when a machine does the same again.
 TIMED = (
     "alpha_cost",
     "baseline_costs",

@@ -13,15 +13,14 @@ from harp_lib import cli, model_names
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ["run_all.sh", "requirements.lock"]
-MODULES = ["__init__", "paths", "cli", "environment", "model_names", "runner", "console"]
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory) -> Path:
     """A small copy of the checkout, in a folder with a space in its name and without an environment."""
     root = tmp_path_factory.mktemp("some place") / "a checkout"
-    for file in [*FILES, *(f"harp_lib/{module}.py" for module in MODULES)]:
-        (root / file).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(ROOT / "harp_lib", root / "harp_lib", ignore=shutil.ignore_patterns("__pycache__"))
+    for file in FILES:
         shutil.copy(ROOT / file, root / file)
     (root / "data" / "profiles").mkdir(parents=True)
     for profile in ("paper", "mini", "smoke"):
@@ -65,10 +64,19 @@ def tree(folder: Path) -> dict[Path, float]:
         (["-p", "seed"], "malformed parameter 'seed'; write NAME=VALUE"),
         (["-p", "2x=1"], "malformed parameter '2x=1'"),
         (["-p", "models=[a]"], "parameter 'models' has an option of its own: --models"),
-        (["figure"], "unknown command 'figure'; choose from setup, run, test, figures (did you mean 'figures'?)"),
+        (["--jobs", "0"], "argument --jobs: a number of jobs, 1 or more, not '0'"),
+        (["--jobs", "two"], "a number of jobs, 1 or more, not 'two'"),
+        (["--job", "2"], "unknown argument '--job' (did you mean --jobs?)"),
+        (["--executor", "slrum"], "unknown executor 'slrum'; choose from local, slurm (did you mean 'slurm'?)"),
+        (["--dryrun"], "unknown argument '--dryrun' (did you mean --dry-run?)"),
+        (["figure"], "unknown command 'figure'; choose from setup, run, test, figures, book (did you mean 'figures'?)"),
+        (["boook"], "unknown command 'boook'; choose from setup, run, test, figures, book (did you mean 'book'?)"),
         (["--profil", "mini"], "unknown argument '--profil' (did you mean --profile?)"),
         (["run", "03"], "unknown argument '03'"),
         (["figures", "--force"], "--force goes with 'run', not with 'figures'"),
+        (["figures", "--jobs", "2"], "--jobs goes with 'run', not with 'figures'"),
+        (["book", "--dry-run"], "--dry-run goes with 'run', not with 'book'"),
+        (["setup", "--executor", "local"], "--executor goes with 'run', not with 'setup'"),
         (["--profile", "smoke", "test"], "'test' goes first"),
     ],
 )
@@ -90,13 +98,19 @@ def test_shows_help_without_set_up(checkout):
     assert tree(checkout) == before
 
 
-@pytest.mark.parametrize("value", ["sede=1", "seed=[1"])
-def test_refuses_what_only_the_notebooks_and_yaml_know(checkout, value):
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("sede=1", "03_alpha_search has no parameter 'sede'; it has profile, seed"),
+        ("seed=[1", "malformed parameter seed='[1': not YAML"),
+    ],
+)
+def test_refuses_what_only_the_notebooks_and_yaml_know(checkout, monkeypatch, capsys, value, message):
+    for name in ("NOTEBOOKS", "RESULTS"):
+        monkeypatch.setattr(cli.paths, name, checkout / name.lower())
     before = tree(checkout)
-    done = call(checkout, "-p", value, HARP_PYTHON=sys.executable)
-    assert done.returncode == 2
-    assert value.partition("=")[0] in done.stderr
-    assert "Traceback" not in done.stderr
+    assert cli.main(["-p", value]) == 2
+    assert f"run_all.sh: error: {message}" in capsys.readouterr().err
     assert tree(checkout) == before
 
 
@@ -139,6 +153,21 @@ def test_a_notebook_number_may_leave_out_the_zero(checkout, monkeypatch):
     assert cli.parse(["--only", "10,3,03"]).only == ["10", "03"]
 
 
+def test_how_a_run_is_spread_is_read():
+    options = cli.parse(["--profile", "paper", "--jobs", "16", "--executor", "slurm", "--dry-run"])
+    assert (options.command, options.jobs, options.executor, options.dry_run) == ("run", 16, "slurm", True)
+    options = cli.parse(["--profile", "smoke"])
+    assert (options.jobs, options.executor, options.dry_run) == (None, None, False)
+    assert cli.parse(["book", "--profile", "mini"]).command == "book"
+
+
+def test_a_book_without_executed_notebooks_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli.paths, "NOTEBOOKS", tmp_path)
+    monkeypatch.setattr(cli.paths, "ROOT", tmp_path)
+    assert cli.main(["book", "--profile", "smoke"]) == 1
+    assert "no executed notebook of the profile 'smoke'" in capsys.readouterr().err
+
+
 def test_what_follows_test_is_for_pytest():
     assert cli.parse(["test", "-k", "plan", "--profile", "x"]).pytest == ["-k", "plan", "--profile", "x"]
 
@@ -150,5 +179,5 @@ def test_known_models_come_from_their_file():
 def test_judging_arguments_imports_nothing_heavy():
     program = "import sys; from harp_lib import cli; cli.check(['--models', 'tiny-llama']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    heavy = {"torch", "numpy", "transformers", "papermill", "yaml", "tqdm"}
+    heavy = {"torch", "numpy", "transformers", "papermill", "yaml", "tqdm", "snakemake"}
     assert not heavy & set(done.stdout.split())

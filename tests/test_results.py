@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from harp_lib import paths
-from harp_lib.results import ResultStore, read_results, write_json
+from harp_lib import __version__, paths
+from harp_lib.results import ResultStore, is_stored, read_results, write_json
 
 
 def make(store, inputs=None, value=1.5, calls=None):
@@ -44,7 +44,7 @@ def test_force_computes_again(store, tmp_path):
     assert make(ResultStore("mini", "experiment", root=tmp_path, force=True), value=2.0) == {"score": 2.0}
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"inputs": 1}', "[1]"])
+@pytest.mark.parametrize("content", ["", "{", '{"inputs": {"seed": 0}, "result": {"sco', '{"inputs": 1}', "[1]"])
 def test_an_unreadable_cell_is_moved_aside_and_computed_again(store, tmp_path, content):
     make(store)
     file = tmp_path / "mini/experiment/owner--model/harp/task.json"
@@ -78,6 +78,8 @@ def test_what_was_kept_for_other_inputs_is_not_used(store, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         store.cell("model", "harp", "task", {"seed": 0}, killed)
+    (half,) = tmp_path.rglob("*.partial")
+    half.with_name(".task-_0aZ9xy1.tmp").write_text("{")  # of a process that was killed while writing the cell
     found = store.cell("model", "harp", "task", {"seed": 1}, lambda partial: {"left": partial.exists()})
     assert found == {"left": False}
     assert len([file for file in tmp_path.rglob("*") if file.is_file()]) == 1, "leftovers are removed"
@@ -117,6 +119,59 @@ def test_killed_while_writing(tmp_path):
     process.kill()
     process.wait()
     assert len(json.loads((tmp_path / "cell.json").read_text())["result"]) == 100_000
+
+
+TWICE = """
+import sys, time
+from pathlib import Path
+from harp_lib.results import ResultStore
+
+def compute(partial):
+    print("computing", flush=True)
+    sys.stdin.readline()
+    return {"by": sys.argv[2]}
+
+store = ResultStore("mini", "experiment", root=Path(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.readline()
+print(store.cell("model", "harp", "task", {}, compute)["by"], store.summary)
+"""
+
+
+def test_two_processes_that_want_a_cell_compute_it_once(tmp_path):
+    def start(name):
+        command = [sys.executable, "-c", TWICE, tmp_path, name]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+
+    first, second = start("first"), start("second")
+    try:
+        assert [first.stdout.readline(), second.stdout.readline()] == ["ready\n"] * 2
+        first.stdin.write("go\n")
+        assert first.stdout.readline() == "computing\n"
+        second.stdin.write("go\n")
+        time.sleep(0.5)  # for it to find that the cell is not there
+        first.stdin.write("go\n")
+        assert first.communicate(timeout=60)[0] == "first 1 cells computed, 0 read from the result store\n"
+        assert second.communicate(timeout=60)[0] == "first 0 cells computed, 1 read from the result store\n"
+    finally:
+        first.kill()
+        second.kill()
+    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["task.json"], "and no lock"
+
+
+def test_stored_is_what_this_version_can_read(monkeypatch, tmp_path):
+    monkeypatch.setattr(paths, "RESULTS", tmp_path)
+    cell = ("mini", "experiment", "owner/model", "harp", "task")
+    assert not is_stored(*cell)
+    make(ResultStore("mini", "experiment"))
+    assert is_stored(*cell)
+    file = tmp_path / "mini/experiment/owner--model/harp/task.json"
+    whole = file.read_text()
+    for other in (whole[:-20], whole.replace(__version__, "0.0.1"), "[]", whole.replace('"score"', '"failed"')):
+        assert other != whole
+        file.write_text(other)
+        assert not is_stored(*cell)
+    assert [path.name for path in file.parent.iterdir()] == ["task.json"], "asking moves nothing"
 
 
 def test_only_the_last_run_is_read(tmp_path, monkeypatch):

@@ -1,181 +1,262 @@
-"""The notebook runner, on notebooks of two cells; each run costs a kernel, so they share one."""
+"""Whole runs of notebooks of two cells, which need no model: what is shown at the end, and that nothing is left behind.
 
-import hashlib
-import io
+A run costs an engine, and a kernel for each notebook, so several tests look at one.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-import nbformat
+import psutil
 import pytest
+from test_execution import write_notebook
 
-from harp_lib import runner
-from harp_lib.console import KernelText
+from harp_lib import paths, runner
+from harp_lib.notebooks import RefusedError
+
+PARAMETERS = "profile = 'mini'\nseed = 0"
+MEET = """
+import pathlib, time
+pathlib.Path("{mine}").write_text(str(time.time()))
+end = time.time() + 60
+while not pathlib.Path("{other}").exists() and time.time() < end: time.sleep(0.1)
+assert pathlib.Path("{other}").exists(), "nobody came"
+"""
+COUNT = """
+print("4 cells computed, 3 read from the result store\\n1 cells computed, 0 read from the result store, 2 failed")
+"""
+KILL = """
+import os, pathlib, signal, time
+pathlib.Path("orphan").write_text(str(os.getpid()))
+os.kill(os.getppid(), signal.SIGKILL)
+time.sleep(600)
+"""
+SLEEP = "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(600)"
+END = "import pathlib, time\npathlib.Path('end').write_text(str(time.time()))\nprint('the end of', profile, seed)"
 
 
-def write_notebook(folder: Path, name: str, parameters: str, *cells: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    first = nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    notebook = nbformat.v4.new_notebook(
-        cells=[first, *map(nbformat.v4.new_code_cell, cells)], metadata={"kernelspec": kernel}
-    )
-    nbformat.write(notebook, folder / name)
-    return folder / name
+def make_checkout(root: Path, **notebooks: str) -> Path:
+    """A checkout with a few notebooks; a space in its name must do no harm."""
+    (root / "data").mkdir(parents=True)
+    for folder in ("configs", "profiles", "paper"):
+        (root / "data" / folder).symlink_to(paths.DATA / folder)
+    for name, cell in notebooks.items():
+        write_notebook(root / "notebooks", f"{name.removeprefix('n')}.ipynb", PARAMETERS, cell)
+    return root
+
+
+def start(checkout: Path, shown: Path, *arguments: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "harp_lib.cli", "run", "--profile", "smoke", *arguments]
+    environ = os.environ | {"HARP_ROOT": str(checkout), "JUPYTER_PREFER_ENV_PATH": "1", "OMP_NUM_THREADS": "1"}
+    with shown.open("w") as stream:
+        return subprocess.Popen(command, env=environ, stdout=stream, stderr=subprocess.STDOUT)
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def end(process: subprocess.Popen) -> None:
+    """Leave nothing behind, whatever a test found."""
+    for left in [*psutil.Process(process.pid).children(recursive=True), process] if process.poll() is None else []:
+        left.kill()
+
+
+def table(shown: str) -> dict[str, list[str]]:
+    """Outcome, seconds, … by job, of the table that ends a run."""
+    lines = iter(shown[shown.rindex("\njob  ") :].splitlines()[3:])
+    rows = [re.split(r"  +", line) for line in lines if "  " in line]
+    return {row[0]: [item.strip() for item in row[1:]] for row in rows}
+
+
+def folders(checkout: Path) -> list[Path]:
+    return list((checkout / "data" / "results" / "smoke").glob(".run-*"))
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """One run of three notebooks, the second of which fails: folder, exit code and what was shown."""
-    notebooks = tmp_path_factory.mktemp("a checkout") / "notebooks"
-    write_notebook(
-        notebooks,
-        "02_fails.ipynb",
-        "profile = 'mini'",
-        "print('before')",
-        "raise ValueError('first line\\nno such thing')",
-        "print('never')",
+def runs(tmp_path_factory):
+    """Two runs at once on one checkout. In the second, two jobs at once, two notebooks fail: codes and texts."""
+    checkout = make_checkout(
+        tmp_path_factory.mktemp("some place") / "a checkout",
+        n15_first=MEET.format(mine="begun", other="go on") + COUNT,
+        n00_last=END,
+        n09_fails=MEET.format(mine="one", other="another") + "raise ValueError('first line\\nno such thing')",
+        n10_killed=KILL,
+        n13_works=MEET.format(mine="another", other="one"),
     )
-    write_notebook(
-        notebooks,
-        "01_works.ipynb",
-        "profile = 'mini'\nmodels = None\nseed = 0",
-        "import os, pathlib\nprint(repr((profile, models, seed)))\nprint('at', os.getcwd(), pathlib.Path.home())",
-    )
-    write_notebook(notebooks, "10_also.ipynb", "profile = 'mini'\nseed = 0", "import os; os._exit(1)")
-    stream = io.StringIO()
-    code = runner.run_notebooks("smoke", None, {"models": ["a", "b"]}, {}, notebooks=notebooks, stream=stream)
-    return notebooks, code, stream.getvalue()
+    files = [checkout / "first.txt", checkout / "second.txt"]
+    first = start(checkout, files[0], "--only", "00,15", "-p", "seed=7")
+    second = None
+    try:
+        wait_for((checkout / "notebooks" / "begun").exists)
+        second = start(checkout, files[1], "--only", "09,10,13", "--jobs", "2")
+        wait_for(lambda: "waiting" in files[1].read_text())
+        (checkout / "notebooks" / "go on").touch()
+        codes = [process.wait(180) for process in (first, second)]
+        yield checkout, codes, [file.read_text(encoding="utf-8") for file in files]
+    finally:
+        for process in filter(None, (first, second)):
+            end(process)
 
 
-def executed(notebooks: Path, name: str) -> nbformat.NotebookNode:
-    return nbformat.read(notebooks / "executed" / "smoke" / name, as_version=4)
+def moment(checkout: Path, name: str) -> float:
+    return float((checkout / "notebooks" / name).read_text())
 
 
-def test_goes_on_after_a_failure_and_says_so(run):
-    _, code, shown = run
-    assert code == 1
-    table = shown[shown.index("notebook  ") :].splitlines()
-    rows = [line.split() for line in table[2:5]]
-    assert [row[:2] for row in rows] == [["01_works", "done"], ["02_fails", "failed"], ["10_also", "failed"]]
-    assert rows[0][3] == "notebooks/executed/smoke/01_works.ipynb"
-    assert "02_fails: no such thing" in table
-    assert "10_also: the kernel died: as a rule the machine ran out of memory" in shown
+def test_a_second_run_of_a_checkout_waits_and_says_so(runs):
+    checkout, codes, (first, second) = runs
+    assert codes == [0, 1]
+    assert "waiting" not in first
+    assert second.startswith("another run of this checkout is at work: waiting for it\n")
+    assert moment(checkout, "end") < moment(checkout, "one")
 
 
-def test_shows_what_kernels_print_and_nothing_of_papermill(run):
-    _, _, shown = run
-    assert "('smoke', ['a', 'b'], 0)\n" in shown
-    assert "before\n" in shown
-    assert "never" not in shown
-    assert "Executing" not in shown
-    assert "Kernel died while" not in shown
+def test_alone_each_job_shows_what_it_prints_and_00_is_last(runs):
+    checkout, _, (shown, _) = runs
+    assert shown.splitlines()[:5] == [
+        "── 15_first",
+        "4 cells computed, 3 read from the result store",
+        "1 cells computed, 0 read from the result store, 2 failed",
+        "── 00_last",
+        "the end of smoke 7",
+    ]
+    rows = table(shown)
+    assert list(rows) == ["15_first", "00_last"]
+    assert rows["15_first"][0] == "done"
+    assert float(rows["15_first"][1]) > 1
+    assert rows["15_first"][2:] == ["5 computed, 3 read, 2 failed", "notebooks/executed/smoke/15_first.ipynb"]
+    assert (checkout / rows["15_first"][3]).is_file()
+    assert shown.rstrip().endswith("00_last.ipynb"), "nothing to explain"
 
 
-def test_a_failed_notebook_keeps_its_error(run):
-    notebooks, _, _ = run
-    errors = [o for c in executed(notebooks, "02_fails.ipynb").cells for o in c.get("outputs", []) if "ename" in o]
-    assert [error.ename for error in errors] == ["ValueError"]
-    dead = executed(notebooks, "10_also.ipynb")
-    assert "the kernel died" in dead.cells[0].source
-    for notebook in (dead, executed(notebooks, "02_fails.ipynb")):
-        assert "harp" not in notebook.metadata
+def test_two_jobs_at_once_overlap_and_finish_when_others_fail(runs):
+    _, _, (_, shown) = runs
+    assert {job: row[0] for job, row in table(shown).items()} == {
+        "09_fails": "failed",
+        "10_killed": "failed",
+        "13_works": "done",
+    }
+    assert "AssertionError" not in shown, "each waited for the other"
+    said = sorted(re.findall(r"^\[[12]/3\] (\S+): (\w+), \d+ s$", shown, re.MULTILINE))
+    assert said == [("notebook/09_fails", "failed"), ("notebook/13_works", "done")]
+    assert "──" not in shown
 
 
-def test_records_the_source_and_no_path_of_this_machine(run):
-    notebooks, _, _ = run
-    metadata = executed(notebooks, "01_works.ipynb").metadata
-    source = (notebooks / "01_works.ipynb").read_bytes()
-    assert metadata["harp"]["source_sha256"] == hashlib.sha256(source).hexdigest()
-    assert metadata["papermill"]["input_path"] == "01_works.ipynb"
-    text = (notebooks / "executed" / "smoke" / "01_works.ipynb").read_text(encoding="utf-8")
-    assert "at ./notebooks ~" in text
-    assert str(notebooks.parent) not in text
-    assert str(Path.home()) + "/" not in text
-
-
-@pytest.mark.parametrize(
-    ("shared", "explicit", "message"),
-    [
-        ({}, {"sede": 1}, "01_one has no parameter 'sede'; it has profile, seed"),
-        ({}, {"seed": 1}, "02_two has no parameter 'seed'; it has profile"),
-        ({"models": ["a"]}, {}, "no selected notebook has a parameter 'models': 01_one has profile, seed; 02_two has"),
-    ],
-)
-def test_refuses_unknown_parameters_before_anything_runs(tmp_path, shared, explicit, message):
-    notebooks = tmp_path / "notebooks"
-    write_notebook(notebooks, "01_one.ipynb", "profile = 'mini'\nseed = 0")
-    write_notebook(notebooks, "02_two.ipynb", "profile = 'mini'")
-    with pytest.raises(runner.RefusedError, match=message):
-        runner.run_notebooks("smoke", None, shared, explicit, notebooks=notebooks)
-    assert sorted(path.name for path in notebooks.iterdir()) == ["01_one.ipynb", "02_two.ipynb"]
-
-
-def test_says_when_there_is_no_notebook(tmp_path):
-    with pytest.raises(runner.RefusedError, match="no notebook to run"):
-        runner.run_notebooks("smoke", notebooks=tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_refuses_what_is_no_notebook(tmp_path):
-    (tmp_path / "01_broken.ipynb").write_text("{", encoding="utf-8")
-    with pytest.raises(runner.RefusedError, match=r"01_broken\.ipynb cannot be read"):
-        runner.run_notebooks("smoke", notebooks=tmp_path)
-
-
-def test_interruption_ends_with_the_table(tmp_path, monkeypatch):
-    notebooks = tmp_path / "notebooks"
-    write_notebook(notebooks, "01_one.ipynb", "profile = 'mini'")
-    write_notebook(notebooks, "02_two.ipynb", "profile = 'mini'")
-
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(runner.papermill, "execute_notebook", interrupt)
-    stream = io.StringIO()
-    assert runner.run_notebooks("smoke", notebooks=notebooks, stream=stream) == 130
-    rows = stream.getvalue().splitlines()[-2:]
-    assert rows[0].split()[:2] == ["01_one", "interrupted"]
-    assert rows[1].split() == ["02_two", "not", "run"]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def shown_by(stream: io.StringIO, pieces: list[str], seconds: float) -> str:
-    now = [0.0]
-    text = KernelText(stream, clock=lambda: now[0])
-    for piece in pieces:
-        now[0] += seconds
-        text.write(piece)
-        text.flush()
-    text.close()
-    return stream.getvalue()
-
-
-BAR = ["hello\n", *(f"\r{i * 25:3d}%|#| {i}/4 [00:0{i}<?]" for i in range(5)), "\n", "wor", "ld"]
-
-
-def test_a_terminal_gets_the_text_as_it_is():
-    assert shown_by(Terminal(), BAR, seconds=1) == "".join(BAR) + "\n"
-
-
-def test_a_log_gets_finished_lines_and_a_bar_now_and_then():
-    assert shown_by(io.StringIO(), BAR, seconds=1) == "hello\n100%|#| 4/4 [00:04<?]\nworld\n"
-    assert shown_by(io.StringIO(), BAR, seconds=12).splitlines() == [
-        "hello",
-        " 25%|#| 1/4 [00:01<?]",
-        "100%|#| 4/4 [00:04<?]",
-        "world",
+def test_the_failing_cells_message_and_the_killed_job_are_named_last(runs):
+    checkout, _, (_, shown) = runs
+    explained = shown[shown.rindex("\njob  ") :].splitlines()[6:]
+    (folder,) = folders(checkout)
+    assert explained == [
+        "notebook/09_fails: cell [3] raised ValueError: first line",
+        "no such thing",
+        "notebook/10_killed: its process was killed: as a rule the machine ran out of memory",
+        f"the same command continues; logs, until then: {folder.relative_to(checkout)}",
     ]
 
 
-def test_a_log_shows_nothing_of_a_bar_that_was_wiped():
-    pieces = ["\r 50%|#| 1/2", "\r           \r", "done\n", "\r 50%|#| 1/2", "\r           \r"]
-    assert shown_by(io.StringIO(), pieces, seconds=1) == "done\n"
+def test_a_kernel_dies_with_its_job(runs):
+    checkout, _, _ = runs
+    pid = int((checkout / "notebooks" / "orphan").read_text())
+    wait_for(lambda: not psutil.pid_exists(pid), seconds=5)
 
 
-def test_a_log_gets_nested_bars_now_and_then():
-    outer = "\r 10%|#| 1/10"
-    inner = [piece for i in range(100) for piece in ("\n", f"\r{i:3d}%|#| {i}/100", "\x1b[A")]
-    assert len(shown_by(io.StringIO(), [outer, *inner], seconds=1).splitlines()) <= 11
+def test_a_run_leaves_no_lock_and_the_folder_only_if_it_failed(runs):
+    checkout, _, _ = runs
+    left = {file.name for file in (checkout / "data" / "results").rglob("*") if ".run-" not in str(file)}
+    assert left == {"smoke", ".options.json"}
+    assert len(folders(checkout)) == 1
+
+
+@pytest.fixture
+def sleeping(tmp_path):
+    """A run that sleeps in the first of two notebooks: process, all that it started, and what it shows."""
+    checkout = make_checkout(tmp_path / "checkout", n09_sleeps=SLEEP, n10_later="print('never')")
+    process = start(checkout, tmp_path / "shown.txt", "--only", "09,10")
+    started = []
+    try:
+        wait_for((checkout / "notebooks" / "begun").exists)
+        started = psutil.Process(process.pid).children(recursive=True)
+        assert len(started) >= 3, "an engine, a job and its kernel"
+        yield process, started, tmp_path / "shown.txt"
+    finally:
+        for left in [process, *filter(psutil.Process.is_running, started)]:
+            left.kill()
+        process.wait()
+
+
+def is_dead(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def processes_of(checkout: Path) -> list[psutil.Process]:
+    """Those that name a checkout on their command line: engine and jobs."""
+    found = psutil.process_iter(["cmdline"])
+    return [process for process in found if str(checkout) in " ".join(process.info["cmdline"] or ())]
+
+
+def test_ctrl_c_ends_everything_and_shows_the_table(sleeping):
+    process, started, shown = sleeping
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    text = shown.read_text(encoding="utf-8")
+    assert "interrupted: ending what is under way\n" in text
+    rows = table(text)
+    assert [rows["09_sleeps"][0], rows["10_later"][0]] == ["interrupted", "not run"]
+    assert "the same command continues" in text
+    assert "Traceback" not in text
+    wait_for(lambda: all(map(is_dead, started)), seconds=5)
+    assert not processes_of(shown.parent / "checkout")
+
+
+def test_nothing_outlives_a_killed_runner(sleeping):
+    process, started, shown = sleeping
+    process.kill()
+    process.wait()
+    wait_for(lambda: all(map(is_dead, started)) and not processes_of(shown.parent / "checkout"), seconds=5)
+    assert "never" not in shown.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def scratch(tmp_path, monkeypatch):
+    """A checkout of this process with one notebook."""
+    for name in ("RESULTS", "NOTEBOOKS"):
+        monkeypatch.setattr(paths, name, tmp_path / name.lower())
+    write_notebook(paths.NOTEBOOKS, "03_search.ipynb", "profile = 'mini'\nlimit = None\nseed = 0\nforce = False")
+    return tmp_path
+
+
+def test_says_when_there_is_no_notebook(scratch):
+    with pytest.raises(RefusedError, match=r"no notebook to run: there is no notebooks/NN_\*\.ipynb numbered 04, 05"):
+        runner.Run("smoke", ["04", "05"])
+
+
+def test_what_a_run_is_given_reaches_its_jobs(scratch):
+    run = runner.Run("smoke", None, {"limit": 1}, {"seed": 3})
+    jobs = run.jobs()
+    assert {row["rows"] for row in run.profile["evaluation"]["tasks"].values()} == {1}
+    assert jobs["notebook/03_search"].arguments["parameters"] == {"profile": "smoke", "limit": 1, "seed": 3}
+    assert list(jobs) == ["search/tiny-llama", "search/tiny-gemma2", "notebook/03_search", "figures/all"]
+    assert "figures/all" not in runner.Run("smoke", ["03"]).jobs()
+    assert list(runner.Run("smoke", ["03"], {"force": True}).jobs()) == ["notebook/03_search"]
+
+
+def test_other_options_than_last_time_are_the_reason(scratch):
+    paths.RESULTS.joinpath("smoke").mkdir(parents=True)
+    last = {"models": None, "datasets": None, "limit": 1, "seed": None}
+    paths.RESULTS.joinpath("smoke", ".options.json").write_text(json.dumps(last), encoding="utf-8")
+
+    def why(**given):
+        return runner.Run("smoke", None, given).jobs()["search/tiny-llama"].why
+
+    assert why(limit=1) == "no result stored"
+    assert why(limit=2) == "other limit than last time"
+    assert why(seed=1) == "other limit, seed than last time"
