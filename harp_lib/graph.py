@@ -5,7 +5,7 @@ grouped; all others are computed by the notebooks, which also do what a job left
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from .expected_cells import NOTEBOOK_OF, expected_cells, experiment_models
 from .models import slug
 from .notebooks import LAST
 from .results import is_stored
+from .tiny import FAMILIES as TINY
 
 GROUP_SECONDS = 600.0  # that a group of cells should take on a cluster
 MIN_GROUP_SECONDS = 60.0  # below which starting another process is not worth it
@@ -72,8 +73,7 @@ def build(
     *,
     at_once: int | None = 1,
     figures: bool = False,
-    outdated: str = "",
-    force: bool = False,
+    outdated: Mapping[str, str] | None = None,
 ) -> dict[str, Job]:
     """The jobs of a run by name, each after those that it needs.
 
@@ -88,14 +88,11 @@ def build(
         groups of some minutes.
     figures : bool
         Whether every figure and table is drawn again when the notebooks are done.
-    outdated : str
-        Why stored cells do not count, if they do not.
-    force : bool
-        Whether cells are computed although they are stored. The notebooks do that themselves.
+    outdated : mapping, optional
+        Of experiments whose stored cells do not count: why.
     """
-    graph = _Graph(profile, "computed again by force" if force else outdated)
-    if not force:
-        graph.add_computing({file[:2] for file in notebooks}, at_once)
+    graph = _Graph(profile, outdated or {})
+    graph.add_computing({file[:2] for file in notebooks}, at_once)
     for file, parameters in sorted(notebooks.items()):
         if file[:2] != LAST:
             graph.add_notebook(file, parameters)
@@ -111,7 +108,7 @@ def build(
 
 
 class _Graph:
-    def __init__(self, profile: dict[str, Any], outdated: str) -> None:
+    def __init__(self, profile: dict[str, Any], outdated: Mapping[str, str]) -> None:
         self.profile, self.outdated = profile, outdated
         self.jobs: dict[str, Job] = {}
         self.estimates: dict[tuple[str, str], dict] = {}
@@ -123,11 +120,13 @@ class _Graph:
     def add_computing(self, numbers: set[str], at_once: int | None) -> None:
         """Jobs that compute cells for some notebooks, and have any to compute."""
         kinds = {kind for number in numbers for kind in KINDS_BEFORE.get(number, ())}
+        searched = {model for number in numbers for model in self.searched(number)}
         for kind, (experiment, belongs) in UNITS.items():
             for model in experiment_models(self.profile, experiment) if kind in kinds else ():
-                cells = [cell for cell in self.cells(experiment, model) if belongs(*cell[2:])]
-                needs = [] if kind == "search" else [f"search/{slug(model)}"]
-                self._add_if_missing(f"{kind}/{slug(model)}", {"model": model}, needs, cells)
+                if kind != "search" or model in searched:
+                    cells = [cell for cell in self.cells(experiment, model) if belongs(*cell[2:])]
+                    needs = [] if kind == "search" else [f"search/{slug(model)}"]
+                    self._add_if_missing(f"{kind}/{slug(model)}", {"model": model}, needs, cells)
         for kind in sorted(kind for kind in kinds if kind.startswith("scores-")):
             experiment = kind.removeprefix("scores-")
             both = experiment == "main_tables" and "05" not in numbers  # of its scores, 06 alone wants two methods'
@@ -138,6 +137,13 @@ class _Graph:
                     arguments["cells"] = [cell[2:] for cell in cells]
                     needs = [f"search/{slug(model)}", f"{source}/{slug(model)}"]
                     self._add_if_missing(f"{kind}/{slug(model)}-{index}", arguments, needs, cells)
+
+    def searched(self, number: str) -> list[str]:
+        """The models whose search a notebook reads: 03 has some of its own, and 08 may time shapes that need none."""
+        if "search" not in KINDS_BEFORE.get(number, ()):
+            return []
+        models = experiment_models(self.profile, {"03": "alpha_search", "08": "efficiency"}.get(number, "baselines"))
+        return [model for model in models if number == "03" or model in self.profile["models"]]
 
     def _add_if_missing(self, name: str, arguments: dict[str, Any], needs: list[str], cells: list[Cell]) -> None:
         if missing := self.missing(cells):
@@ -151,22 +157,24 @@ class _Graph:
             cells = [cell for cell in cells if not UNITS["layers"][1](*cell[2:]) and cell[2] not in SHARED_METHODS]
         cells = sorted(self.missing(cells), key=lambda cell: cell[3])  # one task's questions are prepared once
         total = self.seconds(cells)
-        if not total:
-            return [cells] if cells else []
-        number = math.ceil(total / (GROUP_SECONDS if at_once is None else max(total / at_once, MIN_GROUP_SECONDS)))
-        groups: list[list[Cell]] = [[] for _ in range(number)]
-        before = 0.0
-        for cell in cells:
-            seconds = self.seconds([cell])
-            groups[min(number - 1, int((before + seconds / 2) / total * number))].append(cell)
-            before += seconds
+        if total is None:  # a group for each task, but of a tiny model
+            weights, number = [1.0] * len(cells), at_once or (1 if model in TINY else len({cell[3] for cell in cells}))
+        else:
+            weights = [self.seconds([cell]) for cell in cells]
+            number = math.ceil(total / (max(total / at_once, MIN_GROUP_SECONDS) if at_once else GROUP_SECONDS))
+        groups: list[list[Cell]] = [[] for _ in range(number or 1)]
+        before, whole = 0.0, sum(weights) or 1.0
+        for cell, weight in zip(cells, weights, strict=True):
+            groups[min(len(groups) - 1, int((before + weight / 2) / whole * len(groups)))].append(cell)
+            before += weight
         return [group for group in groups if group]
 
     def add_notebook(self, file: str, parameters: dict[str, Any]) -> None:
         """A notebook, which computes what no job before it does."""
         number = file[:2]
-        kinds = KINDS_BEFORE.get(number, ())
+        kinds, searched = KINDS_BEFORE.get(number, ()), [f"search/{slug(model)}" for model in self.searched(number)]
         before = [name for name in self.jobs if name.partition("/")[0] in kinds]
+        before = [name for name in before if not name.startswith("search/") or name in searched]
         before += [name for name in self.jobs if name.startswith(f"notebook/{NOTEBOOK_BEFORE.get(number)}")]
         cells = [
             cell
@@ -186,8 +194,8 @@ class _Graph:
         return [(experiment, model, *cell) for cell in expected_cells(self.profile, experiment, model)]
 
     def missing(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Cells that are not stored; all of them if the stored ones are outdated."""
-        return [cell for cell in cells if self.outdated or not is_stored(self.profile["name"], *cell)]
+        """Cells that are not stored, or outdated."""
+        return [cell for cell in cells if cell[0] in self.outdated or not is_stored(self.profile["name"], *cell)]
 
     def seconds(self, cells: Sequence[Cell]) -> float | None:
         """What some cells should take in all; None if that is not known of one of them."""
@@ -201,8 +209,8 @@ class _Graph:
         return estimate and estimate.seconds
 
     def why(self, cells: Sequence[Cell], missing: Sequence[Cell]) -> str:
-        if missing and self.outdated:
-            return self.outdated
+        if missing and missing[0][0] in self.outdated:
+            return self.outdated[missing[0][0]]
         if not missing:
             return "reads stored results"
         return "no result stored" if len(missing) == len(cells) else f"{len(missing)} of {len(cells)} results missing"

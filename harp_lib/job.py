@@ -30,6 +30,7 @@ _COUNTS = ("computed", "read", "failed")
 def main(folder: Path, name: str) -> int:
     """Do a job and say how it fared: result (done, failed, interrupted, not run), error, seconds, output and cells."""
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    os.environ |= {"HARP_RUN_BEGAN": run["began"], "HARP_FORCED": " ".join(run["forced"])}
     number = os.environ.get("SLURM_JOB_ID", "")
     if run["runner"] or number:
         _end_with(run["runner"], folder / "run.json")

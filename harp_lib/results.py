@@ -24,6 +24,7 @@ from .models import slug
 
 PACKAGES = ("torch", "transformers", "lm_eval")
 RUN_FILE = "run.json"  # the cells of the last finished run of an experiment
+BEGAN, FORCED = "HARP_RUN_BEGAN", "HARP_FORCED"  # what the processes of one run know: its time, forced experiments
 
 Cells = dict[tuple[str, str, str], dict[str, Any]]  # by model, method and task
 
@@ -38,14 +39,15 @@ class ResultStore:
     root : Path, optional
         Where results are kept; default ``data/results``.
     force : bool
-        Compute every cell again, whatever is stored.
+        Compute every cell again, whatever is stored; in a run of several processes, once in all of them.
     """
 
     all_counts: ClassVar[Counter[str]] = Counter()  # of all stores of this process
 
     def __init__(self, profile: str, experiment: str, root: Path | None = None, force: bool = False) -> None:
         self.folder = (root or paths.RESULTS) / profile / experiment
-        self.force = force
+        self.began = os.environ.get(BEGAN, "")
+        self.force = force or experiment in os.environ.get(FORCED, "").split()
         self.counts: Counter[str] = Counter()
         self.cells: Cells = {}
 
@@ -60,7 +62,7 @@ class ResultStore:
     ) -> dict[str, Any]:
         """The result of one cell: read if it was computed from equal ``inputs``, computed and stored otherwise.
 
-        A result that says ``failed``, and why, is stored but not read again: the next run tries anew.
+        A result that says ``failed``, and why, is stored, but not for the next run, which tries anew.
 
         Parameters
         ----------
@@ -89,11 +91,12 @@ class ResultStore:
     ) -> dict[str, Any]:
         """Compute and store a cell, or read it if another process did so while this one waited for it."""
         partial = file.with_suffix(f".{digest(inputs)}.partial")
-        with exclusive(file.with_name(f".{file.stem}.lock")):
+        waiting = f"another process computes {file.stem} of {file.parent.name}: waiting for it"
+        with exclusive(file.with_name(f".{file.stem}.lock"), waiting):
             if (stored := self._stored(file, inputs)) is not None:
                 return stored
-            if self.force:
-                partial.unlink(missing_ok=True)
+            if self.force and partial.is_file() and not self._of_this_run(partial.stat().st_mtime):
+                partial.unlink()
             begin = time.perf_counter()
             result = json.loads(json.dumps(compute(partial)))
             took = round(time.perf_counter() - begin if seconds is None else seconds, 3)
@@ -122,9 +125,14 @@ class ResultStore:
         return stored
 
     def _usable(self, file: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
-        stored = None if self.force else read_cell(file)
-        usable = stored is not None and stored["inputs"] == inputs and "failed" not in stored["result"]
-        return stored if usable else None
+        stored = read_cell(file)
+        if stored is None or stored["inputs"] != inputs:
+            return None
+        again = self.force or "failed" in stored["result"]
+        return None if again and not self._of_this_run(_timestamp(stored.get("time"))) else stored
+
+    def _of_this_run(self, when: float) -> bool:
+        return bool(self.began) and when >= _timestamp(self.began)
 
     def finish(self) -> Cells:
         """All cells of this run. They are also listed on disk, so that ``figures`` draws these and no leftovers."""
@@ -137,6 +145,10 @@ class ResultStore:
         """How many cells were computed, how many read and, if any did, how many failed."""
         failed = f", {self.counts['failed']} failed" if self.counts["failed"] else ""
         return f"{self.counts['computed']} cells computed, {self.counts['read']} read from the result store{failed}"
+
+
+def _timestamp(time: str | None) -> float:
+    return datetime.fromisoformat(time).timestamp() if time else 0.0
 
 
 def _complete(inputs: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from harp_lib import cli, model_names
+from harp_lib import cli, cli_values, model_names
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ["run_all.sh", "requirements.lock"]
@@ -173,7 +173,7 @@ def test_what_follows_test_is_for_pytest():
 
 
 def test_known_models_come_from_their_file():
-    assert cli.known_models() == model_names.MODEL_NAMES
+    assert cli_values.known_models() == model_names.MODEL_NAMES
 
 
 def test_judging_arguments_imports_nothing_heavy():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harp_lib import __version__, paths
+from harp_lib import __version__, graph, paths
 from harp_lib.costs import cell_seconds
 from harp_lib.expected_cells import NOTEBOOK_OF, expected_cells, experiment_models
 from harp_lib.graph import GROUP_SECONDS, build
@@ -185,19 +185,37 @@ def test_what_cannot_be_read_again_is_missing(cell):
     assert jobs_of("mini", "03")[f"search/{MINI}"].missing == search
 
 
-def test_other_options_make_all_outdated():
+def test_outdated_cells_are_computed_again():
     store("mini", all_cells("mini"))
-    jobs = jobs_of("mini", outdated="other limit than last time")
-    assert {cell for job in jobs.values() for cell in job.missing} == all_cells("mini")
-    assert {job.why for job in jobs.values() if job.missing} == {"other limit than last time"}
+    jobs = jobs_of("mini", outdated={"main_tables": "stored with other options"})
+    missing = {cell for job in jobs.values() for cell in job.missing}
+    assert missing == {cell for cell in all_cells("mini") if cell[0] == "main_tables"}
+    assert {job.why for job in jobs.values() if job.missing} == {"stored with other options"}
+    assert {name.partition("/")[0] for name in jobs} == {"scores-main_tables", "notebook", "last"}
 
 
-def test_by_force_the_notebooks_compute_themselves():
-    store("mini", all_cells("mini"))
-    jobs = jobs_of("mini", force=True, figures=True)
-    assert {name.partition("/")[0] for name in jobs} == {"notebook", "figures", "last"}
-    assert {cell for job in jobs.values() for cell in job.missing} == all_cells("mini")
-    assert jobs["notebook/05_title"].why == "computed again by force"
+def test_a_model_of_unknown_cost_is_divided_by_task_on_a_cluster(tmp_path, monkeypatch):
+    monkeypatch.setattr(graph, "cell_seconds", lambda profile, experiment, model: {})
+    scores = [job for name, job in jobs_of("mini", "05", at_once=None).items() if name.startswith("scores-")]
+    assert all(len({cell[3] for cell in job.cells}) == 1 for job in scores)
+    assert len(scores) == len({cell[3] for job in scores for cell in job.cells})
+    tiny = [name for name in jobs_of("smoke", "05", at_once=None) if name.startswith("scores-")]
+    assert len(tiny) == 2, "one for each model"
+    assert len([name for name in jobs_of("smoke", "05", at_once=2) if name.startswith("scores-")]) == 4
+
+
+def test_only_the_models_whose_search_a_notebook_reads_are_searched():
+    def searched(numbers):
+        return [name.partition("/")[2] for name in jobs_of("paper", numbers) if name.startswith("search/")]
+
+    assert len(searched("04")) == 4
+    assert len(searched("03")) == 5
+    assert searched("08") == [], "shapes with printed alpha"
+    jobs = jobs_of("paper", "03 04")
+    large = "search/meta-llama--Llama-3.1-70B"
+    assert large in jobs["notebook/03_title"].needs
+    assert large not in jobs["notebook/04_title"].needs
+    assert "search/tiny-llama" in jobs_of("smoke", "08")
 
 
 def test_what_nobody_measured_is_unknown():

@@ -9,9 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import nbformat
 import pytest
+from checkouts import Checkout, differences
+from test_expected_cells import unlike_stored
 
 from harp_lib import paths
 from harp_lib.profiles import load_profile
+from harp_lib.tables import TIMED
 
 SOURCES = sorted(paths.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 EXECUTED = sorted((paths.NOTEBOOKS / "executed" / "mini").glob("*.ipynb"))
@@ -78,19 +81,6 @@ def test_executed_notebooks_belong_to_their_sources(executed):
     assert not any(output.output_type == "error" for cell in notebook.cells for output in cell.get("outputs", []))
 
 
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
-    """A checkout without results: the sources and data of this one."""
-    root = tmp_path_factory.mktemp("checkout")
-    (root / "data").mkdir()
-    (root / "notebooks").mkdir()
-    for folder in ("configs", "mini", "profiles", "paper"):
-        (root / "data" / folder).symlink_to(paths.DATA / folder)
-    for source in SOURCES:
-        (root / "notebooks" / source.name).symlink_to(source)
-    return root
-
-
 def run(checkout, *arguments):
     return subprocess.run(
         [sys.executable, "-m", "harp_lib.cli", *arguments],
@@ -110,34 +100,55 @@ def markdown(checkout, profile, name):
     return "\n".join(output.data["text/markdown"] for output in shown if "text/markdown" in output.get("data", {}))
 
 
-RUNS = {
-    "smoke": ((), ["tiny random Llama", "tiny random Gemma-2"]),
-    "mini": (("--models", "tiny-qwen2", "--limit", "4"), ["tiny random Qwen2"]),
+EVERY = [source.name[:2] for source in SOURCES]
+RUNS = {  # options, models and notebooks
+    "smoke": ((), ["tiny random Llama", "tiny random Gemma-2"], EVERY),
+    "mini": (
+        ("--models", "tiny-qwen2", "--limit", "4", "--only", "03,04,05,08"),
+        ["tiny random Qwen2"],
+        ["03", "04", "05", "08"],
+    ),
 }
+AGAIN = "smoke, again"
+SMOKE = pytest.mark.parametrize("finished", ["smoke"], indirect=True)
 
 
 @pytest.fixture(scope="module")
-def started(checkout):
-    """Both runs of all notebooks, side by side: tiny models use one core each."""
+def checkouts(tmp_path_factory):
+    """Checkouts without results, also without the committed ones; in one, everything is done once more."""
+    folder = tmp_path_factory.mktemp("checkouts")
+    return {name: Checkout(folder / name) for name in (*RUNS, AGAIN)}
+
+
+@pytest.fixture(scope="module")
+def started(checkouts):
+    """All runs side by side: tiny models use one core each."""
+    commands = {name: ("--profile", name, *options) for name, (options, *_) in RUNS.items()}
+    commands[AGAIN] = ("--profile", "smoke")
     with ThreadPoolExecutor() as pool:
-        yield {
-            profile: pool.submit(run, checkout, "run", "--profile", profile, *options)
-            for profile, (options, _) in RUNS.items()
-        }
+        yield {name: pool.submit(run, checkouts[name].root, "run", *options) for name, options in commands.items()}
 
 
 @pytest.fixture(scope="module", params=RUNS)
 def finished(started, request):
     """A finished run of all notebooks: profile, models."""
-    done, models = started[request.param].result(), RUNS[request.param][1]
+    done, (_, models, _) = started[request.param].result(), RUNS[request.param]
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Warning" not in done.stdout + done.stderr
     return request.param, models
 
 
+@pytest.fixture(scope="module")
+def checkout(checkouts, finished):
+    """Where it ran."""
+    return checkouts[finished[0]].root
+
+
 @pytest.mark.parametrize("name", ids(SOURCES))
 def test_what_notebooks_print(checkout, finished, name):
     profile, models = finished
+    if name[:2] not in RUNS[profile][2]:
+        pytest.skip(f"not among those that are run in the profile {profile}")
     text = markdown(checkout, profile, f"{name}.ipynb")
     assert all(model in text for model in models)
     assert not re.search(r"\| nan|\| inf|\bnan\b", text)
@@ -146,6 +157,7 @@ def test_what_notebooks_print(checkout, finished, name):
     assert all(re.match(r"[\w ,]+: +\d+%\|", line) for line in lines), "bars alone go to stderr"
 
 
+@SMOKE
 def test_theory_notebooks(checkout, finished):
     profile, models = finished
     text = markdown(checkout, profile, "01_similarity.ipynb")
@@ -185,6 +197,7 @@ def test_main_tables_notebook(checkout, finished):
     assert re.search(r"\| LLaMA3\.1-8B \(paper\) +\| HARP\+FLAP +\| 4\.8 % +\| 1/4 .*31\.77", text)
 
 
+@SMOKE
 def test_ablations_notebook(checkout, finished):
     profile, models = finished
     text = markdown(checkout, profile, "06_ablations.ipynb")
@@ -195,6 +208,7 @@ def test_ablations_notebook(checkout, finished):
         assert re.search(rf"the higher a layer, the less it costs to remove its queries and keys +\| {model}", text)
 
 
+@SMOKE
 def test_longbench_notebook(checkout, finished):
     profile, models = finished
     text = markdown(checkout, profile, "07_longbench.ipynb")
@@ -216,7 +230,27 @@ def test_efficiency_notebook(checkout, finished):
     assert re.search(r"\| LLaMA3\.1-8B \(paper, H100\) +\| 65,536 +\| HARP +\| 4\.5394 ± 0\.0063 +\| 16\.7 %", text)
 
 
-@pytest.mark.parametrize("finished", ["smoke"], indirect=True)
+@SMOKE
+def test_the_same_again_from_scratch_gives_the_same_tables(checkout, finished, started, checkouts):
+    done = started[AGAIN].result()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert differences(checkouts["smoke"], checkouts[AGAIN]) == []
+    assert len(list((checkout / "figures" / "smoke" / "tables").glob("*.csv"))) > 2 * len(TIMED)
+
+
+@SMOKE
+def test_the_cells_were_known_before(checkout, finished):
+    assert unlike_stored(load_profile("smoke"), checkout / "data" / "results") == {}
+
+
+@SMOKE
+def test_start_here_notebook(checkout, finished):
+    text = markdown(checkout, "smoke", "00_start_here.ipynb")
+    assert "this checkout" in text
+    assert "the committed reference run" not in text
+
+
+@SMOKE
 def test_a_second_run_reads_and_figures_are_redrawn(checkout, finished):
     profile, _ = finished
     again = run(checkout, "run", "--profile", profile, *RUNS[profile][0])

@@ -63,7 +63,7 @@ def models(tmp_path_factory):
 def test_the_paper_profile_end_to_end(rows, models, tmp_path):
     """Notebooks 05 and 06, and 07 for one model, with two processes on the CPU in place of one for each GPU."""
     (tmp_path / "data").mkdir()
-    for folder in ("configs", "paper", "mini"):
+    for folder in ("configs", "costs", "paper", "mini"):
         (tmp_path / "data" / folder).symlink_to(paths.DATA / folder)
     shutil.copytree(paths.PROFILES, tmp_path / "data" / "profiles")
     profile = tmp_path / "data" / "profiles" / "paper.yaml"

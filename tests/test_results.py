@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 
 import pytest
 
@@ -37,6 +38,25 @@ def test_other_inputs_are_computed_again(store):
     make(store, {"model": "owner/model", "seed": 0}, 1.0)
     assert make(store, {"model": "owner/model", "seed": 1}, 2.0) == {"score": 2.0}
     assert make(store, {"model": "owner/model", "seed": 1}, 3.0) == {"score": 2.0}
+
+
+def test_in_one_run_force_computes_once(store, tmp_path, monkeypatch):
+    make(store, value=1.0)
+    monkeypatch.setenv("HARP_RUN_BEGAN", "2100-01-01T00:00:00+00:00")
+    assert make(ResultStore("mini", "experiment", root=tmp_path), value=2.0) == {"score": 1.0}
+    monkeypatch.setenv("HARP_FORCED", "another experiment")
+    assert make(ResultStore("mini", "experiment", root=tmp_path), value=2.0) == {"score": 2.0}
+    monkeypatch.setenv("HARP_RUN_BEGAN", datetime.now(UTC).isoformat(timespec="seconds"))
+    for forced in (ResultStore("mini", "experiment", root=tmp_path, force=force) for force in (False, True)):
+        assert make(forced, value=3.0) == {"score": 2.0}, "computed in this run"
+
+
+def test_what_failed_in_a_run_is_not_tried_again_in_it(store, tmp_path, monkeypatch):
+    store.cell("model", "harp", "task", {}, lambda partial: {"failed": "out of memory"})
+    for began, result in (("2000-01-01", {"failed": "out of memory"}), ("2100-01-01", {"score": 1})):
+        monkeypatch.setenv("HARP_RUN_BEGAN", f"{began}T00:00:00+00:00")
+        again = ResultStore("mini", "experiment", root=tmp_path)
+        assert again.cell("model", "harp", "task", {}, lambda partial: {"score": 1}) == result
 
 
 def test_force_computes_again(store, tmp_path):
@@ -152,7 +172,9 @@ def test_two_processes_that_want_a_cell_compute_it_once(tmp_path):
         time.sleep(0.5)  # for it to find that the cell is not there
         first.stdin.write("go\n")
         assert first.communicate(timeout=60)[0] == "first 1 cells computed, 0 read from the result store\n"
-        assert second.communicate(timeout=60)[0] == "first 0 cells computed, 1 read from the result store\n"
+        waited, told = second.communicate(timeout=60)[0].splitlines()
+        assert waited == "another process computes task of harp: waiting for it"
+        assert told == "first 0 cells computed, 1 read from the result store"
     finally:
         first.kill()
         second.kill()

@@ -246,17 +246,18 @@ def test_what_a_run_is_given_reaches_its_jobs(scratch):
     assert jobs["notebook/03_search"].arguments["parameters"] == {"profile": "smoke", "limit": 1, "seed": 3}
     assert list(jobs) == ["search/tiny-llama", "search/tiny-gemma2", "notebook/03_search", "figures/all"]
     assert "figures/all" not in runner.Run("smoke", ["03"]).jobs()
-    assert list(runner.Run("smoke", ["03"], {"force": True}).jobs()) == ["notebook/03_search"]
+    with pytest.raises(RefusedError, match="seed is a whole number, not 'one'"):
+        runner.Run("smoke", None, {}, {"seed": "one"})
 
 
 def test_other_options_than_last_time_are_the_reason(scratch):
     paths.RESULTS.joinpath("smoke").mkdir(parents=True)
-    last = {"models": None, "datasets": None, "limit": 1, "seed": None}
-    paths.RESULTS.joinpath("smoke", ".options.json").write_text(json.dumps(last), encoding="utf-8")
 
     def why(**given):
         return runner.Run("smoke", None, given).jobs()["search/tiny-llama"].why
 
-    assert why(limit=1) == "no result stored"
-    assert why(limit=2) == "other limit than last time"
-    assert why(seed=1) == "other limit, seed than last time"
+    last = {"alpha_search": runner.Run("smoke", None, {"limit": 1}).options}
+    paths.RESULTS.joinpath("smoke", ".options.json").write_text(json.dumps(last), encoding="utf-8")
+    assert why(limit=1) == why(limit=1, models=["tiny-llama"]) == why(limit=1, seed=0) == "no result stored"
+    assert why(limit=2) == why(limit=1, seed=1) == why() == "stored with other options"
+    assert why(limit=1, force=True) == "computed again by force"
