@@ -23,7 +23,8 @@ class Estimate(NamedTuple):
     """Seconds of one cell, None where nobody knows, and where they are from.
 
     ``measured`` is what the same cell of the same profile took in this checkout or in the reference run, on whatever
-    device that was; ``counted`` is explained in :mod:`harp_lib.counted_costs`; else ``unknown``.
+    device that was, with as many rows, examples and new tokens; ``counted`` is explained in
+    :mod:`harp_lib.counted_costs`; else ``unknown``.
     """
 
     seconds: float | None
@@ -53,7 +54,7 @@ def cell_seconds(profile: dict[str, Any], experiment: str, model: str) -> dict[t
         counted = counted_seconds(profile, experiment, model)
     estimates = {}
     for method, task in expected_cells(profile, experiment, model):
-        seconds = _measured(profile["name"], experiment, model, method, task)
+        seconds = _measured(profile, experiment, model, method, task)
         if _is_copy(profile, experiment, method, task):
             estimates[method, task] = Estimate(0.0, "counted")
         elif seconds is not None:
@@ -65,12 +66,15 @@ def cell_seconds(profile: dict[str, Any], experiment: str, model: str) -> dict[t
     return estimates
 
 
-def _measured(profile: str, experiment: str, model: str, method: str, task: str) -> float | None:
+def _measured(profile: dict[str, Any], experiment: str, model: str, method: str, task: str) -> float | None:
+    section = profile["longbench" if experiment == "longbench" else "evaluation"]
+    asked = section["tasks"].get(task, {}).items()  # of a benchmark: its rows, say, which may have been limited
     for root in (paths.RESULTS, paths.REFERENCE):
-        file = root / profile / experiment / slug(model) / method / f"{task}.json"
+        file = root / profile["name"] / experiment / slug(model) / method / f"{task}.json"
         try:
             cell = json.loads(file.read_text(encoding="utf-8"))
-            if "failed" not in cell["result"]:
+            alike = all(cell["inputs"].get(name, value) == value for name, value in asked)
+            if alike and "failed" not in cell["result"]:
                 return cell["seconds"]
         except (OSError, ValueError, KeyError, TypeError):  # not there, or not whole
             continue
@@ -93,8 +97,8 @@ def full_size() -> pd.DataFrame:
     DataFrame
         One row for each notebook. ``models``: how many, and which takes most memory. ``cells``. ``GPU memory (GiB)``:
         of that model, as :func:`memory_bytes` counts it. ``GPU hours``: of all models on one GPU like the paper's, if
-        every written answer is as long as it may get; nan where no cell is counted. ``what dominates``: the largest
-        part of the hours, and how many cells are not in them.
+        every written answer is as long as it may get; nan where not all cells are counted. ``what dominates``: the
+        largest part of the hours, or how many cells are not counted.
     """
     from .counted_costs import counted_seconds, gpu_model
     from .profiles import load_profile
@@ -120,8 +124,8 @@ def full_size() -> pd.DataFrame:
                 "models": f"{len(memory)}, the largest {display_name(largest)}" if len(memory) > 1 else largest,
                 "cells": cells,
                 "GPU memory (GiB)": memory[largest],
-                "GPU hours": parts.total() / 3600 if parts else float("nan"),
-                "what dominates": _dominating(parts, uncounted),
+                "GPU hours": float("nan") if uncounted else parts.total() / 3600,
+                "what dominates": f"{uncounted} of {cells} cells are not counted" if uncounted else _dominating(parts),
             }
         )
     return pd.DataFrame(rows)
@@ -140,14 +144,9 @@ def _part(task: str) -> str:
     return words.get(task.split("-")[0], "perplexities and plans")
 
 
-def _dominating(parts: Counter[str], uncounted: int) -> str:
-    told = []
-    if parts:
-        name, seconds = parts.most_common(1)[0]
-        told.append(f"{name}: {seconds / parts.total():.0%} of the hours")
-    if uncounted:
-        told.append(f"{uncounted} cells are not counted")
-    return "; ".join(told)
+def _dominating(parts: Counter[str]) -> str:
+    name, seconds = parts.most_common(1)[0]
+    return f"{name}: {seconds / parts.total():.0%} of the hours"
 
 
 def memory_bytes(profile: dict[str, Any], notebook: str, gpu: "GpuModel") -> int:

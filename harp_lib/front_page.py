@@ -123,12 +123,18 @@ def claims() -> str:
 def full_size() -> str:
     """What each notebook needs in the profile paper."""
     sizes = costs.full_size()
-    memory, hours = sizes["GPU memory (GiB)"], sizes["GPU hours"]
     shown = {
-        "GPU memory": [f"{value:.0f} GiB" for value in memory],
-        "GPU hours": ["not counted" if isnan(value) else f"{float(f'{value:.2g}'):g}" for value in hours],
+        "GPU memory": [f"{value:.0f} GiB" for value in sizes["GPU memory (GiB)"]],
+        "GPU hours": [_hours(*row) for row in zip(sizes["GPU hours"], sizes["what dominates"], strict=True)],
     }
     return _markdown(sizes.assign(**shown)[["notebook", "models", "GPU memory", "GPU hours", "what dominates"]])
+
+
+def _hours(value: float, dominating: str) -> str:
+    """GPU hours in words: answers may end before they are as long as they may get."""
+    if isnan(value):
+        return "not counted"
+    return f"{'at most ' if dominating.startswith('answers to') else ''}{float(f'{value:.2g}'):g}"
 
 
 def write() -> None:

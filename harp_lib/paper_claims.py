@@ -57,7 +57,7 @@ VERDICTS: dict[str, Callable[[Cells], pd.DataFrame]] = {
 """Experiment → its verdict table."""
 
 _MEANINGS = (  # how a verdict of a notebook begins, and what it means for the paper's claim; the first that fits
-    ("holds if", NOT),  # as it is printed, without that condition
+    ("holds if", PARTLY),  # of a theorem: not as it is printed, but under a condition that is named
     ("holds for only", NOT),
     ("holds for", PARTLY),
     ("holds in", PARTLY),
@@ -65,7 +65,7 @@ _MEANINGS = (  # how a verdict of a notebook begins, and what it means for the p
     ("in part", PARTLY),
     ("does not", NOT),
     ("not guaranteed", NOT),
-    ("possible only if", NOT),
+    ("possible only if", NOT),  # such a condition does not yet suffice
     *((words, SMALL) for words in ("too small", "too few", "at the floor", "not judged", "not to be judged")),
     ("not shown", SMALL),  # an interval against a rival explanation holds zero
     ("open", SMALL),

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from . import paths
 from .models import display_name
 from .paper_claims import MEASUREMENT, NOT, NOT_RUN, OUTCOMES, PARTLY, SMALL, Stored, load_claims, models_of
-from .results import Cells
+from .results import Cells, provenance_table
 
-HEADLINES = ("alpha-beats-one", "top-layers", "perplexity-heads", "generation-heads", "faster")  # shown in notebook 00
+HEADLINES = ("alpha-beats-one", "top-layers", "generation-heads", "generation-parameters", "faster")
+"""The claims that notebook 00 shows in pictures."""
 RANDOM = "tiny random"  # how the names of models begin whose numbers mean nothing
 
 
@@ -56,6 +58,18 @@ def all_cells(stored: Mapping[str, Stored]) -> Cells:
         for experiment, found in stored.items()
         for (model, method, task), cell in found.cells.items()
     }
+
+
+def provenance(cells: Cells, profile: dict[str, Any], seed: int, seconds: float) -> pd.DataFrame:
+    """What a notebook records last, but with the data and seeds of the cells: who reads them chose neither."""
+    table = provenance_table(cells, profile, seed, seconds)
+    recorded = {"datasets": _recorded(cells, "source"), "seed": _recorded(cells, "seed")}
+    return table.assign(value=table["what"].map(recorded).fillna(table["value"]))
+
+
+def _recorded(cells: Cells, name: str) -> str:
+    values = (str(cell["inputs"][name]) for cell in cells.values() if name in cell["inputs"])
+    return ", ".join(dict.fromkeys(values)) or "not recorded"
 
 
 def titles(stored: Mapping[str, Stored]) -> str:

@@ -67,6 +67,13 @@ def test_blocks_follow_the_tables(tmp_path, monkeypatch):
         front_page.claims()
 
 
+def test_hours_are_a_bound_where_answers_dominate_and_none_where_cells_are_left_out():
+    rows = [line.split(" | ") for line in front_page.full_size().splitlines()[2:]]
+    hours = {row[0].strip("| "): row[3].strip() for row in rows}
+    assert [number for number, said in hours.items() if said == "not counted"] == ["01", "02"]
+    assert [number for number, said in hours.items() if said.startswith("at most ")] == ["05", "06", "07"]
+
+
 def test_ahead_means_a_better_score():
     """The differences, paired by question, point the way in which the averages differ."""
     texts = pd.read_csv(front_page.TABLES / "baseline_perplexity.csv").query("split == 'validation'")

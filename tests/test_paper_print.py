@@ -6,6 +6,8 @@ import pytest
 
 from harp_lib import paper_print
 from harp_lib.baseline_verdict import FAILS, HOLDS
+from harp_lib.benchmarks import ALL_BENCHMARKS
+from harp_lib.published import published, published_scores
 
 
 def changed(name, where, value):
@@ -20,9 +22,59 @@ def found():
     return lambda: paper_print.print_checks().groupby("claim")["verdict"].agg(list)
 
 
+GENERATION = "the printed HARP+FLAP is ahead of every printed baseline on each generation task"
+LONGBENCH = "the printed HARP+FLAP is ahead of every printed baseline in most of LongBench"
+QUESTIONS = "MMLU has as many questions as are printed"
+
+
 def test_as_printed(found):
+    by_model = {GENERATION: [HOLDS, HOLDS, FAILS, HOLDS], LONGBENCH: [FAILS, HOLDS]}
     for claim, verdicts in found().items():
-        assert set(verdicts) == {HOLDS if claim.startswith("the printed α") else FAILS}, claim
+        if claim in by_model:
+            assert verdicts == by_model[claim]
+        else:
+            assert set(verdicts) == {HOLDS if claim.startswith("the printed α") else FAILS}, claim
+
+
+def with_score(model, method, task, score):
+    def scores(table, wanted):
+        block = published_scores(table, wanted)
+        if wanted == model and task in block:
+            block.loc[method, task] = score
+        return block
+
+    return scores
+
+
+@pytest.mark.parametrize(
+    ("claim", "changed", "expected"),
+    [
+        (GENERATION, ("Qwen2-7B", "harp+flap", "BBH", 37.7), [HOLDS] * 4),
+        (GENERATION, ("Qwen2-7B", "harp", "BBH", 50), [HOLDS, HOLDS, FAILS, HOLDS]),
+        (GENERATION, ("LLaMA3.1-8B", "wanda-sp", "GSM8K", 31.77), [FAILS, HOLDS, FAILS, HOLDS]),
+        (LONGBENCH, ("LLaMA3.1-8B", "harp+flap", "PCount", 4.71), [HOLDS, HOLDS]),
+        (LONGBENCH, ("Mistral-7B-v0.3", "flap", "QMSum", 19.7), [FAILS, FAILS]),
+    ],
+)
+def test_the_printed_leads_follow_the_tables(found, monkeypatch, claim, changed, expected):
+    monkeypatch.setattr(paper_print, "published_scores", with_score(*changed))
+    assert found()[claim] == expected
+
+
+def test_the_evidence_on_the_printed_leads():
+    evidence = paper_print.print_checks().query("claim == @GENERATION").set_index("model")["evidence"]
+    assert "37.69 for FLAP on BBH, 36.20 for HARP+FLAP" in evidence["Qwen2-7B (paper)"]
+    printed = {model: evidence[f"{model} (paper)"].split()[3] for model in published("generation")["model"].unique()}
+    assert printed == {"LLaMA3.1-8B": "4", "Mistral-7B-v0.3": "3", "Qwen2-7B": "3", "Gemma2-9B": "3"}
+
+
+def test_questions_of_mmlu(found, monkeypatch):
+    asked = paper_print.question_tokens().loc["mmlu", "questions"]
+    assert len(ALL_BENCHMARKS["mmlu"].subtasks()) == 57, "of which they are the questions"
+    monkeypatch.setattr(
+        paper_print, "published", changed("dataset_statistics", "task == 'MMLU' and metric == 'documents'", asked)
+    )
+    assert found()[QUESTIONS] == [HOLDS]
 
 
 def test_the_search(found, monkeypatch):

@@ -9,7 +9,8 @@ counts are written to ``question_tokens.csv`` beside this file:
 
 ======================  ============================================================================================
 task, shots             as in the profile
-questions               in the paper's benchmark: its appendix, for LongBench that paper's Table 1 (Bai et al., 2024)
+questions               in the paper's benchmark: its appendix; for LongBench that paper's Table 1 (Bai et al., 2024);
+                        for MMLU the dataset card of cais/mmlu, whose test split lm-eval asks, all 57 subjects of it
 rows_measured           of FOLDER; where a task has subtasks, of all of them together
 texts_per_question      that the model reads: one for each choice, one in all where the choices are single tokens
 tokens_per_text         mean; of written answers the prompt
@@ -38,6 +39,7 @@ from harp_lib.profiles import load_profile
 from harp_lib.published import published
 
 DEFAULT_ANSWER = 256  # tokens, where a task sets no limit: HFLM's own
+MMLU_QUESTIONS = 14042  # the card's number for the test split of the configuration "all"; the appendix has another
 LONGBENCH_QUESTIONS = {"longbench_multifieldqa_en": 150, "longbench_lcc": 500, "longbench_repobench-p": 500}  # else 200
 
 
@@ -73,6 +75,8 @@ def benchmark_row(evaluator: Evaluator, benchmark: Benchmark, tokenizer: PreTrai
 def _questions_asked(benchmark: Benchmark) -> int:
     if benchmark.name in LONGBENCH:
         return LONGBENCH_QUESTIONS.get(benchmark.name, 200)
+    if benchmark.name == "mmlu":
+        return MMLU_QUESTIONS
     documents = published("dataset_statistics").query("metric == 'documents'").set_index("task")["value"]
     return int(documents[benchmark.title])
 
