@@ -31,6 +31,8 @@ def main(folder: Path, name: str) -> int:
     """Do a job and say how it fared: result (done, failed, interrupted, not run), error, seconds, output and cells."""
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     os.environ |= {"HARP_RUN_BEGAN": run["began"], "HARP_FORCED": " ".join(run["forced"])}
+    if run["asked_threads"]:  # the engine has set what the job occupies, which for a timed one is all
+        os.environ["OMP_NUM_THREADS"] = str(run["asked_threads"])
     number = os.environ.get("SLURM_JOB_ID", "")
     if run["runner"] or number:
         _end_with(run["runner"], folder / "run.json")

@@ -158,6 +158,7 @@ class Run:
             "forced": self.experiments if self.given.get("force") else [],
             "threads": self.threads,
             "cores": self.threads * (self.at_once or 1),
+            "asked_threads": _threads(),
             "live": self.live,
             "runner": os.getpid() if self.here else None,
             "jobs": {name: asdict(job) for name, job in jobs.items()},

@@ -37,11 +37,13 @@ def kills(work: Checkout, undisturbed: Checkout, number: int, chance: random.Ran
     total, known, faults = len(undisturbed.files()), {}, []
     moments = sorted(chance.randrange(total) for _ in range(number))
     kinds = chance.sample(sorted(PROCESSES), len(PROCESSES)) * number
-    running = work.start()
+    running, starts = work.start(), 1
     for moment, kind in zip(moments, kinds, strict=False):
         victims, wait = [], chance.uniform(0, 8)
         while not victims:
             if running.poll() is not None:  # the rest of the run went on after a kill, and has ended
+                if (starts := starts + 1) > 3 * number:
+                    return [*faults, "it ended time and again before it got that far"]
                 running = work.start()
             if len(work.files()) >= moment:
                 time.sleep(wait)
@@ -122,7 +124,7 @@ def interrupted(work: Checkout, undisturbed: Checkout, chance: random.Random, sa
     """Ctrl-C at a random moment, and the same command again."""
     moment, total = chance.randrange(len(undisturbed.files())), len(undisturbed.files())
     running = work.start()
-    while len(work.files()) < moment:
+    while len(work.files()) < moment and running.poll() is None:
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
     begin, code, shown = time.monotonic(), running.wait(), work.log.read_text()

@@ -28,6 +28,7 @@ def prepare(folder, jobs: dict[str, dict], before: dict[str, str] | None = None,
     for name in [*jobs, *(before or {})]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
     run = {"profile": load_profile("smoke"), "seed": 0, "live": live, "runner": runner, "jobs": jobs}
+    run |= {"began": "2000-01-01T00:00:00+00:00", "forced": [], "asked_threads": None}
     (folder / "run.json").write_text(json.dumps(run), encoding="utf-8")
     for name, result in (before or {}).items():
         (folder / f"{name}.json").write_text(json.dumps({"result": result}), encoding="utf-8")

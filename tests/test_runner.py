@@ -230,7 +230,9 @@ def scratch(tmp_path, monkeypatch):
     """A checkout of this process with one notebook."""
     for name in ("RESULTS", "NOTEBOOKS"):
         monkeypatch.setattr(paths, name, tmp_path / name.lower())
-    write_notebook(paths.NOTEBOOKS, "03_search.ipynb", "profile = 'mini'\nlimit = None\nseed = 0\nforce = False")
+    write_notebook(
+        paths.NOTEBOOKS, "03_search.ipynb", "profile = 'mini'\nmodels = None\nlimit = None\nseed = 0\nforce = False"
+    )
     return tmp_path
 
 
@@ -261,3 +263,22 @@ def test_other_options_than_last_time_are_the_reason(scratch):
     assert why(limit=1) == why(limit=1, models=["tiny-llama"]) == why(limit=1, seed=0) == "no result stored"
     assert why(limit=2) == why(limit=1, seed=1) == why() == "stored with other options"
     assert why(limit=1, force=True) == "computed again by force"
+
+
+def test_jobs_at_once_do_not_all_take_every_gpu(scratch, monkeypatch):
+    monkeypatch.setattr(runner, "devices_for", lambda workers: ["0", "1"])
+    with pytest.raises(RefusedError, match="--jobs 2: one job at a time uses all 2 GPUs"):
+        runner.Run("paper", at_once=2)
+    runner.Run("paper")
+    runner.Run("smoke", at_once=2)
+
+
+def test_what_waits_for_a_job_that_died_gets_its_turn(tmp_path):
+    for name in ("search/a.begun", "search/a.json", "plans/a.begun"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "snakemake.log").touch()
+    assert runner._bury(tmp_path, ["search/a", "plans/a", "notebook/04_baselines"])
+    died = json.loads((tmp_path / "plans" / "a.json").read_text(encoding="utf-8"))
+    assert (died["result"], died["error"][:22]) == ("failed", "its process was killed")
+    assert not runner._bury(tmp_path, ["search/a", "plans/a", "notebook/04_baselines"]), "none died since"
