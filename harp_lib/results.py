@@ -108,9 +108,9 @@ class ResultStore:
             self._count("failed" if "failed" in result else "computed")
         return stored
 
-    def _count(self, what: str, number: int = 1) -> None:
-        self.counts[what] += number
-        ResultStore.all_counts[what] += number
+    def _count(self, what: str) -> None:
+        self.counts[what] += 1
+        ResultStore.all_counts[what] += 1
 
     def has(self, model: str, method: str, task: str, inputs: dict[str, Any]) -> bool:
         """Whether :meth:`cell` would read."""
@@ -121,7 +121,8 @@ class ResultStore:
 
     def _stored(self, file: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
         stored = self._usable(file, inputs)
-        self._count("read", stored is not None)
+        if stored is not None:
+            self._count("read")
         return stored
 
     def _usable(self, file: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:

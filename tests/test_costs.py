@@ -176,7 +176,7 @@ def test_counted_memory_is_what_a_prefill_takes():
         measured = json.loads(file.read_text(encoding="utf-8"))["result"]["peak_bytes"]["dense"]
         profile["longbench"]["context"] = tokens
         counted = memory_bytes(profile, "07", model) - model.weight_bytes
-        assert measured / 1.5 < counted < 1.5 * measured
+        assert measured / 2 < counted < 2 * measured
 
 
 def _elsewhere() -> dict:

@@ -12,6 +12,7 @@ import pytest
 from harp_lib import job, paths
 from harp_lib.graph import build
 from harp_lib.profiles import load_profile
+from harp_lib.results import ResultStore
 
 
 @pytest.fixture
@@ -82,6 +83,7 @@ def test_what_cannot_be_said_is_printed(folder, capsys):
 
 
 def test_a_job_computes_the_cells_that_the_graph_says(folder):
+    ResultStore.all_counts.clear()  # of the tests before, in this process
     jobs = build(load_profile("smoke", models=["tiny-llama"]), {"06_x.ipynb": {}})
     prepare(folder, {"layers/tiny-llama": {"needs": [], "arguments": jobs["layers/tiny-llama"].arguments}})
     assert job.main(folder, "layers/tiny-llama") == 0

@@ -60,7 +60,7 @@ def test_committed_figures_can_be_redrawn(tmp_path):
     """What is committed hangs together: reference results, profile, figures and tables."""
     if (paths.RESULTS / "mini").is_dir():
         pytest.skip("this checkout ran the profile mini: its figures are of its own results, not of the reference")
-    for folder in ("configs", "profiles", "paper", "reference"):
+    for folder in ("configs", "costs", "profiles", "paper", "reference"):
         (tmp_path / "data").mkdir(exist_ok=True)
         (tmp_path / "data" / folder).symlink_to(paths.DATA / folder)
     done = run(tmp_path, "figures")
