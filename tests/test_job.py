@@ -12,7 +12,7 @@ import pytest
 from harp_lib import job, paths
 from harp_lib.graph import build
 from harp_lib.profiles import load_profile
-from harp_lib.results import ResultStore
+from harp_lib.results import BEGAN, FORCED, ResultStore
 
 
 @pytest.fixture
@@ -21,6 +21,8 @@ def folder(tmp_path, monkeypatch):
     for name in ("RESULTS", "REFERENCE", "FIGURES", "NOTEBOOKS"):
         monkeypatch.setattr(paths, name, tmp_path / name.lower())
     monkeypatch.setattr(paths, "ROOT", tmp_path)
+    for name in (BEGAN, FORCED):
+        monkeypatch.setenv(name, "")  # a job sets them; afterwards they are gone again
     return tmp_path / "run"
 
 
