@@ -121,21 +121,19 @@ def main(arguments: list[str]) -> int:
     if options.command == "test":
         os.chdir(Path(__file__).resolve().parents[1])
         os.execv(sys.executable, [sys.executable, "-m", "pytest", *options.pytest])
-    if options.command == "figures":
-        return _figures(options.profile)
-    if options.command == "book":
-        return _book(options.profile)
-    return _run(options)
+    if options.command == "run":
+        return _run(options)
+    try:
+        return (_figures if options.command == "figures" else _book)(options.profile)
+    except FileNotFoundError as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 def _figures(profile: str) -> int:
     from harp_lib import figures
 
-    try:
-        written = figures.redraw(profile)
-    except FileNotFoundError as error:
-        print(error, file=sys.stderr)
-        return 1
+    written = figures.redraw(profile)
     for path in written:
         print(os.path.relpath(path, paths.ROOT))
     print(f"{len(written)} files written")
@@ -145,12 +143,7 @@ def _figures(profile: str) -> int:
 def _book(profile: str) -> int:
     from harp_lib import book
 
-    try:
-        index = book.build(profile)
-    except FileNotFoundError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(f"open it in a browser: {os.path.relpath(index, paths.ROOT)}")
+    print(f"open it in a browser: {os.path.relpath(book.build(profile), paths.ROOT)}")
     return 0
 
 

@@ -22,6 +22,7 @@ import psutil
 
 from harp_lib import paths
 from harp_lib.console import KernelText
+from harp_lib.results import BEGAN, FORCED, ResultStore, write_json
 
 _SUMMARY = re.compile(r"(\d+) cells computed, (\d+) read from the result store(?:, (\d+) failed)?")
 _COUNTS = ("computed", "read", "failed")
@@ -30,7 +31,7 @@ _COUNTS = ("computed", "read", "failed")
 def main(folder: Path, name: str) -> int:
     """Do a job and say how it fared: result (done, failed, interrupted, not run), error, seconds, output and cells."""
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    os.environ |= {"HARP_RUN_BEGAN": run["began"], "HARP_FORCED": " ".join(run["forced"])}
+    os.environ |= {BEGAN: run["began"], FORCED: " ".join(run["forced"])}
     if run["asked_threads"]:  # the engine has set what the job occupies, which for a timed one is all
         os.environ["OMP_NUM_THREADS"] = str(run["asked_threads"])
     number = os.environ.get("SLURM_JOB_ID", "")
@@ -53,8 +54,6 @@ def main(folder: Path, name: str) -> int:
             outcome |= {"result": "failed", "error": f"{type(error).__name__}: {error}".strip()}
     outcome["seconds"] = time.monotonic() - begin
     try:
-        from harp_lib.results import write_json
-
         write_json(folder / f"{name}.json", outcome)
     except OSError as error:
         print(f"{name}: {outcome['error'] or outcome['result']}; and that could not be written: {error}")
@@ -77,7 +76,6 @@ def _do(name: str, run: dict[str, Any], text: KernelText) -> dict[str, Any]:
         print(f"{len(written)} files")
         return {"output": os.path.relpath(paths.FIGURES / profile["name"], paths.ROOT)}
     from harp_lib.computing import JOBS
-    from harp_lib.results import ResultStore
 
     JOBS[kind.partition("-")[0]](profile, run["seed"], **arguments)
     return {count: ResultStore.all_counts[count] for count in _COUNTS}

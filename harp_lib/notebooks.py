@@ -19,6 +19,7 @@ from traitlets.config import Config
 
 from harp_lib.console import KernelText
 
+LAST = "00"  # reads what the others store, so it runs after them
 # By default a kernel warns, in every notebook, that what it says travels unencrypted; so let it be encrypted.
 _ENCRYPTED = Config({"KernelManager": {"transport_encryption": "auto"}})
 _KERNEL_DIED = (
@@ -32,9 +33,6 @@ class _Kernels(AsyncKernelManager):
         """Kill an interrupted kernel at once: asked to leave while it computes, it prints a traceback."""
         interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)
         await super().shutdown_kernel(now=now or interrupted, restart=restart)
-
-
-LAST = "00"  # reads what the others store, so it runs after them
 
 
 class RefusedError(ValueError):

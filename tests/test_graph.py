@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harp_lib import __version__, graph, paths
+from harp_lib import __version__, ablation_study, graph, paths
 from harp_lib.costs import cell_seconds
 from harp_lib.expected_cells import NOTEBOOK_OF, expected_cells, experiment_models
 from harp_lib.graph import GROUP_SECONDS, build
@@ -183,6 +183,10 @@ def test_what_cannot_be_read_again_is_missing(cell):
     search = jobs_of("mini", "03")[f"search/{MINI}"].cells
     store("mini", search, **cell)
     assert jobs_of("mini", "03")[f"search/{MINI}"].missing == search
+
+
+def test_06_shares_the_scores_that_its_study_shares():
+    assert graph.SHARED_METHODS == ablation_study.SHARED
 
 
 def test_outdated_cells_are_computed_again():
