@@ -33,7 +33,7 @@ def main(folder: Path, name: str) -> int:
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     os.environ |= {BEGAN: run["began"], FORCED: " ".join(run["forced"])}
     if run["asked_threads"]:  # the engine has set what the job occupies, which for a timed one is all
-        os.environ["OMP_NUM_THREADS"] = str(run["asked_threads"])
+        os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(run["asked_threads"]))
     number = os.environ.get("SLURM_JOB_ID", "")
     if run["runner"] or number:
         _end_with(run["runner"], folder / "run.json")

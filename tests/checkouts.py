@@ -58,7 +58,7 @@ class Checkout:
 
     def files(self) -> list[Path]:
         """The finished cells."""
-        return [file for file in self.results.glob("*/*/*/*.json") if not file.name.startswith(".")]
+        return [file for file in self.results.glob("[!.]*/*/*/*.json") if not file.name.startswith(".")]
 
     def cells(self) -> dict[str, tuple[str, int]]:
         """What each finished cell holds, and when it was written."""
