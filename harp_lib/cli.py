@@ -26,7 +26,7 @@ Reproduces the paper: sets itself up, then does what COMMAND says.
   run      run the notebooks (default); outputs go to notebooks/executed/<profile>
   figures  redraw every figure and table from stored results: no model, under a minute
   book     make an HTML book of the executed notebooks, to read without a network
-  test     run the tests; what follows goes to pytest: ./run_all.sh test -k plan
+  test     run the tests side by side; what follows goes to pytest: ./run_all.sh test -k plan
   setup    set up and stop there
 """
 _EPILOG = """\
@@ -120,7 +120,9 @@ def main(arguments: list[str]) -> int:
         return 0
     if options.command == "test":
         os.chdir(Path(__file__).resolve().parents[1])
-        os.execv(sys.executable, [sys.executable, "-m", "pytest", *options.pytest])
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each process, as they share the cores
+        side_by_side = ["--numprocesses=logical", "--maxprocesses=4", "--dist=loadfile"]
+        os.execv(sys.executable, [sys.executable, "-m", "pytest", *side_by_side, *options.pytest])
     if options.command == "run":
         return _run(options)
     try:
