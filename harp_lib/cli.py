@@ -121,7 +121,7 @@ def main(arguments: list[str]) -> int:
     if options.command == "test":
         os.chdir(Path(__file__).resolve().parents[1])
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each process, as they share the cores
-        side_by_side = ["--numprocesses=logical", "--maxprocesses=4", "--dist=loadfile"]
+        side_by_side = ["--numprocesses=logical", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder"]
         os.execv(sys.executable, [sys.executable, "-m", "pytest", *side_by_side, *options.pytest])
     if options.command == "run":
         return _run(options)

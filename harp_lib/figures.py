@@ -39,7 +39,7 @@ from . import (
     theory_tables,
 )
 
-FORMATS = ("pdf", "png", "svg")
+FORMATS = ("png", "pdf", "svg")
 EXPERIMENTS = {  # the figures and the tables of each
     theory_study.EXPERIMENT: (theory_figures.all_figures, theory_tables.theory_tables),
     similarity_study.EXPERIMENT: (similarity_figures.all_figures, theory_tables.similarity_tables),
@@ -69,7 +69,7 @@ def use_style() -> None:
 
 
 def save(figure: Figure, name: str, profile: str) -> list[Path]:
-    """Write a figure to ``figures/<profile>/`` as pdf, png and svg.
+    """Write a figure to ``figures/<profile>/`` as png, pdf and svg.
 
     Returns
     -------
@@ -82,6 +82,7 @@ def save(figure: Figure, name: str, profile: str) -> list[Path]:
     for file in written:
         undated = {"CreationDate": None} if file.suffix == ".pdf" else {"Date": None} if file.suffix == ".svg" else None
         figure.savefig(file, metadata=undated)
+        figure.set_layout_engine("none")  # laid out once, the same in every format
     return written
 
 

@@ -2,15 +2,24 @@
 
 import copy
 import os
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may depend on the hub
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell leaves it behind `&`; processes hand it down
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 FAMILIES = ("tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-gemma2")
+LONG = ("test_notebooks.py", "test_paper_profile.py")  # take minutes
+
+
+def pytest_collection_modifyitems(items):
+    """What takes long goes first, so that no process is left alone with it."""
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 @pytest.fixture
