@@ -104,9 +104,9 @@ EVERY = [source.name[:2] for source in SOURCES]
 RUNS = {  # options, models and notebooks
     "smoke": ((), ["tiny random Llama", "tiny random Gemma-2"], EVERY),
     "mini": (
-        ("--models", "tiny-qwen2", "--limit", "4", "--only", "03,04,08"),
+        ("--models", "tiny-qwen2", "--limit", "4", "--only", "03,04,05,08"),
         ["tiny random Qwen2"],
-        ["03", "04", "08"],
+        ["03", "04", "05", "08"],
     ),
 }
 AGAIN = "smoke, again"
@@ -187,7 +187,6 @@ def test_baselines_notebook(checkout, finished):
     assert re.search(r"the printed pruning ratios follow from the configs .*8 of 8 to the printed digit", text)
 
 
-@SMOKE
 def test_main_tables_notebook(checkout, finished):
     profile, models = finished
     text = markdown(checkout, profile, "05_main_tables.ipynb")
