@@ -1,16 +1,14 @@
-"""What notebook 08 says follows the numbers: made-up cells, and the words, tables and figures that have to come out."""
+"""What notebook 08 says follows the numbers: made-up cells, and the words and tables that have to come out."""
 
 import re
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from efficiency_cells import SHARES, cells_with
 from scipy import stats
 
-from harp_lib import figures
-from harp_lib.efficiency_figures import all_figures, memory, prefill_time, saved_vs_counted
-from harp_lib.efficiency_frames import published_frame, published_saved
-from harp_lib.efficiency_tables import efficiency_tables, equal_heads, memory_use, prefill_times
+from harp_lib.efficiency_frames import published_saved
+from harp_lib.efficiency_tables import efficiency_tables, equal_heads, prefill_times
 from harp_lib.efficiency_verdict import (
     ALLOWED,
     AS_MUCH,
@@ -27,80 +25,10 @@ from harp_lib.efficiency_verdict import (
     WHOLE,
     answer,
     read_distance,
-    read_missing,
     verdict,
 )
 
-VARIANTS = ("dense", "harp", "harp-folded", "thinned")
 TIMES = (FASTER, GROWS, AS_MUCH, ALLOWED, FOLDING, WHOLE, MEASURED, DECODING, BYTES, FOLDED_DECODING)
-WOBBLE = np.array([1.0, 1.01, 0.99])
-FLOPS = dict(zip(VARIANTS, (100, 90, 88, 80), strict=True))
-SHARES = {"short": (0.05, 0.06, 0.08), "long": (0.20, 0.22, 0.17)}  # of time that each pruned variant saves
-
-
-def counted(**changes):
-    sizes = {"removed_groups": 4, "groups": 12, "removed_fraction": 0.05, "parameters": 1000}
-    layers = dict(zip(VARIANTS, (0, 2, 2, 0), strict=True))
-    kv = dict(zip(VARIANTS, (60, 40, 40, 40), strict=True))
-    variants = {
-        name: sizes | {"layers_without_attention": layers[name], "kv_bytes_per_token": kv[name]} for name in VARIANTS
-    }
-    lengths, parts = [16, 64, 512], {"projections": 30, "attention": 20, "ffn": 50}
-    return {
-        "layers": 6,
-        "whole_layers": 6,
-        "random_shape": False,
-        "intermediate_size": 128,
-        "windows": False,
-        "variants": variants,
-        "lengths": lengths,
-        "flops": {pairs: [parts] * len(lengths) for pairs in ("full", "causal")},
-        "overtaking": {
-            "full": {"attention": 192, "with_projections": 96},
-            "causal": {"attention": None, "with_projections": None},
-        },
-        "left_out": [],
-    } | changes
-
-
-def times(dense, shares, noise=0.001):
-    """Seconds of every variant: the machine wobbles, and each has noise of its own."""
-    own = noise * np.array([[0, 0, 0], [1, -1, 0.5], [-1, 0.5, 1], [0.5, 1, -1]])
-    factors = np.array([1, *(1 - share for share in shares)])[:, None]
-    return dict(zip(VARIANTS, (dense * WOBBLE * factors * (1 + own)).tolist(), strict=True))
-
-
-def cells_with(noise=0.001, shares=SHARES, attention=(0.4, 0.7), **changes):
-    """Cells of one model: two lengths that are repeated, one that is timed once."""
-    results = {"counted": counted(**changes)}
-    for tokens, dense, length in ((64, 1.0, "short"), (256, 5.0, "long"), (512, 20.0, "long")):
-        seconds = times(dense, shares[length], noise)
-        held = {name: counted()["variants"][name]["kv_bytes_per_token"] * tokens for name in VARIANTS}
-        weighed = {"cache_bytes": held, "peak_bytes": dict.fromkeys(VARIANTS, tokens * 1000)}
-        if tokens == 512:
-            seconds = {name: found[:1] for name, found in seconds.items()}
-            weighed = {"cache_bytes": {}, "peak_bytes": {}}
-        flops = {"full": FLOPS, "causal": FLOPS | {"harp": 95}}
-        results[f"prefill-{tokens}"] = {"seconds": seconds, "flops": flops, **weighed}
-    read = dict(zip(VARIANTS, (1000, 900, 880, 860), strict=True))
-    for tokens, length in ((64, "short"), (256, "long")):
-        results[f"decode-{tokens}"] = {"seconds": times(0.1, shares[length], noise), "bytes": read}
-    for tokens, share in zip((64, 256), attention, strict=True):
-        runs = [
-            {"attention": share + by, "projections": 0.5, "ffn": 1 - share - by, "rest": 0.1}
-            for by in (-noise, 0, noise)
-        ]
-        results[f"split-{tokens}"] = {"seconds": {"dense": runs, "harp": runs}}
-    return {("tiny-llama", "all", task): {"inputs": inputs(task), "result": result} for task, result in results.items()}
-
-
-def inputs(task):
-    made = {"dtype": "torch.float32"}
-    if task != "counted":
-        tokens = int(task.split("-")[1])
-        made |= {"tokens": tokens, "repetitions": 1 if tokens == 512 else 3, "steps": 4}
-        made |= {"device": "CPU (x86_64)", "threads": 2}
-    return made
 
 
 def judged(cells):
@@ -262,95 +190,3 @@ def test_the_tables():
     }
     noisy = equal_heads(cells_with(noise=0.3))
     assert set(noisy["than thinned out"]) == {"too small to tell", ""}
-
-
-def figures_of(cells, tmp_path):
-    figures.use_style()
-    drawn = {}
-    for name, figure in all_figures(cells):
-        figure.savefig(tmp_path / f"{name}.svg", metadata={"Date": None})
-        plt.close(figure)
-        drawn[name] = (tmp_path / f"{name}.svg").read_bytes()
-    return drawn
-
-
-@pytest.mark.filterwarnings("error")
-def test_figures_are_drawn_the_same_twice(tmp_path):
-    drawn = figures_of(cells_with(), tmp_path)
-    kinds = ("prefill_time", "saved_vs_counted", "attention_share", "decode_speed", "memory")
-    assert list(drawn) == [f"{kind}_tiny-llama" for kind in kinds]
-    assert figures_of(cells_with(), tmp_path) == drawn
-
-
-@pytest.mark.parametrize("scale", [1e-4, 1e4])
-def test_the_papers_seconds_stay_in_the_picture(scale):
-    cells = cells_with(random_shape=True)
-    for task in ("prefill-64", "prefill-256", "prefill-512"):
-        seconds = cells["tiny-llama", "all", task]["result"]["seconds"]
-        seconds |= {name: [scale * each for each in found] for name, found in seconds.items()}
-    cells = {("LLaMA3.1-8B", method, task): cell for (_, method, task), cell in cells.items()}
-    figure = prefill_time(cells, "LLaMA3.1-8B")
-    low, high = figure.axes[0].get_ylim()
-    plt.close(figure)
-    assert published_frame()["seconds"].between(low, high).all()
-    assert low < scale < high
-
-
-def test_points_stand_at_their_lengths_and_a_lone_band_is_seen():
-    cells = cells_with()
-    figure = saved_vs_counted(cells, "tiny-llama")
-    for axis in figure.axes:
-        places = {x for container in axis.containers for x in container[0].get_xdata()}
-        assert places == {64, 256, 512}
-        assert all(line.get_marker() == "" for line in axis.lines if line.get_linestyle() in (":", "--"))
-    plt.close(figure)
-    del cells["tiny-llama", "all", "prefill-256"], cells["tiny-llama", "all", "prefill-512"]
-    figure = saved_vs_counted(cells, "tiny-llama")
-    marks = [line.get_marker() for axis in figure.axes for line in axis.lines if line.get_linestyle() in (":", "--")]
-    plt.close(figure)
-    assert marks.count("x") == marks.count("+") == 3
-
-
-def test_a_peak_that_no_system_tells_has_no_axis():
-    cells = cells_with()
-    for task in ("prefill-64", "prefill-256"):
-        cells["tiny-llama", "all", task]["result"]["peak_bytes"] = dict.fromkeys(VARIANTS)
-    assert read_missing(cells).count("peak of memory") == 2
-    figure = memory(cells, "tiny-llama")
-    left, right = figure.axes
-    plt.close(figure)
-    assert left.axison
-    assert not right.axison
-    assert [text.get_text() for text in right.texts] == ["not measured"]
-
-
-@pytest.mark.filterwarnings("error")
-def test_what_is_missing_is_said_and_the_rest_is_shown(tmp_path):
-    cells = cells_with(left_out=[1024])
-    assert read_missing(cells_with()) == "Everything was measured."
-    for task in ("prefill-256", "split-256", "decode-64"):
-        cells["tiny-llama", "all", task]["result"] = {"failed": "OutOfMemoryError: CUDA out of memory"}
-    cells["tiny-llama", "all", "prefill-64"]["result"]["peak_bytes"] = dict.fromkeys(VARIANTS)
-    lines = read_missing(cells).splitlines()
-    assert lines[0] == "- Not measured for tiny random Llama: all at 1024 tokens (more than the model reads)."
-    assert lines[1].endswith("prefill at 256 tokens (OutOfMemoryError: CUDA out of memory).")
-    assert lines[4].endswith("peak of memory at 64 tokens (this system does not tell it).")
-    assert len(lines) == 5
-    assert judged(cells)[GROWS] == "too small to tell", "one length is left"
-    assert set(memory_use(cells)["peak beyond the weights"]) == {"not measured"}
-    tables = {name: table for table, name, _ in efficiency_tables(cells)}
-    assert len(tables["efficiency_missing"]) == 5
-    assert not any("nan" in table.to_markdown(index=False) for table in tables.values())
-    figures_of(cells, tmp_path)
-
-
-@pytest.mark.filterwarnings("error")
-def test_where_nothing_was_measured(tmp_path):
-    cells = cells_with()
-    for task in [task for _, _, task in cells if task != "counted"]:
-        cells["tiny-llama", "all", task]["result"] = {"failed": "OutOfMemoryError: CUDA out of memory"}
-    assert judged(cells).to_dict() == {COUNTED: "does not hold", SPEED: "does not hold"}
-    assert "nothing was timed" in read_distance(cells)
-    assert answer(cells).endswith("Of the 1 claims on this model: does not hold 1.")
-    assert len(list(efficiency_tables(cells))) == 10
-    figures_of(cells, tmp_path)
