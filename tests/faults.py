@@ -121,8 +121,9 @@ def two_at_once(work: Checkout, undisturbed: Checkout, say: Callable) -> list[st
 
 
 def interrupted(work: Checkout, undisturbed: Checkout, chance: random.Random, say: Callable) -> list[str]:
-    """Ctrl-C at a random moment, and the same command again."""
-    moment, total = chance.randrange(len(undisturbed.files())), len(undisturbed.files())
+    """Ctrl-C at a random moment of the first half, and the same command again."""
+    total = len(undisturbed.files())
+    moment = chance.randrange(1, total // 2)
     running = work.start()
     while len(work.files()) < moment and running.poll() is None:
         time.sleep(0.05)
@@ -189,6 +190,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background commands ignore
     chance, begin = random.Random(options.seed), time.monotonic()
     lines: list[str] = []
 

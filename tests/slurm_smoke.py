@@ -131,11 +131,11 @@ def run(folder: Path, *arguments: str, on_running: Callable[[dict, subprocess.Po
         time.sleep(1)
         jobs = jobs | {number: job for number, job in queue().items() if number not in before}
         for number, job in jobs.items():
-            if on_running and job["state"] == "RUNNING" and number not in running:
+            if on_running and job["state"] == "RUNNING" and number not in running and process.poll() is None:
                 running.add(number)
                 on_running(job, process)
-    reader.join(timeout=10)  # what a killed run leaves behind keeps the pipe open
     jobs = jobs | {number: job for number, job in queue().items() if number not in before}
+    reader.join(timeout=10)  # what a killed run leaves behind keeps the pipe open
     say(f"\nexit code {process.returncode} after {time.monotonic() - begun:.0f} s; jobs of Slurm:\n")
     if jobs:
         say(tabulate([job.values() for job in jobs.values()], list(FIELDS), disable_numparse=True))
