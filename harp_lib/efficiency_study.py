@@ -74,8 +74,7 @@ class EfficiencyStudy:
     name : str
         The model as :func:`harp_lib.efficiency_variants.load_dense` knows it.
     profile : dict
-        From :func:`harp_lib.profiles.load_profile`; ``profile["efficiency"]`` says at which lengths, how often and in
-        which dtype.
+        From :func:`harp_lib.profiles.load_profile`; ``profile["efficiency"]`` says at which lengths and how often.
     store : ResultStore
         Takes the cells.
     seed : int

@@ -92,10 +92,10 @@ def load_dense(name: str, profile: dict[str, Any], seed: int) -> tuple[PreTraine
     settings = profile["efficiency"]
     if name not in PAPER_MODELS:
         plan = searched_plan(name, profile)
-        return load_model(name, settings["dtype"])[0], plan  # on one device: between several, copies would be timed
+        return load_model(name, profile["dtype"])[0], plan  # on one device: between several, copies would be timed
     whole = paper_configs()[name]
     config = cut_config(whole, settings["layers"] or whole.num_hidden_layers)
-    return random_model(config, settings["dtype"], seed), published_plan(name, config.num_hidden_layers)
+    return random_model(config, profile["dtype"], seed), published_plan(name, config.num_hidden_layers)
 
 
 def searched_plan(name: str, profile: dict[str, Any]) -> PruningPlan:

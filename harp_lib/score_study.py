@@ -83,7 +83,7 @@ class ScoreStudy:
     ) -> None:
         self.name, self.profile, self.store, self.seed = name, profile, store, seed
         self.section, self.settings = section, profile[section]
-        self.model_inputs = {"model": name, "digest": digest, "dtype": self.settings["dtype"]}
+        self.model_inputs = {"model": name, "digest": digest, "dtype": profile["dtype"]}
         self.work = scorer or Scorer(name, profile, seed, section)
 
     def evaluate(
@@ -136,7 +136,7 @@ class Scorer:
 
     def __init__(self, name: str, profile: dict[str, Any], seed: int, section: str = "evaluation") -> None:
         self.name, self.model = name, None
-        self.dtype, self.device_map = profile[section]["dtype"], profile["device_map"]
+        self.dtype, self.device_map = profile["dtype"], profile["device_map"]
         self.evaluator = Evaluator(profile, seed, section)
 
     def __call__(self, job: Job) -> dict[str, Any]:

@@ -34,7 +34,6 @@ def settings(**changes):
     efficiency = {
         "shapes": None,
         "layers": None,
-        "dtype": "float32",
         "prefill": {16: 2, 48: 3, 64: 1, 1024: 2},
         "decode": {"contexts": [16, 48], "steps": 3, "repetitions": 2},
         "split": [48],
@@ -282,7 +281,7 @@ def test_the_shape_of_a_model_of_the_paper(monkeypatch, tmp_path):
     config = AutoConfig.for_model("llama", **widths, num_key_value_heads=2, num_hidden_layers=32)
     for module in (efficiency_study, efficiency_variants):
         monkeypatch.setattr(module, "paper_configs", lambda: {"LLaMA3.1-8B": config})
-    profile = settings(layers=8, dtype="bfloat16", prefill={16: 2}, split=[16])
+    profile = settings(layers=8, prefill={16: 2}, split=[16]) | {"dtype": "bfloat16"}
     store = results.ResultStore("paper", "efficiency", tmp_path)
     EfficiencyStudy("LLaMA3.1-8B", profile, store).measure()
     cells = store.finish()

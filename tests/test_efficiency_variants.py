@@ -105,7 +105,7 @@ def test_the_timed_model_is_on_one_device_and_alone(monkeypatch):
     monkeypatch.setattr(efficiency_variants, "searched_plan", lambda name, profile: PLAN)
     gc.disable()
     try:
-        found = load_dense("owner/name", {"efficiency": {"dtype": "bfloat16"}, "device_map": "auto"}, 0)
+        found = load_dense("owner/name", {"efficiency": {}, "dtype": "bfloat16", "device_map": "auto"}, 0)
     finally:
         gc.enable()
     assert found == ("model", PLAN)

@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from harp_lib.model_names import MODEL_NAMES
 from harp_lib.models import HUB_ID
@@ -21,6 +22,12 @@ def test_profiles_have_the_same_keys():
     assert smoke["evaluation"].keys() == mini["evaluation"].keys() == paper["evaluation"].keys()
     assert smoke["evaluation"]["tasks"].keys() == mini["evaluation"]["tasks"].keys()
     assert smoke["alpha_search"].keys() == mini["alpha_search"].keys() == paper["alpha_search"].keys()
+
+
+@pytest.mark.parametrize(("gpu", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_a_cpu_computes_in_float32(gpu, dtype, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert load_profile("paper")["dtype"] == dtype
 
 
 def test_what_the_paper_prunes():
