@@ -9,16 +9,16 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "load_model": "models",
-    "PruningPlan": "plan",
-    "apply_plan": "surgery",
-    "save_pruned": "checkpoint",
-    "load_pruned": "checkpoint",
-    "search_alphas": "alpha_search",
-    "AlphaSearch": "alpha_search",
-    "ALPHA_GRID": "alpha_search",
-    "perplexity": "likelihood",
-    "word_perplexity": "likelihood",
+    "load_model": "measure.models",
+    "PruningPlan": "pruning.plan",
+    "apply_plan": "pruning.surgery",
+    "save_pruned": "pruning.checkpoint",
+    "load_pruned": "pruning.checkpoint",
+    "search_alphas": "methods.alpha_search",
+    "AlphaSearch": "methods.alpha_search",
+    "ALPHA_GRID": "methods.alpha_search",
+    "perplexity": "measure.likelihood",
+    "word_perplexity": "measure.likelihood",
     "make_plan": "methods",
     "METHODS": "methods",
 }

@@ -10,8 +10,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from . import colours
-from .ablation_frames import (
+from harp_lib import colours
+from harp_lib.ablation_frames import (
     ALONE,
     MISSED,
     ORDER,
@@ -23,14 +23,14 @@ from .ablation_frames import (
     single_layer_frame,
     strategy_title,
 )
-from .ablation_study import STRATEGIES
-from .ablation_tables import ALPHAS, alpha_scores, strategy_scores, with_averages
-from .ablation_verdict import TASKS, published_ablation
-from .models import display_name, slug
-from .published import published_scores
-from .results import Cells
-from .score_frames import AVERAGE, score_frame
-from .score_kept import CHANCE, KINDS
+from harp_lib.ablation_tables import ALPHAS, alpha_scores, strategy_scores, with_averages
+from harp_lib.ablation_verdict import TASKS, published_ablation
+from harp_lib.experiments.ablation_study import STRATEGIES
+from harp_lib.measure.models import display_name, slug
+from harp_lib.published import published_scores
+from harp_lib.results import Cells
+from harp_lib.score_frames import AVERAGE, score_frame
+from harp_lib.score_kept import CHANCE, KINDS
 
 STRATEGY = {strategy: colours.HARP_ALPHA_1 if strategy == "top" else colours.FIRST for strategy in STRATEGIES}
 WAY = {  # label, colour and marker of the three ways to share out the gain

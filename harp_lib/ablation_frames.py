@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 
-from .ablation_study import GAIN, SINGLE, SINGLE_ALPHAS, STRATEGIES
-from .published import published_alphas, published_layers
-from .results import Cells
-from .statistics import Interval, mean_interval, paired_change, paired_log_change, perplexity_estimate
+from harp_lib.experiments.ablation_study import GAIN, SINGLE, SINGLE_ALPHAS, STRATEGIES
+from harp_lib.published import published_alphas, published_layers
+from harp_lib.results import Cells
+from harp_lib.statistics import Interval, mean_interval, paired_change, paired_log_change, perplexity_estimate
 
 ORDER = ("dense", *STRATEGIES, "harp")  # of scores; "top" is HARP at alpha = 1, "harp" has its alpha searched
 STEP, ALONE, MISSED, ALL = "step", "alone", "missed", "all"

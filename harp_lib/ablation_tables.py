@@ -5,7 +5,7 @@ from itertools import groupby
 
 import pandas as pd
 
-from .ablation_frames import (
+from harp_lib.ablation_frames import (
     ALL,
     ALONE,
     MISSED,
@@ -20,18 +20,18 @@ from .ablation_frames import (
     single_layer_frame,
     strategy_title,
 )
-from .ablation_study import STRATEGIES
-from .ablation_verdict import TASKS, nats, published_ablation, verdict
-from .benchmarks import DISCRIMINATIVE
-from .models import display_name
-from .published import published_scores
-from .results import Cells
-from .score_claims import points
-from .score_frames import AVERAGE, average_frame, complete_tasks, difference, difference_frame, score_frame
-from .score_kept import KINDS
-from .score_layout import MISSING, in_bold, score_block
-from .statistics import Interval
-from .tables import interval, with_error
+from harp_lib.ablation_verdict import TASKS, nats, published_ablation, verdict
+from harp_lib.experiments.ablation_study import STRATEGIES
+from harp_lib.measure.benchmarks import DISCRIMINATIVE
+from harp_lib.measure.models import display_name
+from harp_lib.published import published_scores
+from harp_lib.results import Cells
+from harp_lib.score_claims import points
+from harp_lib.score_frames import AVERAGE, average_frame, complete_tasks, difference, difference_frame, score_frame
+from harp_lib.score_kept import KINDS
+from harp_lib.score_layout import MISSING, in_bold, score_block
+from harp_lib.statistics import Interval
+from harp_lib.tables import interval, with_error
 
 ALPHAS = {"top": "1", "harp": "searched"}  # the two rows of the paper's table, by method
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from .ablation_frames import (
+from harp_lib.ablation_frames import (
     ALL,
     ALONE,
     MISSED,
@@ -20,18 +20,18 @@ from .ablation_frames import (
     single_layer_frame,
     strategy_title,
 )
-from .ablation_study import STRATEGIES
-from .baseline_verdict import FAILS, HOLDS, OPEN
-from .benchmarks import DISCRIMINATIVE
-from .models import display_name
-from .published import published_scores
-from .results import Cells
-from .score_claims import FLOOR, LIKELY, NO_SCORE, Finding, outcome, points
-from .score_frames import AVERAGE, average_frame, difference, score_frame
-from .score_kept import KIND, KINDS, compared, is_above_chance
-from .score_verdict import tasks_at_floor
-from .statistics import Interval
-from .tables import with_error
+from harp_lib.baseline_verdict import FAILS, HOLDS, OPEN
+from harp_lib.experiments.ablation_study import STRATEGIES
+from harp_lib.measure.benchmarks import DISCRIMINATIVE
+from harp_lib.measure.models import display_name
+from harp_lib.published import published_scores
+from harp_lib.results import Cells
+from harp_lib.score_claims import FLOOR, LIKELY, NO_SCORE, Finding, outcome, points
+from harp_lib.score_frames import AVERAGE, average_frame, difference, score_frame
+from harp_lib.score_kept import KIND, KINDS, compared, is_above_chance
+from harp_lib.score_verdict import tasks_at_floor
+from harp_lib.statistics import Interval
+from harp_lib.tables import with_error
 
 TASKS = {kind: [task for task in KIND if KIND[task] == kind] for kind in KINDS}
 EVERY_TASK = "searching α beats leaving it at 1 on every task"

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from . import paths
-from .architecture import all_linear, check_fits, decoder_layers
-from .plan import LayerPlan, PruningPlan
-from .slicing import ATTENTION_PARTS, FFN_PARTS, num_groups
-from .surgery import temporarily_pruned
+from harp_lib import paths
+from harp_lib.pruning.architecture import all_linear, check_fits, decoder_layers
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
+from harp_lib.pruning.slicing import ATTENTION_PARTS, FFN_PARTS, num_groups
+from harp_lib.pruning.surgery import temporarily_pruned
 
 PAPER_MODELS = {
     "LLaMA3.1-8B": "Llama-3.1-8B",

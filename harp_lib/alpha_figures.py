@@ -9,12 +9,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from . import colours
-from .alpha_study import HELD_OUT, SEARCHED, alpha_frame, curve_frame, perplexity_frame
-from .corpora import TITLES
-from .models import display_name, slug
-from .published import published_alphas
-from .results import Cells
+from harp_lib import colours
+from harp_lib.experiments.alpha_study import HELD_OUT, SEARCHED, alpha_frame, curve_frame, perplexity_frame
+from harp_lib.measure.corpora import TITLES
+from harp_lib.measure.models import display_name, slug
+from harp_lib.published import published_alphas
+from harp_lib.results import Cells
 
 USE = {SEARCHED: "searched text", HELD_OUT: "held-out text"}
 

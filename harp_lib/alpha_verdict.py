@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 from scipy.stats import rankdata, spearmanr
 
-from .alpha_figures import USE
-from .alpha_search import is_unimodal
-from .alpha_study import HELD_OUT
-from .corpora import TITLES
-from .models import display_name
-from .published import published, published_alphas
-from .tables import interval
+from harp_lib.alpha_figures import USE
+from harp_lib.experiments.alpha_study import HELD_OUT
+from harp_lib.measure.corpora import TITLES
+from harp_lib.measure.models import display_name
+from harp_lib.methods.alpha_search import is_unimodal
+from harp_lib.published import published, published_alphas
+from harp_lib.tables import interval
 
 
 def read_curves(curves: pd.DataFrame) -> str:

@@ -10,10 +10,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, MultipleLocator, PercentFormatter
 
-from . import colours
-from .alpha_figures import USE, logarithmic_perplexity
-from .alpha_study import HELD_OUT, SEARCHED
-from .baseline_frames import (
+from harp_lib import colours
+from harp_lib.alpha_figures import USE, logarithmic_perplexity
+from harp_lib.baseline_frames import (
     EQUAL_HEADS,
     EQUAL_PARAMETERS,
     ORDER,
@@ -23,10 +22,11 @@ from .baseline_frames import (
     range_frame,
     references,
 )
-from .corpora import TITLES
-from .methods import BASELINES, METHODS
-from .models import display_name, slug
-from .results import Cells
+from harp_lib.experiments.alpha_study import HELD_OUT, SEARCHED
+from harp_lib.measure.corpora import TITLES
+from harp_lib.measure.models import display_name, slug
+from harp_lib.methods import BASELINES, METHODS
+from harp_lib.results import Cells
 
 KEPT = "#ececec"
 CEILING = 6  # times the larger reference: perplexities above are drawn there, with their value

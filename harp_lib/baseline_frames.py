@@ -4,11 +4,11 @@ from collections import Counter
 
 import pandas as pd
 
-from .alpha_study import SEARCHED
-from .methods import BASELINES, METHODS, PROPERTIES
-from .plan import PruningPlan
-from .results import Cells
-from .statistics import mean_interval, paired_change, perplexity_estimate, perplexity_interval
+from harp_lib.experiments.alpha_study import SEARCHED
+from harp_lib.methods import BASELINES, METHODS, PROPERTIES
+from harp_lib.pruning.plan import PruningPlan
+from harp_lib.results import Cells
+from harp_lib.statistics import mean_interval, paired_change, perplexity_estimate, perplexity_interval
 
 ORDER = ("dense", *METHODS)
 TITLE = {"dense": "dense", **{method.name: method.title for method in PROPERTIES}}

@@ -5,10 +5,9 @@ from fractions import Fraction
 
 import pandas as pd
 
-from .accounting import PAPER_MODELS
-from .alpha_figures import USE
-from .alpha_study import HELD_OUT
-from .baseline_frames import (
+from harp_lib.accounting import PAPER_MODELS
+from harp_lib.alpha_figures import USE
+from harp_lib.baseline_frames import (
     EQUAL_HEADS,
     EQUAL_PARAMETERS,
     ORDER,
@@ -18,14 +17,15 @@ from .baseline_frames import (
     range_frame,
     writing_frame,
 )
-from .baseline_verdict import verdict
-from .corpora import TITLES
-from .methods import BASELINES, PROPERTIES
-from .models import display_name
-from .paper_accounting import WAYS, ffn_ratios, paper_ratios
-from .published import published_ranges, published_scores
-from .results import Cells
-from .tables import interval, with_error
+from harp_lib.baseline_verdict import verdict
+from harp_lib.experiments.alpha_study import HELD_OUT
+from harp_lib.measure.corpora import TITLES
+from harp_lib.measure.models import display_name
+from harp_lib.methods import BASELINES, PROPERTIES
+from harp_lib.paper_accounting import WAYS, ffn_ratios, paper_ratios
+from harp_lib.published import published_ranges, published_scores
+from harp_lib.results import Cells
+from harp_lib.tables import interval, with_error
 
 
 def baseline_tables(cells: Cells) -> Iterator[tuple[pd.DataFrame, str, pd.DataFrame]]:

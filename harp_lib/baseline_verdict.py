@@ -2,15 +2,15 @@
 
 import pandas as pd
 
-from .alpha_study import HELD_OUT
-from .baseline_frames import EQUAL_HEADS, EQUAL_PARAMETERS, TITLE, bias_frame, perplexity_frame, repetition
-from .corpora import TITLES
-from .methods import BASELINES
-from .models import display_name
-from .paper_accounting import ffn_ratios, paper_ratios
-from .results import Cells
-from .statistics import mean_interval
-from .tables import interval
+from harp_lib.baseline_frames import EQUAL_HEADS, EQUAL_PARAMETERS, TITLE, bias_frame, perplexity_frame, repetition
+from harp_lib.experiments.alpha_study import HELD_OUT
+from harp_lib.measure.corpora import TITLES
+from harp_lib.measure.models import display_name
+from harp_lib.methods import BASELINES
+from harp_lib.paper_accounting import ffn_ratios, paper_ratios
+from harp_lib.results import Cells
+from harp_lib.statistics import mean_interval
+from harp_lib.tables import interval
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "too small to tell"
 CLOSE = 1e-4  # of two shares of FFN channels that count as equal

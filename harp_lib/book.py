@@ -18,7 +18,7 @@ from sphinx.application import Sphinx
 from sphinx.util.console import color_terminal, nocolor
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
-from . import paths
+from harp_lib import paths
 
 _TITLE = "HARP, reproduced"
 _MATHJAX = "tex-svg-full.js"  # one file: its formulas are drawn, so that no browser's rules for fonts hold them up

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 
-from .statistics import Interval, mean_interval
+from harp_lib.statistics import Interval, mean_interval
 
 COLUMNS = ["statement", "what was checked", "on what", "evidence", "verdict", "counterexample"]
 NEARLY_ONE = 0.95  # from here on Sim and normalised entropy count as "near 1"

@@ -182,7 +182,7 @@ def _run(options: argparse.Namespace) -> int:
 def _check_rows(datasets: str | None) -> None:
     """Refuse a folder without benchmarks, or with a row that no task could use, before anything runs."""
     if datasets not in (None, "embedded", "hub"):
-        from harp_lib.benchmarks import MissingTaskError, RowError, check_rows
+        from harp_lib.measure.benchmarks import MissingTaskError, RowError, check_rows
         from harp_lib.runner import RefusedError
 
         try:

@@ -29,7 +29,7 @@ def known_notebooks() -> list[str]:
 
 def known_models() -> tuple[str, ...]:
     """Models that the companion brings along."""
-    from harp_lib.model_names import MODEL_NAMES
+    from harp_lib.measure.model_names import MODEL_NAMES
 
     return MODEL_NAMES
 

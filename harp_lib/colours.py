@@ -1,6 +1,6 @@
 """One colour for each method, in every figure: seaborn's colour-blind palette."""
 
-from .methods import PROPERTIES
+from harp_lib.methods import PROPERTIES
 
 METHOD = {"dense": "#4d4d4d", **{method.name: method.colour for method in PROPERTIES}}
 HARP_ALPHA_1 = "#a9cde4"  # HARP's own, paler: alpha is left at 1

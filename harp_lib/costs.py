@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
-from . import paths
-from .expected_cells import NOTEBOOK_OF, expected_cells, experiment_models
-from .models import display_name, slug
+from harp_lib import paths
+from harp_lib.expected_cells import NOTEBOOK_OF, expected_cells, experiment_models
+from harp_lib.measure.models import display_name, slug
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from .counted_costs import GpuModel
+    from harp_lib.counted_costs import GpuModel
 
 COUNTED = "paper"  # the profile that is counted: for GPUs like the paper's
 GIB = 2**30
@@ -49,7 +49,7 @@ def cell_seconds(profile: dict[str, Any], experiment: str, model: str) -> dict[t
     """
     counted = {}
     if profile["name"] == COUNTED:
-        from .counted_costs import counted_seconds
+        from harp_lib.counted_costs import counted_seconds
 
         counted = counted_seconds(profile, experiment, model)
     estimates = {}
@@ -84,7 +84,7 @@ def _measured(profile: dict[str, Any], experiment: str, model: str, method: str,
 def _is_copy(profile: dict[str, Any], experiment: str, method: str, task: str) -> bool:
     if experiment != "ablations":
         return False
-    from .ablation_study import SHARED
+    from harp_lib.experiments.ablation_study import SHARED
 
     return method in SHARED and task in profile["evaluation"]["tasks"]
 
@@ -100,8 +100,8 @@ def full_size() -> pd.DataFrame:
         every written answer is as long as it may get; nan where not all cells are counted. ``what dominates``: the
         largest part of the hours, or how many cells are not counted.
     """
-    from .counted_costs import counted_seconds, gpu_model
-    from .profiles import load_profile
+    from harp_lib.counted_costs import counted_seconds, gpu_model
+    from harp_lib.profiles import load_profile
 
     profile, rows = load_profile(COUNTED), []
     for notebook in dict.fromkeys(NOTEBOOK_OF.values()):
@@ -133,7 +133,7 @@ def full_size() -> pd.DataFrame:
 
 def _part(task: str) -> str:
     """What a cell's seconds go into, in words."""
-    from .benchmarks import ALL_BENCHMARKS, LONGBENCH
+    from harp_lib.measure.benchmarks import ALL_BENCHMARKS, LONGBENCH
 
     if task in ALL_BENCHMARKS:
         benchmark = ALL_BENCHMARKS[task]
@@ -169,9 +169,9 @@ def memory_bytes(profile: dict[str, Any], notebook: str, gpu: "GpuModel") -> int
         caches 07 and 08); float32 gradients of the attention (04, 06); logits of a batch and their logarithms, or its
         KV cache (05, 06); the KV cache (07), one for each variant and one that grows (08).
     """
-    from .efficiency_variants import VARIANTS
-    from .flops import layer_flops
-    from .likelihood import TOKENS_PER_BATCH
+    from harp_lib.experiments.efficiency_variants import VARIANTS
+    from harp_lib.flops import layer_flops
+    from harp_lib.measure.likelihood import TOKENS_PER_BATCH
 
     config = gpu.config
     read = max(TOKENS_PER_BATCH, min(profile["alpha_search"]["context"], config.max_position_embeddings))
@@ -205,8 +205,8 @@ def _activations(config: "PreTrainedConfig", tokens: int) -> int:
 
 def _largest_batch(profile: dict[str, Any], gpu: "GpuModel") -> int:
     """Bytes of the longest batch of questions: logits of all its tokens, cache of prompts and answers, activations."""
-    from .benchmarks import ALL_BENCHMARKS
-    from .counted_costs import question_tokens
+    from harp_lib.counted_costs import question_tokens
+    from harp_lib.measure.benchmarks import ALL_BENCHMARKS
 
     batch, sizes = profile["evaluation"]["batch_size"], []
     for task in profile["evaluation"]["tasks"]:

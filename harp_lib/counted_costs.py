@@ -19,17 +19,17 @@ import pandas as pd
 import torch
 from transformers import AutoConfig
 
-from . import paths
-from .ablation_study import GAIN, SHARED, SINGLE, attribution
-from .accounting import kv_bytes_per_token, paper_configs, parameters, stock_model
-from .alpha_search import ALPHA_GRID, count_passes
-from .benchmarks import ALL_BENCHMARKS
-from .efficiency_study import CACHE_MOVES
-from .efficiency_variants import VARIANTS
-from .expected_cells import expected_cells, model_config
-from .flops import prefill_flops
-from .profiles import num_pruned_layers
-from .published import published
+from harp_lib import paths
+from harp_lib.accounting import kv_bytes_per_token, paper_configs, parameters, stock_model
+from harp_lib.expected_cells import expected_cells, model_config
+from harp_lib.experiments.ablation_study import GAIN, SHARED, SINGLE, attribution
+from harp_lib.experiments.efficiency_study import CACHE_MOVES
+from harp_lib.experiments.efficiency_variants import VARIANTS
+from harp_lib.flops import prefill_flops
+from harp_lib.measure.benchmarks import ALL_BENCHMARKS
+from harp_lib.methods.alpha_search import ALPHA_GRID, count_passes
+from harp_lib.profiles import num_pruned_layers
+from harp_lib.published import published
 
 BANDWIDTH = 3.35e12  # bytes per second: NVIDIA's data sheet of the H100 with 80 GB of HBM3
 DECODING_SHARE = 0.2  # of it that decoding is taken to reach: between two small kernels the GPU waits for Python

@@ -8,8 +8,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Polygon
 
-from . import colours
-from .figures import use_style
+from harp_lib import colours
+from harp_lib.figures import use_style
 
 INK, STAYS, GHOST = "#333333", "#ffffff", "#6b6b6b"
 KEPT, PRUNED = colours.METHOD["dense"], colours.METHOD["harp"]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from tabulate import tabulate
 
-from .graph import Job
+from harp_lib.graph import Job
 
 
 def show(jobs: Mapping[str, Job]) -> str:

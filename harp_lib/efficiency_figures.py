@@ -10,8 +10,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
-from . import colours
-from .efficiency_frames import (
+from harp_lib import colours
+from harp_lib.efficiency_frames import (
     MIB,
     PAPER_MODEL,
     TITLE,
@@ -27,9 +27,9 @@ from .efficiency_frames import (
     split_frame,
     variants_of,
 )
-from .efficiency_variants import DENSE, FOLDED, HARP, THINNED, VARIANTS
-from .models import slug
-from .results import Cells
+from harp_lib.experiments.efficiency_variants import DENSE, FOLDED, HARP, THINNED, VARIANTS
+from harp_lib.measure.models import slug
+from harp_lib.results import Cells
 
 COLOUR = colours.METHOD | {FOLDED: colours.HARP_FOLDED, THINNED: colours.THINNED}
 MARK = dict(zip(VARIANTS, "os^D", strict=True))

@@ -6,13 +6,13 @@ from typing import Any
 
 import pandas as pd
 
-from .efficiency_study import ALL, PAIRS
-from .efficiency_variants import DENSE, FOLDED, HARP, LEFT_OUT, THINNED, VARIANTS
-from .models import display_name
-from .published import published
-from .results import Cells
-from .statistics import Interval, mean_interval
-from .timing import ratio_interval
+from harp_lib.experiments.efficiency_study import ALL, PAIRS
+from harp_lib.experiments.efficiency_variants import DENSE, FOLDED, HARP, LEFT_OUT, THINNED, VARIANTS
+from harp_lib.measure.models import display_name
+from harp_lib.measure.timing import ratio_interval
+from harp_lib.published import published
+from harp_lib.results import Cells
+from harp_lib.statistics import Interval, mean_interval
 
 TITLE = {DENSE: "dense", HARP: "HARP", FOLDED: "HARP, folded", THINNED: "thinned out"}
 """What tables and figures call a variant."""

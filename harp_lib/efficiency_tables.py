@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from .efficiency_frames import (
+from harp_lib.efficiency_frames import (
     MIB,
     PAPER_MODEL,
     PARTS,
@@ -26,10 +26,10 @@ from .efficiency_frames import (
     speed_up,
     split_frame,
 )
-from .efficiency_study import EXPERIMENT
-from .efficiency_variants import DENSE, FOLDED, HARP, THINNED
-from .efficiency_verdict import verdict
-from .results import Cells
+from harp_lib.efficiency_verdict import verdict
+from harp_lib.experiments.efficiency_study import EXPERIMENT
+from harp_lib.experiments.efficiency_variants import DENSE, FOLDED, HARP, THINNED
+from harp_lib.results import Cells
 
 
 def efficiency_tables(cells: Cells) -> Iterator[tuple[pd.DataFrame, str, pd.DataFrame]]:

@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from .accounting import paper_configs
-from .baseline_verdict import FAILS, HOLDS, OPEN
-from .efficiency_frames import (
+from harp_lib.accounting import paper_configs
+from harp_lib.baseline_verdict import FAILS, HOLDS, OPEN
+from harp_lib.efficiency_frames import (
     PAPER_MODEL,
     TITLE,
     counted,
@@ -23,13 +23,13 @@ from .efficiency_frames import (
     speed_up,
     split_frame,
 )
-from .efficiency_study import ALL, PAIRS
-from .efficiency_variants import DENSE, FOLDED, HARP, THINNED, published_plan
-from .flops import prefill_flops
-from .results import Cells
-from .score_claims import Finding, outcome
-from .statistics import Interval
-from .timing import ratio_interval
+from harp_lib.experiments.efficiency_study import ALL, PAIRS
+from harp_lib.experiments.efficiency_variants import DENSE, FOLDED, HARP, THINNED, published_plan
+from harp_lib.flops import prefill_flops
+from harp_lib.measure.timing import ratio_interval
+from harp_lib.results import Cells
+from harp_lib.score_claims import Finding, outcome
+from harp_lib.statistics import Interval
 
 FASTER = "reading is faster at every length"
 GROWS = "a larger share of time is saved of the longest text than of the shortest"

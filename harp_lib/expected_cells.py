@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from . import paths
-from .tiny import FAMILIES, SHAPE, VOCABULARY
+from harp_lib import paths
+from harp_lib.measure.tiny import FAMILIES, SHAPE, VOCABULARY
 
 NOTEBOOK_OF = {
     "theory": "01",
@@ -66,7 +66,7 @@ def experiment_models(profile: dict[str, Any], experiment: str) -> list[str]:
     """
     _check(experiment)
     if experiment == "theory":
-        from .theory_study import SYNTHETIC
+        from harp_lib.experiments.theory_study import SYNTHETIC
 
         return [SYNTHETIC]
     if experiment == "alpha_search":
@@ -85,7 +85,7 @@ def model_config(model: str) -> dict[str, Any] | None:
     if model in FAMILIES:
         model_type, particulars = FAMILIES[model]
         return {"model_type": model_type, "vocab_size": VOCABULARY} | SHAPE | particulars
-    from .accounting import PAPER_MODELS
+    from harp_lib.accounting import PAPER_MODELS
 
     known = paths.CONFIGS / f"{PAPER_MODELS.get(model, Path(model).name)}.json"
     for file in (paths.MODELS / model / "config.json", Path(model) / "config.json", known):
@@ -112,7 +112,7 @@ def _theory(profile: dict[str, Any], model: str) -> Names:
 
 
 def _similarity(profile: dict[str, Any], model: str) -> Names:
-    from .similarity_study import RANDOM, TRAINED
+    from harp_lib.experiments.similarity_study import RANDOM, TRAINED
 
     yield from product((TRAINED, RANDOM), profile["corpora"])
     yield from product([TRAINED], [f"contraction-{corpus}" for corpus in profile["corpora"]])
@@ -120,14 +120,14 @@ def _similarity(profile: dict[str, Any], model: str) -> Names:
 
 
 def _norm_change(profile: dict[str, Any], model: str) -> Names:
-    from .norm_study import PLANS
+    from harp_lib.experiments.norm_study import PLANS
 
     yield from product(["dense"], profile["corpora"])
     yield from product(PLANS, ["reading"])
 
 
 def _alpha_search(profile: dict[str, Any], model: str) -> Names:
-    from .alpha_study import HELD_OUT, SEARCHED
+    from harp_lib.experiments.alpha_study import HELD_OUT, SEARCHED
 
     corpora = profile["corpora"]
     yield from (("harp", f"search-{corpus}") for corpus in corpora)
@@ -138,9 +138,9 @@ def _alpha_search(profile: dict[str, Any], model: str) -> Names:
 
 
 def _baselines(profile: dict[str, Any], model: str) -> Names:
-    from .alpha_study import HELD_OUT, SEARCHED
-    from .baseline_frames import ORDER, WITHOUT_BIAS
-    from .methods import BASELINES
+    from harp_lib.baseline_frames import ORDER, WITHOUT_BIAS
+    from harp_lib.experiments.alpha_study import HELD_OUT, SEARCHED
+    from harp_lib.methods import BASELINES
 
     if config := model_config(model):
         for method in BASELINES:
@@ -155,8 +155,8 @@ def _baselines(profile: dict[str, Any], model: str) -> Names:
 
 def _windows(profile: dict[str, Any], model: str, config: dict[str, Any], method: str) -> list[range]:
     """The study's own layer ranges, of a study that has no model."""
-    from .baseline_study import BaselineStudy
-    from .profiles import num_pruned_layers
+    from harp_lib.experiments.baseline_study import BaselineStudy
+    from harp_lib.profiles import num_pruned_layers
 
     layers = config["num_hidden_layers"]
     groups = config.get("num_key_value_heads") or config["num_attention_heads"]
@@ -168,20 +168,20 @@ def _windows(profile: dict[str, Any], model: str, config: dict[str, Any], method
 
 
 def _main_tables(profile: dict[str, Any], model: str) -> Names:
-    from .baseline_frames import ORDER
+    from harp_lib.baseline_frames import ORDER
 
     return product(ORDER, profile["evaluation"]["tasks"])
 
 
 def _longbench(profile: dict[str, Any], model: str) -> Names:
-    from .baseline_frames import ORDER
+    from harp_lib.baseline_frames import ORDER
 
     return product(ORDER, profile["longbench"]["tasks"])
 
 
 def _ablations(profile: dict[str, Any], model: str) -> Names:
-    from .ablation_study import GAIN, SHARED, SINGLE, STRATEGIES
-    from .benchmarks import DISCRIMINATIVE_TASKS
+    from harp_lib.experiments.ablation_study import GAIN, SHARED, SINGLE, STRATEGIES
+    from harp_lib.measure.benchmarks import DISCRIMINATIVE_TASKS
 
     yield from product(STRATEGIES, ["selection"])
     for method, setting in ((GAIN, "gain"), (SINGLE, "single_layer")):
@@ -194,8 +194,8 @@ def _ablations(profile: dict[str, Any], model: str) -> Names:
 
 def _held_out_documents(profile: dict[str, Any], wanted: int | None) -> int:
     """How many documents of the first corpus are read, if all are long enough; None for as many as the α search has."""
-    from .alpha_study import HELD_OUT
-    from .corpora import load_corpus
+    from harp_lib.experiments.alpha_study import HELD_OUT
+    from harp_lib.measure.corpora import load_corpus
 
     at_hand = WIKITEXT_PAGES
     if profile["datasets"] != "hub":
@@ -206,7 +206,7 @@ def _held_out_documents(profile: dict[str, Any], wanted: int | None) -> int:
 
 
 def _efficiency(profile: dict[str, Any], model: str) -> Names:
-    from .efficiency_study import ALL
+    from harp_lib.experiments.efficiency_study import ALL
 
     settings, config = profile["efficiency"], model_config(model)
     yield ALL, "counted"

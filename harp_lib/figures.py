@@ -7,36 +7,38 @@ import matplotlib.pyplot as plt
 import seaborn as sns
 from matplotlib.figure import Figure
 
-from . import (
+from harp_lib import (
     ablation_figures,
-    ablation_study,
     ablation_tables,
     alpha_figures,
-    alpha_study,
     baseline_figures,
-    baseline_study,
     baseline_tables,
     efficiency_figures,
-    efficiency_study,
     efficiency_tables,
     longbench_figures,
     longbench_tables,
     norm_figures,
-    norm_study,
     paper_claims,
     paper_claims_figures,
     paper_claims_tables,
     paths,
     results,
     score_figures,
-    score_study,
     score_tables,
     similarity_figures,
-    similarity_study,
     tables,
     theory_figures,
-    theory_study,
     theory_tables,
+)
+from harp_lib.experiments import (
+    ablation_study,
+    alpha_study,
+    baseline_study,
+    efficiency_study,
+    norm_study,
+    score_study,
+    similarity_study,
+    theory_study,
 )
 
 FORMATS = ("png", "pdf", "svg")

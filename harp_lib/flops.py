@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from transformers import PreTrainedConfig
 
-from .accounting import count_groups, gated_ffns, stock_model
-from .plan import LayerPlan, PruningPlan
+from harp_lib.accounting import count_groups, gated_ffns, stock_model
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
 
 
 class LayerFlops(NamedTuple):

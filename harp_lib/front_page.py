@@ -9,17 +9,17 @@ from math import isnan
 
 import pandas as pd
 
-from . import costs, drawing, paths
-from .baseline_frames import EQUAL_PARAMETERS, TITLE
-from .claims import negated, verdict
-from .corpora import TITLES
-from .methods import BASELINES
-from .models import display_name
-from .paper_claims import OUTCOMES
-from .profiles import load_profile
-from .score_frames import AVERAGE
-from .statistics import Interval
-from .tables import with_error
+from harp_lib import costs, drawing, paths
+from harp_lib.baseline_frames import EQUAL_PARAMETERS, TITLE
+from harp_lib.claims import negated, verdict
+from harp_lib.measure.corpora import TITLES
+from harp_lib.measure.models import display_name
+from harp_lib.methods import BASELINES
+from harp_lib.paper_claims import OUTCOMES
+from harp_lib.profiles import load_profile
+from harp_lib.score_frames import AVERAGE
+from harp_lib.statistics import Interval
+from harp_lib.tables import with_error
 
 PROFILE = "mini"
 TABLES = paths.FIGURES / PROFILE / "tables"

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .costs import cell_seconds
-from .expected_cells import NOTEBOOK_OF, expected_cells, experiment_models
-from .models import slug
-from .notebooks import LAST
-from .results import is_stored
-from .tiny import FAMILIES as TINY
+from harp_lib.costs import cell_seconds
+from harp_lib.expected_cells import NOTEBOOK_OF, expected_cells, experiment_models
+from harp_lib.measure.models import slug
+from harp_lib.measure.tiny import FAMILIES as TINY
+from harp_lib.notebooks import LAST
+from harp_lib.results import is_stored
 
 GROUP_SECONDS = 600.0  # that a group of cells should take on a cluster
 MIN_GROUP_SECONDS = 60.0  # below which starting another process is not worth it

@@ -75,7 +75,7 @@ def _do(name: str, run: dict[str, Any], text: KernelText) -> dict[str, Any]:
         written = figures.redraw(profile["name"])
         print(f"{len(written)} files")
         return {"output": os.path.relpath(paths.FIGURES / profile["name"], paths.ROOT)}
-    from harp_lib.computing import JOBS
+    from harp_lib.experiments.computing import JOBS
 
     JOBS[kind.partition("-")[0]](profile, run["seed"], **arguments)
     return {count: ResultStore.all_counts[count] for count in _COUNTS}

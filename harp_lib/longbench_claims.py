@@ -6,16 +6,16 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from .baseline_frames import EQUAL_HEADS, EQUAL_PARAMETERS, TITLE
-from .baseline_verdict import FAILS, HOLDS, OPEN
-from .benchmarks import LONGBENCH
-from .methods import BASELINES, METHODS
-from .published import published, published_scores
-from .results import Cells
-from .score_claims import FLOOR, NO_SCORE, Finding, ahead_of, outcome, points
-from .score_frames import average_frame, complete_tasks, difference, result_of
-from .score_kept import Compared, compared, independent_difference, is_above_chance, paper_model
-from .score_layout import COMPETING, is_single
+from harp_lib.baseline_frames import EQUAL_HEADS, EQUAL_PARAMETERS, TITLE
+from harp_lib.baseline_verdict import FAILS, HOLDS, OPEN
+from harp_lib.measure.benchmarks import LONGBENCH
+from harp_lib.methods import BASELINES, METHODS
+from harp_lib.published import published, published_scores
+from harp_lib.results import Cells
+from harp_lib.score_claims import FLOOR, NO_SCORE, Finding, ahead_of, outcome, points
+from harp_lib.score_frames import average_frame, complete_tasks, difference, result_of
+from harp_lib.score_kept import Compared, compared, independent_difference, is_above_chance, paper_model
+from harp_lib.score_layout import COMPETING, is_single
 
 TABLE = "longbench"  # of the paper
 ALL = "All tasks"  # beside the categories

@@ -9,10 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from . import colours
-from .baseline_frames import EQUAL_HEADS, ORDER, TITLE
-from .benchmarks import CATEGORIES, LONGBENCH
-from .longbench_claims import (
+from harp_lib import colours
+from harp_lib.baseline_frames import EQUAL_HEADS, ORDER, TITLE
+from harp_lib.longbench_claims import (
     ALL,
     AMONG,
     EVERY,
@@ -27,12 +26,13 @@ from .longbench_claims import (
     published_ranks,
     rank_frame,
 )
-from .longbench_verdict import no_tasks
-from .models import display_name, slug
-from .published import published_scores
-from .results import Cells
-from .score_figures import OTHERS, WIDTH, difference_panel, method_handles
-from .score_frames import score_frame
+from harp_lib.longbench_verdict import no_tasks
+from harp_lib.measure.benchmarks import CATEGORIES, LONGBENCH
+from harp_lib.measure.models import display_name, slug
+from harp_lib.published import published_scores
+from harp_lib.results import Cells
+from harp_lib.score_figures import OTHERS, WIDTH, difference_panel, method_handles
+from harp_lib.score_frames import score_frame
 
 PALE = 0.4  # opacity of the first places that are shared
 SECTIONS = {kind: list(tasks.values()) for kind, tasks in CATEGORIES.items()}  # tasks of each category

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-from .baseline_frames import TITLE, ordered
-from .baseline_tables import one_line
-from .benchmarks import CATEGORIES, LONGBENCH, Benchmark
-from .longbench import METRICS
-from .longbench_claims import (
+from harp_lib.baseline_frames import TITLE, ordered
+from harp_lib.baseline_tables import one_line
+from harp_lib.longbench_claims import (
     ALL,
     EVERY,
     TABLE,
@@ -21,20 +19,22 @@ from .longbench_claims import (
     published_ranks,
     rank_frame,
 )
-from .longbench_verdict import cut_to, places, verdict
-from .models import display_name
-from .published import published_ratios, published_scores
-from .results import Cells
-from .score_answers import EXAMPLE, answers_to
-from .score_claims import points
-from .score_frames import AVERAGE, score_frame
-from .score_layout import COMPETING, MISSING, in_bold, score_block
-from .score_tables import missing_scores
-from .statistics import Interval, score_estimate
-from .tables import with_error
+from harp_lib.longbench_verdict import cut_to, places, verdict
+from harp_lib.measure.benchmarks import CATEGORIES, LONGBENCH, Benchmark
+from harp_lib.measure.longbench import METRICS
+from harp_lib.measure.models import display_name
+from harp_lib.published import published_ratios, published_scores
+from harp_lib.results import Cells
+from harp_lib.score_answers import EXAMPLE, answers_to
+from harp_lib.score_claims import points
+from harp_lib.score_frames import AVERAGE, score_frame
+from harp_lib.score_layout import COMPETING, MISSING, in_bold, score_block
+from harp_lib.score_tables import missing_scores
+from harp_lib.statistics import Interval, score_estimate
+from harp_lib.tables import with_error
 
 OFFICIAL_ROWS = {"MF-en": 150, "Lcc": 500, "RB-P": 500}  # of LongBench v1; 200 of every other task
-METRIC_TITLE = {  # the official names, by the functions in harp_lib.longbench
+METRIC_TITLE = {  # the official names, by the functions in harp_lib.measure.longbench
     "qa_f1": "F1",
     "first_line_qa_f1": "F1, first line",
     "rouge": "ROUGE-L",

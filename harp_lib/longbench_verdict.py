@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .baseline_frames import EQUAL_HEADS, EQUAL_PARAMETERS, TITLE
-from .benchmarks import LONGBENCH
-from .longbench_claims import (
+from harp_lib.baseline_frames import EQUAL_HEADS, EQUAL_PARAMETERS, TITLE
+from harp_lib.longbench_claims import (
     ALL,
     AS_MANY,
     EVERY,
@@ -28,14 +27,15 @@ from .longbench_claims import (
     rank_frame,
     strong,
 )
-from .methods import BASELINES
-from .models import display_name
-from .published import published_scores
-from .results import Cells
-from .score_claims import FLOOR, NO_SCORE, Finding
-from .score_frames import average_frame, complete_tasks, score_frame
-from .score_layout import COMPETING, leader
-from .tables import with_error
+from harp_lib.measure.benchmarks import LONGBENCH
+from harp_lib.measure.models import display_name
+from harp_lib.methods import BASELINES
+from harp_lib.published import published_scores
+from harp_lib.results import Cells
+from harp_lib.score_claims import FLOOR, NO_SCORE, Finding
+from harp_lib.score_frames import average_frame, complete_tasks, score_frame
+from harp_lib.score_layout import COMPETING, leader
+from harp_lib.tables import with_error
 
 UNJUDGED = "not judged"
 AVERAGE_CLAIM = f"{TITLE[EQUAL_PARAMETERS]} has the highest average, {AS_MANY} (the paper prints no averages)"

@@ -5,15 +5,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .accounting import paper_configs
-from .claims import COLUMNS, documents, percent
-from .corpora import TITLES
-from .flops import attention_window, overtaking_length
-from .models import display_name
-from .norm_study import PLANS, ratio_frame, stream_frame
-from .published import published_alphas
-from .results import Cells
-from .statistics import Interval, mean_interval, paired_change
+from harp_lib.accounting import paper_configs
+from harp_lib.claims import COLUMNS, documents, percent
+from harp_lib.experiments.norm_study import PLANS, ratio_frame, stream_frame
+from harp_lib.flops import attention_window, overtaking_length
+from harp_lib.measure.corpora import TITLES
+from harp_lib.measure.models import display_name
+from harp_lib.published import published_alphas
+from harp_lib.results import Cells
+from harp_lib.statistics import Interval, mean_interval, paired_change
 
 Row = tuple[str, str, str, str, str, str]  # as COLUMNS
 

@@ -9,13 +9,13 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
-from . import colours
-from .alpha_figures import logarithmic_perplexity
-from .corpora import TITLES
-from .models import display_name, slug
-from .norm_study import PLANS, branch_frame, plan_frame, ratio_frame, stream_frame
-from .results import Cells
-from .statistics import perplexity_estimate
+from harp_lib import colours
+from harp_lib.alpha_figures import logarithmic_perplexity
+from harp_lib.experiments.norm_study import PLANS, branch_frame, plan_frame, ratio_frame, stream_frame
+from harp_lib.measure.corpora import TITLES
+from harp_lib.measure.models import display_name, slug
+from harp_lib.results import Cells
+from harp_lib.statistics import perplexity_estimate
 
 # One colour for each method: the variants of HARP are told apart by line and marker.
 MARKERS = {"dense": "s", "alpha-1": "v", "searched": "o", "norm-matching": "^", "reconstructing": "D", "constant": "x"}

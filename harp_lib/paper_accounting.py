@@ -5,9 +5,9 @@ import dataclasses
 import pandas as pd
 from transformers import PreTrainedConfig
 
-from .accounting import count_groups, ffn_channels_for, paper_configs, removed_fraction, top_groups_plan
-from .plan import LayerPlan, PruningPlan
-from .published import published, published_alphas, published_ratios
+from harp_lib.accounting import count_groups, ffn_channels_for, paper_configs, removed_fraction, top_groups_plan
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
+from harp_lib.published import published, published_alphas, published_ratios
 
 WAYS = {
     "baselines": ("mag-sp", "llm-pruner", "wanda-sp", "flap"),

@@ -8,30 +8,32 @@ from typing import NamedTuple
 import pandas as pd
 import yaml
 
-from . import (
-    ablation_study,
+from harp_lib import (
     ablation_verdict,
-    alpha_study,
     alpha_verdict,
-    baseline_study,
     baseline_verdict,
-    efficiency_study,
     efficiency_verdict,
     longbench_verdict,
     norm_claims,
-    norm_study,
     paths,
-    score_study,
     score_verdict,
     similarity_claims,
-    similarity_study,
-    theory_study,
     theory_verdict,
 )
-from .corpora import TITLES
-from .models import display_name, slug
-from .paper_print import flap_updates, print_checks
-from .results import RUN_FILE, Cells, read_results
+from harp_lib.experiments import (
+    ablation_study,
+    alpha_study,
+    baseline_study,
+    efficiency_study,
+    norm_study,
+    score_study,
+    similarity_study,
+    theory_study,
+)
+from harp_lib.measure.corpora import TITLES
+from harp_lib.measure.models import display_name, slug
+from harp_lib.paper_print import flap_updates, print_checks
+from harp_lib.results import RUN_FILE, Cells, read_results
 
 REPRODUCED, PARTLY, NOT = "reproduced", "reproduced in part", "not reproduced"
 SMALL, NOT_RUN = "too small to tell", "not run"

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from .paper_claims import MEASUREMENT, NOT, NOT_RUN, OUTCOMES, PARTLY, REPRODUCED, SMALL
+from harp_lib.paper_claims import MEASUREMENT, NOT, NOT_RUN, OUTCOMES, PARTLY, REPRODUCED, SMALL
 
 # A shape and a colour for each outcome: from blue to red, which all eyes tell apart, and grey for what is open.
 MARKS = {

@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from . import paths
-from .models import display_name
-from .paper_claims import MEASUREMENT, NOT, NOT_RUN, OUTCOMES, PARTLY, SMALL, Stored, load_claims, models_of
-from .results import Cells, provenance_table
+from harp_lib import paths
+from harp_lib.measure.models import display_name
+from harp_lib.paper_claims import MEASUREMENT, NOT, NOT_RUN, OUTCOMES, PARTLY, SMALL, Stored, load_claims, models_of
+from harp_lib.results import Cells, provenance_table
 
 HEADLINES = ("alpha-beats-one", "top-layers", "generation-heads", "generation-parameters", "faster")
 """The claims that notebook 00 shows in pictures."""

@@ -7,19 +7,19 @@ import torch
 import yaml
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 
-from .accounting import paper_configs
-from .alpha_search import ALPHA_GRID
-from .alpha_verdict import trend
-from .baseline_frames import EQUAL_PARAMETERS, TITLE
-from .baseline_verdict import FAILS, HOLDS
-from .benchmarks import BENCHMARKS, LONGBENCH, official_tasks
-from .claims import CLEAR_TREND
-from .counted_costs import question_tokens
-from .methods import BASELINES
-from .models import display_name
-from .plan import PruningPlan
-from .published import published, published_alphas, published_scores
-from .results import Cells
+from harp_lib.accounting import paper_configs
+from harp_lib.alpha_verdict import trend
+from harp_lib.baseline_frames import EQUAL_PARAMETERS, TITLE
+from harp_lib.baseline_verdict import FAILS, HOLDS
+from harp_lib.claims import CLEAR_TREND
+from harp_lib.counted_costs import question_tokens
+from harp_lib.measure.benchmarks import BENCHMARKS, LONGBENCH, official_tasks
+from harp_lib.measure.models import display_name
+from harp_lib.methods import BASELINES
+from harp_lib.methods.alpha_search import ALPHA_GRID
+from harp_lib.pruning.plan import PruningPlan
+from harp_lib.published import published, published_alphas, published_scores
+from harp_lib.results import Cells
 
 Row = tuple[str, str, str, str]  # claim, model, evidence, verdict
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 import yaml
 
-from . import paths
-from .corpora import default_corpora
+from harp_lib import paths
+from harp_lib.measure.corpora import default_corpora
 
 
 def load_profile(

@@ -32,7 +32,7 @@ they were rounded.
 
 import pandas as pd
 
-from . import paths
+from harp_lib import paths
 
 
 def published(table: str) -> pd.DataFrame:

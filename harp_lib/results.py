@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from . import __version__, paths
-from .locks import exclusive
-from .models import slug
+from harp_lib import __version__, paths
+from harp_lib.locks import exclusive
+from harp_lib.measure.models import slug
 
 PACKAGES = ("torch", "transformers", "lm_eval")
 RUN_FILE = "run.json"  # the cells of the last finished run of an experiment

@@ -17,14 +17,15 @@ from typing import Any
 
 import psutil
 
-from harp_lib import paths, report
+from harp_lib import batch_report as report
+from harp_lib import paths
 from harp_lib.expected_cells import NOTEBOOK_OF
 from harp_lib.graph import Job, build
 from harp_lib.locks import exclusive
+from harp_lib.measure.workers import devices_for
 from harp_lib.notebooks import RefusedError, parameters_of, select
 from harp_lib.profiles import load_profile
 from harp_lib.results import digest, write_json
-from harp_lib.workers import devices_for
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 LOCAL, SLURM = "local", "slurm"

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from .baseline_frames import ORDER, ordered
-from .benchmarks import BENCHMARKS, Benchmark
-from .results import Cells
-from .score_frames import result_of
-from .score_kept import compared, is_above_chance
-from .statistics import score_estimate
+from harp_lib.baseline_frames import ORDER, ordered
+from harp_lib.measure.benchmarks import BENCHMARKS, Benchmark
+from harp_lib.results import Cells
+from harp_lib.score_frames import result_of
+from harp_lib.score_kept import compared, is_above_chance
+from harp_lib.statistics import score_estimate
 
 EXAMPLE = ["model", "task", "question", "method", "score", "tokens", "answer"]  # columns
 

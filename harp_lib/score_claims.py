@@ -7,15 +7,15 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from .accounting import PAPER_MODELS
-from .baseline_frames import EQUAL_HEADS, TITLE
-from .baseline_verdict import FAILS, HOLDS, OPEN
-from .benchmarks import BENCHMARKS, GENERATION, Benchmark
-from .methods import BASELINES, METHODS
-from .published import published_scores
-from .results import Cells
-from .score_frames import AVERAGE, difference
-from .score_kept import (
+from harp_lib.accounting import PAPER_MODELS
+from harp_lib.baseline_frames import EQUAL_HEADS, TITLE
+from harp_lib.baseline_verdict import FAILS, HOLDS, OPEN
+from harp_lib.measure.benchmarks import BENCHMARKS, GENERATION, Benchmark
+from harp_lib.methods import BASELINES, METHODS
+from harp_lib.published import published_scores
+from harp_lib.results import Cells
+from harp_lib.score_frames import AVERAGE, difference
+from harp_lib.score_kept import (
     KIND,
     by_length,
     compared,
@@ -26,7 +26,7 @@ from .score_kept import (
     published_kept,
     share_kept,
 )
-from .statistics import Interval
+from harp_lib.statistics import Interval
 
 FLOOR, NO_SCORE = "at the floor", "missing"
 SHORT_TASK, LONG_TASK = "TriviaQA", "GSM8K"  # the two that the paper compares

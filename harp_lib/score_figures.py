@@ -10,16 +10,16 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, MultipleLocator, PercentFormatter
 
-from . import colours
-from .accounting import PAPER_MODELS
-from .alpha_figures import logarithmic_perplexity
-from .baseline_frames import EQUAL_HEADS, ORDER, TITLE
-from .benchmarks import DISCRIMINATIVE, GENERATION, GENERATION_TASKS
-from .methods import METHODS
-from .models import display_name, slug
-from .results import Cells
-from .score_frames import AVERAGE, average_frame, complete_tasks, difference_frame, score_frame
-from .score_kept import KIND, KINDS, counterparts, kept_frame, published_kept
+from harp_lib import colours
+from harp_lib.accounting import PAPER_MODELS
+from harp_lib.alpha_figures import logarithmic_perplexity
+from harp_lib.baseline_frames import EQUAL_HEADS, ORDER, TITLE
+from harp_lib.measure.benchmarks import DISCRIMINATIVE, GENERATION, GENERATION_TASKS
+from harp_lib.measure.models import display_name, slug
+from harp_lib.methods import METHODS
+from harp_lib.results import Cells
+from harp_lib.score_frames import AVERAGE, average_frame, complete_tasks, difference_frame, score_frame
+from harp_lib.score_kept import KIND, KINDS, counterparts, kept_frame, published_kept
 
 WIDTH = 0.12  # of a bar; the tasks are 1 apart
 MARKS = dict(zip(PAPER_MODELS, "sD^v", strict=True))  # of the paper's models

@@ -5,10 +5,10 @@ from typing import Any
 
 import pandas as pd
 
-from .baseline_frames import ORDER
-from .benchmarks import BENCHMARKS, Benchmark
-from .results import Cells
-from .statistics import Interval, average_estimate, paired_difference, score_estimate
+from harp_lib.baseline_frames import ORDER
+from harp_lib.measure.benchmarks import BENCHMARKS, Benchmark
+from harp_lib.results import Cells
+from harp_lib.statistics import Interval, average_estimate, paired_difference, score_estimate
 
 AVERAGE = "Average"
 

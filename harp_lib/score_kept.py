@@ -12,13 +12,20 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from .accounting import PAPER_MODELS
-from .benchmarks import ALL_BENCHMARKS, BENCHMARKS, DISCRIMINATIVE, GENERATION, GENERATION_TASKS, Benchmark
-from .models import display_name
-from .published import published_scores
-from .results import Cells
-from .score_frames import AVERAGE, complete_tasks, result_of
-from .statistics import Interval, average_estimate, score_estimate
+from harp_lib.accounting import PAPER_MODELS
+from harp_lib.measure.benchmarks import (
+    ALL_BENCHMARKS,
+    BENCHMARKS,
+    DISCRIMINATIVE,
+    GENERATION,
+    GENERATION_TASKS,
+    Benchmark,
+)
+from harp_lib.measure.models import display_name
+from harp_lib.published import published_scores
+from harp_lib.results import Cells
+from harp_lib.score_frames import AVERAGE, complete_tasks, result_of
+from harp_lib.statistics import Interval, average_estimate, score_estimate
 
 ABOVE = 2  # standard errors that the dense model has to be above chance
 KINDS = (GENERATION, DISCRIMINATIVE)  # also the names of the paper's tables

@@ -6,16 +6,16 @@ from fractions import Fraction
 import numpy as np
 import pandas as pd
 
-from .baseline_frames import EQUAL_PARAMETERS, TITLE
-from .benchmarks import BENCHMARKS, DISCRIMINATIVE, GENERATION, Benchmark
-from .methods import BASELINES
-from .models import display_name
-from .published import published, published_ratios, published_scores
-from .results import Cells
-from .score_frames import AVERAGE, average_frame, complete_tasks
-from .score_kept import Compared, compared, counterparts, is_above_chance
-from .statistics import average_estimate, score_estimate
-from .tables import with_error
+from harp_lib.baseline_frames import EQUAL_PARAMETERS, TITLE
+from harp_lib.measure.benchmarks import BENCHMARKS, DISCRIMINATIVE, GENERATION, Benchmark
+from harp_lib.measure.models import display_name
+from harp_lib.methods import BASELINES
+from harp_lib.published import published, published_ratios, published_scores
+from harp_lib.results import Cells
+from harp_lib.score_frames import AVERAGE, average_frame, complete_tasks
+from harp_lib.score_kept import Compared, compared, counterparts, is_above_chance
+from harp_lib.statistics import average_estimate, score_estimate
+from harp_lib.tables import with_error
 
 COMPETING = (*BASELINES, EQUAL_PARAMETERS)  # these remove as many parameters; the best of them is bold
 MISSING = "–"

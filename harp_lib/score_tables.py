@@ -5,21 +5,21 @@ from typing import Any
 
 import pandas as pd
 
-from .baseline_frames import EQUAL_HEADS, EQUAL_PARAMETERS, TITLE
-from .baseline_tables import one_line
-from .benchmarks import BENCHMARKS
-from .models import display_name
-from .profiles import load_profile
-from .published import published
-from .results import Cells
-from .score_answers import beside_frame, example_frame, length_frame
-from .score_claims import points, share
-from .score_frames import AVERAGE, average_frame, difference_frame, score_frame
-from .score_kept import CHANCE, KIND, KINDS, counterparts, kept_frame, published_kept
-from .score_layout import MISSING, main_table
-from .score_verdict import verdict
-from .statistics import Interval
-from .tables import with_error
+from harp_lib.baseline_frames import EQUAL_HEADS, EQUAL_PARAMETERS, TITLE
+from harp_lib.baseline_tables import one_line
+from harp_lib.measure.benchmarks import BENCHMARKS
+from harp_lib.measure.models import display_name
+from harp_lib.profiles import load_profile
+from harp_lib.published import published
+from harp_lib.results import Cells
+from harp_lib.score_answers import beside_frame, example_frame, length_frame
+from harp_lib.score_claims import points, share
+from harp_lib.score_frames import AVERAGE, average_frame, difference_frame, score_frame
+from harp_lib.score_kept import CHANCE, KIND, KINDS, counterparts, kept_frame, published_kept
+from harp_lib.score_layout import MISSING, main_table
+from harp_lib.score_verdict import verdict
+from harp_lib.statistics import Interval
+from harp_lib.tables import with_error
 
 
 def score_tables(cells: Cells) -> Iterator[tuple[pd.DataFrame, str, pd.DataFrame]]:

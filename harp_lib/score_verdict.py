@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from .baseline_frames import EQUAL_HEADS, EQUAL_PARAMETERS, TITLE
-from .benchmarks import DISCRIMINATIVE, GENERATION
-from .methods import BASELINES
-from .models import display_name
-from .results import Cells
-from .score_claims import (
+from harp_lib.baseline_frames import EQUAL_HEADS, EQUAL_PARAMETERS, TITLE
+from harp_lib.measure.benchmarks import DISCRIMINATIVE, GENERATION
+from harp_lib.measure.models import display_name
+from harp_lib.methods import BASELINES
+from harp_lib.results import Cells
+from harp_lib.score_claims import (
     LONG_TASK,
     NO_SCORE,
     SHORT_TASK,
@@ -20,11 +20,11 @@ from .score_claims import (
     length_within_tasks,
     share,
 )
-from .score_frames import AVERAGE, average_frame, complete_tasks, score_frame
-from .score_kept import KINDS, compared, is_above_chance, kept_frame, published_kept
-from .score_layout import COMPETING, leader
-from .statistics import Interval
-from .tables import with_error
+from harp_lib.score_frames import AVERAGE, average_frame, complete_tasks, score_frame
+from harp_lib.score_kept import KINDS, compared, is_above_chance, kept_frame, published_kept
+from harp_lib.score_layout import COMPETING, leader
+from harp_lib.statistics import Interval
+from harp_lib.tables import with_error
 
 LOSES_LESS = "discriminative tasks lose less than generation tasks"
 LOSES_MORE = f"{LONG_TASK} loses more than {SHORT_TASK}"

@@ -6,20 +6,8 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 
-from .claims import (
-    COLUMNS,
-    HIGH,
-    NEARLY_ONE,
-    documents,
-    layer_trend,
-    rho_text,
-    trend_verdict,
-    verdict,
-)
-from .corpora import TITLES
-from .models import display_name
-from .results import Cells
-from .similarity_study import (
+from harp_lib.claims import COLUMNS, HIGH, NEARLY_ONE, documents, layer_trend, rho_text, trend_verdict, verdict
+from harp_lib.experiments.similarity_study import (
     RANDOM,
     TRAINED,
     bound_frame,
@@ -28,7 +16,10 @@ from .similarity_study import (
     head_frame,
     layer_frame,
 )
-from .statistics import mean_interval
+from harp_lib.measure.corpora import TITLES
+from harp_lib.measure.models import display_name
+from harp_lib.results import Cells
+from harp_lib.statistics import mean_interval
 
 Row = tuple[str, str, str, str, str, str]  # as COLUMNS
 

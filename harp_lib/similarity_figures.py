@@ -7,11 +7,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from . import colours
-from .corpora import TITLES
-from .models import display_name, slug
-from .results import Cells
-from .similarity_study import (
+from harp_lib import colours
+from harp_lib.experiments.similarity_study import (
     RANDOM,
     TRAINED,
     bound_frame,
@@ -20,6 +17,9 @@ from .similarity_study import (
     head_frame,
     layer_frame,
 )
+from harp_lib.measure.corpora import TITLES
+from harp_lib.measure.models import display_name, slug
+from harp_lib.results import Cells
 
 COLOURS = {TRAINED: colours.METHOD["dense"], RANDOM: colours.RANDOM}
 LABELS = {TRAINED: "trained", RANDOM: "random weights"}

@@ -7,14 +7,14 @@ from pathlib import Path
 import pandas as pd
 from IPython.display import Markdown
 
-from . import paths
-from .alpha_figures import USE, plan_label
-from .alpha_search import ALPHA_GRID, count_passes
-from .alpha_study import SEARCHED, alpha_frame, cost_frame, perplexity_frame
-from .corpora import EMBEDDED, TITLES
-from .models import display_name
-from .published import published, published_alphas
-from .results import Cells
+from harp_lib import paths
+from harp_lib.alpha_figures import USE, plan_label
+from harp_lib.experiments.alpha_study import SEARCHED, alpha_frame, cost_frame, perplexity_frame
+from harp_lib.measure.corpora import EMBEDDED, TITLES
+from harp_lib.measure.models import display_name
+from harp_lib.methods.alpha_search import ALPHA_GRID, count_passes
+from harp_lib.published import published, published_alphas
+from harp_lib.results import Cells
 
 # Tables of what a clock or the memory said. All others are equal, byte for byte, when a machine does the same again.
 TIMED = (

@@ -8,12 +8,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from . import colours
-from .accounting import paper_configs
-from .flops import layer_flops, overtaking_length
-from .results import Cells
-from .synthetic import TOKENS
-from .theory_study import theory_frame
+from harp_lib import colours
+from harp_lib.accounting import paper_configs
+from harp_lib.experiments.theory_study import theory_frame
+from harp_lib.flops import layer_flops, overtaking_length
+from harp_lib.results import Cells
+from harp_lib.theory.synthetic import TOKENS
 
 MASKS = {"full": (colours.FIRST, "-"), "causal": (colours.SECOND, "--")}
 

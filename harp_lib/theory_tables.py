@@ -5,20 +5,20 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from . import paths
-from .accounting import paper_configs
-from .claims import percent
-from .corpora import TITLES
-from .flops import overtaking_length
-from .models import display_name
-from .norm_claims import norm_claims
-from .norm_study import PLANS, plan_frame, stream_frame
-from .results import Cells, read_results
-from .similarity_claims import similarity_claims
-from .similarity_study import RANDOM, TRAINED, head_frame, layer_frame
-from .statistics import mean_interval, paired_change, perplexity_estimate
-from .theory_study import theory_frame
-from .theory_verdict import statement_table
+from harp_lib import paths
+from harp_lib.accounting import paper_configs
+from harp_lib.claims import percent
+from harp_lib.experiments.norm_study import PLANS, plan_frame, stream_frame
+from harp_lib.experiments.similarity_study import RANDOM, TRAINED, head_frame, layer_frame
+from harp_lib.experiments.theory_study import theory_frame
+from harp_lib.flops import overtaking_length
+from harp_lib.measure.corpora import TITLES
+from harp_lib.measure.models import display_name
+from harp_lib.norm_claims import norm_claims
+from harp_lib.results import Cells, read_results
+from harp_lib.similarity_claims import similarity_claims
+from harp_lib.statistics import mean_interval, paired_change, perplexity_estimate
+from harp_lib.theory_verdict import statement_table
 
 Table = tuple[pd.DataFrame, str, pd.DataFrame]  # as people read it, the file's name, unrounded
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from .claims import COLUMNS
-from .results import Cells
-from .theory_study import theory_frame
+from harp_lib.claims import COLUMNS
+from harp_lib.experiments.theory_study import theory_frame
+from harp_lib.results import Cells
 
 DISAGREE = "open: the checks disagree with each other"
 

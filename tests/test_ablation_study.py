@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harp_lib import ablation_study, load_model, make_plan, results
+from harp_lib import load_model, make_plan, results
 from harp_lib.ablation_frames import (
     ALL,
     MISSED,
@@ -17,16 +17,17 @@ from harp_lib.ablation_frames import (
     selection_frame,
     single_layer_frame,
 )
-from harp_lib.ablation_study import STRATEGIES, AblationStudy, attribution, lowest_layers, score, text_table
-from harp_lib.alpha_study import AlphaStudy
-from harp_lib.benchmarks import BENCHMARKS, DISCRIMINATIVE_TASKS
-from harp_lib.corpora import calibration_blocks
-from harp_lib.likelihood import make_batches, total_nll
+from harp_lib.experiments import ablation_study
+from harp_lib.experiments.ablation_study import STRATEGIES, AblationStudy, attribution, lowest_layers, score, text_table
+from harp_lib.experiments.alpha_study import AlphaStudy
+from harp_lib.experiments.score_study import ScoreStudy
+from harp_lib.measure.benchmarks import BENCHMARKS, DISCRIMINATIVE_TASKS
+from harp_lib.measure.corpora import calibration_blocks
+from harp_lib.measure.likelihood import make_batches, total_nll
 from harp_lib.methods.layer_selection import layer_scores, select_layers
-from harp_lib.plan import PruningPlan
 from harp_lib.profiles import load_profile
-from harp_lib.score_study import ScoreStudy
-from harp_lib.surgery import apply_plan, temporarily_value_only
+from harp_lib.pruning.plan import PruningPlan
+from harp_lib.pruning.surgery import apply_plan, temporarily_value_only
 
 NAME = "tiny-qwen2"
 

@@ -5,7 +5,6 @@ import pytest
 
 from harp_lib.ablation_figures import all_figures, published_pairs
 from harp_lib.ablation_frames import ORDER, gain_frame, height_correlation, published_picks
-from harp_lib.ablation_study import attribution
 from harp_lib.ablation_tables import (
     ablation_tables,
     against_top,
@@ -16,7 +15,8 @@ from harp_lib.ablation_tables import (
     spans,
 )
 from harp_lib.ablation_verdict import answer, read_alphas, read_gains, read_missing, read_single_layers, verdict
-from harp_lib.benchmarks import BENCHMARKS, DISCRIMINATIVE_TASKS
+from harp_lib.experiments.ablation_study import attribution
+from harp_lib.measure.benchmarks import BENCHMARKS, DISCRIMINATIVE_TASKS
 from harp_lib.score_frames import score_frame
 from harp_lib.score_layout import leader
 

@@ -19,11 +19,11 @@ from harp_lib.accounting import (
     stock_model,
     top_groups_plan,
 )
-from harp_lib.plan import LayerPlan, PruningPlan
+from harp_lib.measure.tiny import FAMILIES, SHAPE
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
+from harp_lib.pruning.remote import pruned_class
+from harp_lib.pruning.surgery import apply_plan
 from harp_lib.published import published
-from harp_lib.remote import pruned_class
-from harp_lib.surgery import apply_plan
-from harp_lib.tiny import FAMILIES, SHAPE
 
 PARAMETERS = {  # as the hub counts them in the published safetensors files
     "LLaMA3.1-8B": 8_030_261_248,

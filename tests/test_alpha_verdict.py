@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from harp_lib.alpha_study import cost_frame, perplexity_frame
 from harp_lib.alpha_verdict import _trend_verdict, read_curves, read_transfer, trend, verdict
+from harp_lib.experiments.alpha_study import cost_frame, perplexity_frame
 
 CORPORA = ("python-docs", "scipy-docs")
 

@@ -9,7 +9,6 @@ import torch
 
 from harp_lib import PruningPlan, load_model, results
 from harp_lib.accounting import linear_parameters
-from harp_lib.alpha_study import AlphaStudy
 from harp_lib.baseline_frames import (
     WITHOUT_BIAS,
     cost_frame,
@@ -20,14 +19,6 @@ from harp_lib.baseline_frames import (
     references,
     repetition,
 )
-from harp_lib.baseline_study import (
-    BaselineStudy,
-    flap_counts,
-    sliding_windows,
-    text_table,
-    uncompensated,
-    uniform_parts,
-)
 from harp_lib.baseline_tables import (
     method_costs,
     method_properties,
@@ -37,12 +28,21 @@ from harp_lib.baseline_tables import (
     tuned_ranges,
 )
 from harp_lib.baseline_verdict import read_groups
-from harp_lib.likelihood import perplexity
+from harp_lib.experiments.alpha_study import AlphaStudy
+from harp_lib.experiments.baseline_study import (
+    BaselineStudy,
+    flap_counts,
+    sliding_windows,
+    text_table,
+    uncompensated,
+    uniform_parts,
+)
+from harp_lib.measure.likelihood import perplexity
 from harp_lib.methods import BASELINES, METHODS
-from harp_lib.plan import LayerPlan
 from harp_lib.profiles import load_profile
+from harp_lib.pruning.plan import LayerPlan
+from harp_lib.pruning.surgery import apply_plan
 from harp_lib.published import published_ranges
-from harp_lib.surgery import apply_plan
 from harp_lib.tables import with_error
 
 PAPER_SHAPES = {  # layers, groups a layer, groups to remove

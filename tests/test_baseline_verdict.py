@@ -5,7 +5,7 @@ import pytest
 
 from harp_lib.baseline_frames import WITHOUT_BIAS
 from harp_lib.baseline_verdict import answer, read_ranges, verdict
-from harp_lib.corpora import TITLES
+from harp_lib.measure.corpora import TITLES
 from harp_lib.methods import BASELINES, METHODS
 
 PYTHON, SCIPY = TITLES["python-docs"], TITLES["scipy-docs"]

@@ -7,7 +7,7 @@ import yaml
 from lm_eval.tasks import TaskManager
 
 from harp_lib import cli
-from harp_lib.benchmarks import (
+from harp_lib.measure.benchmarks import (
     BENCHMARKS,
     DISCRIMINATIVE_TASKS,
     MissingTaskError,
@@ -16,7 +16,7 @@ from harp_lib.benchmarks import (
     check_rows,
     rows_digest,
 )
-from harp_lib.overlays import write_overlays
+from harp_lib.measure.overlays import write_overlays
 from harp_lib.published import published
 
 PIQA = {"goal": "To dry a plate,", "sol1": "use a towel.", "sol2": "use a hose.", "label": 0}

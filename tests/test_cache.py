@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig
 
 from harp_lib import PruningPlan, apply_plan
-from harp_lib.plan import LayerPlan
+from harp_lib.pruning.plan import LayerPlan
 
 NEW = 12
 PRUNED = {

@@ -7,8 +7,8 @@ import pytest
 import torch
 from conftest import FAMILIES
 
-from harp_lib.architecture import decoder_layers
 from harp_lib.methods.calibration import InputStatistics, LayerStream, input_statistics
+from harp_lib.pruning.architecture import decoder_layers
 
 MIXED = [torch.arange(3 + i, 3 + i + length) for i, length in enumerate((40, 40, 17, 2, 40))]  # lengths of sequences
 
@@ -136,7 +136,7 @@ def test_a_stream_holds_what_enters_a_layer(tiny, name, order):
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_a_stream_leaves_the_top_layer_as_the_model_does(implementation, tokens):
-    from harp_lib.tiny import tiny_model
+    from harp_lib.measure.tiny import tiny_model
 
     model = tiny_model("tiny-mistral", attn_implementation=implementation)
     stream = LayerStream(model, tokens)

@@ -9,7 +9,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from harp_lib import cli, cli_values, model_names
+from harp_lib import cli, cli_values
+from harp_lib.measure import model_names
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ["run_all.sh", "requirements.lock"]

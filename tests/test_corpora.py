@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harp_lib import corpora
-from harp_lib.tiny import tiny_tokenizer
+from harp_lib.measure import corpora
+from harp_lib.measure.tiny import tiny_tokenizer
 
 
 @pytest.mark.parametrize("name", corpora.EMBEDDED)

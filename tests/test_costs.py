@@ -7,11 +7,11 @@ import math
 import pytest
 
 from harp_lib import load_model, paths
-from harp_lib.benchmarks import ALL_BENCHMARKS
 from harp_lib.costs import UNKNOWN, Estimate, cell_seconds, full_size, memory_bytes
 from harp_lib.counted_costs import LARGE, counted_seconds, gpu_model, literal_search_seconds, question_tokens
-from harp_lib.evaluation import Evaluator
 from harp_lib.expected_cells import NOTEBOOK_OF, expected_cells, experiment_models
+from harp_lib.measure.benchmarks import ALL_BENCHMARKS
+from harp_lib.measure.evaluation import Evaluator
 from harp_lib.profiles import load_profile
 from harp_lib.published import published
 

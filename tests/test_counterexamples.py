@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from harp_lib import counterexamples
-from harp_lib.inequalities import INEQUALITIES, check_on_draws, count_one_hot
-from harp_lib.synthetic import attention, norm_sweep, uniformity_sweep
+from harp_lib.theory import counterexamples
+from harp_lib.theory.inequalities import INEQUALITIES, check_on_draws, count_one_hot
+from harp_lib.theory.synthetic import attention, norm_sweep, uniformity_sweep
 
 
 @pytest.mark.parametrize("example", counterexamples.ALL, ids=lambda example: example.__name__)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from harp_lib import PruningPlan, efficiency_study, efficiency_variants, load_model, results
+from harp_lib import PruningPlan, load_model, results
 from harp_lib.accounting import kv_bytes_per_token, parameters
 from harp_lib.efficiency_figures import all_figures
 from harp_lib.efficiency_frames import (
@@ -21,13 +21,14 @@ from harp_lib.efficiency_frames import (
     share_frame,
     split_frame,
 )
-from harp_lib.efficiency_study import EfficiencyStudy
 from harp_lib.efficiency_tables import efficiency_tables
-from harp_lib.efficiency_variants import VARIANTS
 from harp_lib.efficiency_verdict import FOLDED_DECODING, FOLDING, WHOLE, answer, verdict
+from harp_lib.experiments import efficiency_study, efficiency_variants
+from harp_lib.experiments.efficiency_study import EfficiencyStudy
+from harp_lib.experiments.efficiency_variants import VARIANTS
 from harp_lib.flops import prefill_flops
+from harp_lib.measure.timing import decode, prefill
 from harp_lib.profiles import load_profile
-from harp_lib.timing import decode, prefill
 
 
 def settings(**changes):

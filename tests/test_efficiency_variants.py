@@ -7,9 +7,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from harp_lib import PruningPlan, efficiency_variants
+from harp_lib import PruningPlan
 from harp_lib.accounting import paper_configs, parameters
-from harp_lib.efficiency_variants import (
+from harp_lib.experiments import efficiency_variants
+from harp_lib.experiments.efficiency_variants import (
     cut_config,
     load_dense,
     make_variants,
@@ -18,10 +19,10 @@ from harp_lib.efficiency_variants import (
     thinned_plan,
 )
 from harp_lib.flops import prefill_flops
-from harp_lib.plan import LayerPlan
+from harp_lib.measure.timing import decode, prefill
+from harp_lib.pruning.plan import LayerPlan
+from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.published import published_alphas
-from harp_lib.surgery import temporarily_pruned
-from harp_lib.timing import decode, prefill
 
 PLAN = PruningPlan.value_only(6, [0.8, 0.0])
 SMALL = {

@@ -10,10 +10,10 @@ import torch
 import yaml
 
 from harp_lib import load_model
-from harp_lib.benchmarks import BENCHMARKS, MissingTaskError
-from harp_lib.evaluation import Evaluator
+from harp_lib.measure.benchmarks import BENCHMARKS, MissingTaskError
+from harp_lib.measure.evaluation import Evaluator
+from harp_lib.measure.tiny import tiny_tokenizer
 from harp_lib.profiles import load_profile
-from harp_lib.tiny import tiny_tokenizer
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from harp_lib import paths
 from harp_lib.accounting import PAPER_MODELS, count_groups, paper_configs
 from harp_lib.expected_cells import NOTEBOOK_OF, expected_cells, experiment_models, model_config
+from harp_lib.measure.tiny import FAMILIES, tiny_model
 from harp_lib.profiles import load_profile
-from harp_lib.tiny import FAMILIES, tiny_model
 
 
 def unlike_stored(profile: dict, root: Path) -> dict[str, set[tuple[str, str, str]]]:

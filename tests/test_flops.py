@@ -5,9 +5,9 @@ from transformers import AutoConfig, AutoModel, GPT2Config, MistralConfig
 
 from harp_lib.accounting import paper_configs
 from harp_lib.flops import decode_flops, layer_flops, overtaking_length, prefill_flops
-from harp_lib.plan import LayerPlan, PruningPlan
-from harp_lib.surgery import apply_plan
-from harp_lib.tiny import SHAPE
+from harp_lib.measure.tiny import SHAPE
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
+from harp_lib.pruning.surgery import apply_plan
 
 NAMES = list(paper_configs())
 

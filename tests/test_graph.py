@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from harp_lib import __version__, ablation_study, graph, paths
+from harp_lib import __version__, graph, paths
 from harp_lib.costs import cell_seconds
 from harp_lib.expected_cells import NOTEBOOK_OF, expected_cells, experiment_models
+from harp_lib.experiments import ablation_study
 from harp_lib.graph import GROUP_SECONDS, build
-from harp_lib.models import slug
+from harp_lib.measure.models import slug
 from harp_lib.profiles import load_profile
 
 MINI = "smollm2-135m"

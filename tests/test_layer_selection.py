@@ -6,12 +6,12 @@ from conftest import FAMILIES
 from test_surgery import small_model
 
 from harp_lib import apply_plan
-from harp_lib.architecture import decoder_layers
-from harp_lib.corpora import Window
+from harp_lib.measure.corpora import Window
+from harp_lib.measure.probe import observe_layers
 from harp_lib.methods import layer_selection
 from harp_lib.methods.layer_selection import LAYER_SELECTIONS, SCORED, layer_scores, select_layers
-from harp_lib.plan import PruningPlan
-from harp_lib.probe import observe_layers
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.plan import PruningPlan
 
 
 def observed(model, ids):

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 import yaml
 from conftest import FAMILIES
 
-from harp_lib import likelihood, perplexity, word_perplexity
-from harp_lib.corpora import Window
+from harp_lib import perplexity, word_perplexity
+from harp_lib.measure import likelihood
+from harp_lib.measure.corpora import Window
 
 
 def naive_nll(model, ids, scored):
@@ -75,7 +76,7 @@ def test_one_sequence_alone_is_named(tiny, tokens):
 
 
 def test_narrow_integers_and_one_document(tiny, tokens):
-    from harp_lib.tiny import tiny_tokenizer
+    from harp_lib.measure.tiny import tiny_tokenizer
 
     assert perplexity(tiny(), tokens.to(torch.int16)) == perplexity(tiny(), tokens)
     assert word_perplexity(tiny(), tiny_tokenizer(), "import this") == word_perplexity(
@@ -136,7 +137,7 @@ def lm_eval_word_perplexity(model, tokenizer, folder, max_length):
 
 @pytest.mark.parametrize("max_length", [512, 100])
 def test_word_perplexity_is_that_of_lm_eval(shared, tiny, tmp_path, max_length):
-    from harp_lib.tiny import tiny_tokenizer
+    from harp_lib.measure.tiny import tiny_tokenizer
 
     rows = (shared / "benchmarks" / "wikitext" / "test.jsonl").read_text().split("\n")[:3]
     (tmp_path / "test.jsonl").write_text(
@@ -150,7 +151,7 @@ def test_word_perplexity_is_that_of_lm_eval(shared, tiny, tmp_path, max_length):
 
 
 def test_word_perplexity_needs_documents(tiny):
-    from harp_lib.tiny import tiny_tokenizer
+    from harp_lib.measure.tiny import tiny_tokenizer
 
     with pytest.raises(ValueError, match="no documents"):
         word_perplexity(tiny(), tiny_tokenizer(), [])

@@ -9,13 +9,13 @@ from conftest import FAMILIES
 from test_surgery import small_model
 
 from harp_lib import apply_plan
-from harp_lib.architecture import decoder_layers
-from harp_lib.corpora import Window
-from harp_lib.likelihood import make_batches
+from harp_lib.measure.corpora import Window
+from harp_lib.measure.likelihood import make_batches
 from harp_lib.methods import gradients as gradients_module
 from harp_lib.methods import llm_pruner
 from harp_lib.methods.gradients import checkpointed_layers, weight_gradients
 from harp_lib.methods.llm_pruner import group_importance, planner
+from harp_lib.pruning.architecture import decoder_layers
 
 PARTS = ("q_proj", "k_proj", "v_proj", "o_proj")
 

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from harp_lib import longbench
-from harp_lib.benchmarks import ALL_BENCHMARKS, CATEGORIES, LONGBENCH, RowError, check_rows
-from harp_lib.evaluation import Evaluator
+from harp_lib.measure import longbench
+from harp_lib.measure.benchmarks import ALL_BENCHMARKS, CATEGORIES, LONGBENCH, RowError, check_rows
+from harp_lib.measure.evaluation import Evaluator
+from harp_lib.measure.tiny import tiny_tokenizer
 from harp_lib.profiles import load_profile
 from harp_lib.published import published
-from harp_lib.tiny import tiny_tokenizer
 
 WORDS = ["river", "stone", "lantern", "orchard", "copper", "meadow", "harbour", "window", "saddle", "thunder"]
 OFFICIAL_LENGTHS = {  # new tokens, by category in the order of the paper's columns

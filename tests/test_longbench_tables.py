@@ -9,7 +9,6 @@ import pytest
 from scipy import stats
 
 from harp_lib import figures, longbench_figures, tables
-from harp_lib.benchmarks import CATEGORIES, LONGBENCH
 from harp_lib.longbench_claims import (
     ABOVE,
     ALL,
@@ -34,6 +33,7 @@ from harp_lib.longbench_tables import (
     rank_table,
     score_table,
 )
+from harp_lib.measure.benchmarks import CATEGORIES, LONGBENCH
 from harp_lib.methods import METHODS
 from harp_lib.score_frames import AVERAGE, score_frame
 

@@ -12,10 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from harp_lib import PruningPlan, apply_plan, perplexity, search_alphas
 from harp_lib.accounting import removed_fraction, top_groups_plan
-from harp_lib.architecture import decoder_layers
+from harp_lib.measure.tiny import SHAPE
 from harp_lib.methods import BASELINES, METHODS, PROPERTIES, make_plan, planner
-from harp_lib.slicing import num_groups
-from harp_lib.tiny import SHAPE
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.slicing import num_groups
 
 CHANNEL = 3 * SHAPE["hidden_size"]  # parameters of an FFN channel
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from harp_lib import paths
-from harp_lib.benchmarks import BENCHMARKS
+from harp_lib.measure.benchmarks import BENCHMARKS
 from harp_lib.results import read_results
 from harp_lib.statistics import score_estimate
 

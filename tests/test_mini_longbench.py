@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from harp_lib import load_model, paths
+from harp_lib.measure.wheels import ModelDownloadError
 from harp_lib.profiles import load_profile
-from harp_lib.wheels import ModelDownloadError
 
 MINI = paths.DATA / "mini"
 IN_QUESTION = ("triviaqa", "samsum")  # what decides is part of the question

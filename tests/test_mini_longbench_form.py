@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harp_lib import paths
-from harp_lib.benchmarks import LONGBENCH
+from harp_lib.measure.benchmarks import LONGBENCH
 from harp_lib.results import read_results
 from harp_lib.statistics import score_estimate
 

@@ -13,11 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from harp_lib import load_model, models, wheels
-from harp_lib.model_names import MODEL_NAMES
-from harp_lib.models import display_name
-from harp_lib.tiny import FAMILIES, tiny_model, tiny_tokenizer
-from harp_lib.wheels import ModelDownloadError
+from harp_lib import load_model
+from harp_lib.measure import models, wheels
+from harp_lib.measure.model_names import MODEL_NAMES
+from harp_lib.measure.models import display_name
+from harp_lib.measure.tiny import FAMILIES, tiny_model, tiny_tokenizer
+from harp_lib.measure.wheels import ModelDownloadError
 
 
 def test_registry_agrees_with_model_names():

@@ -2,7 +2,7 @@ import pytest
 
 from harp_lib.accounting import head_ratio, paper_configs
 from harp_lib.paper_accounting import WAYS, ffn_ratios, paper_ratios
-from harp_lib.plan import PruningPlan
+from harp_lib.pruning.plan import PruningPlan
 from harp_lib.published import published, published_alphas, published_ratios
 
 MODELS = ["LLaMA3.1-8B", "Mistral-7B-v0.3", "Qwen2-7B", "Gemma2-9B"]

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from harp_lib import paper_claims, paper_claims_figures, paths
-from harp_lib.corpora import TITLES
+from harp_lib.measure.corpora import TITLES
 from harp_lib.paper_claims import (
     MEASUREMENT,
     NOT,

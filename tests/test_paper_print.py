@@ -6,7 +6,7 @@ import pytest
 
 from harp_lib import paper_print
 from harp_lib.baseline_verdict import FAILS, HOLDS
-from harp_lib.benchmarks import ALL_BENCHMARKS
+from harp_lib.measure.benchmarks import ALL_BENCHMARKS
 from harp_lib.published import published, published_scores
 
 

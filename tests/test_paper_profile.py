@@ -9,11 +9,11 @@ import torch
 from test_notebooks import run
 
 from harp_lib import paths
-from harp_lib.benchmarks import ALL_BENCHMARKS, LONGBENCH, at_hand
+from harp_lib.experiments.score_study import EXPERIMENT
+from harp_lib.experiments.score_study import LONGBENCH as LONG_EXPERIMENT
+from harp_lib.measure.benchmarks import ALL_BENCHMARKS, LONGBENCH, at_hand
+from harp_lib.measure.tiny import tiny_model, tiny_tokenizer
 from harp_lib.results import read_results
-from harp_lib.score_study import EXPERIMENT
-from harp_lib.score_study import LONGBENCH as LONG_EXPERIMENT
-from harp_lib.tiny import tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")

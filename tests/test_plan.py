@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from harp_lib import PruningPlan
-from harp_lib.plan import LayerPlan
+from harp_lib.pruning.plan import LayerPlan
 
 
 def test_a_sequence_is_read_from_the_top():

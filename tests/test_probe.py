@@ -6,12 +6,9 @@ import pytest
 import torch
 from conftest import FAMILIES
 
-from harp_lib import norm_study, similarity_study, theory
-from harp_lib.architecture import decoder_layers, output_norm
-from harp_lib.corpora import Corpus
-from harp_lib.probe import observe_layers
-from harp_lib.results import ResultStore
-from harp_lib.similarity_study import (
+from harp_lib import theory
+from harp_lib.experiments import norm_study, similarity_study
+from harp_lib.experiments.similarity_study import (
     bound_blocks,
     observe,
     random_twin,
@@ -19,8 +16,12 @@ from harp_lib.similarity_study import (
     study_similarity,
     value_output_maps,
 )
-from harp_lib.surgery import temporarily_value_only
-from harp_lib.theory_study import Texts
+from harp_lib.experiments.theory_study import Texts
+from harp_lib.measure.corpora import Corpus
+from harp_lib.measure.probe import observe_layers
+from harp_lib.pruning.architecture import decoder_layers, output_norm
+from harp_lib.pruning.surgery import temporarily_value_only
+from harp_lib.results import ResultStore
 
 
 def views(model, ids):
@@ -149,7 +150,7 @@ def test_a_window_that_only_the_config_knows(tokens):
     """Mistral keeps its window in the config, not in the attention module."""
     from transformers import MistralConfig, MistralForCausalLM
 
-    from harp_lib.tiny import SHAPE
+    from harp_lib.measure.tiny import SHAPE
 
     model = MistralForCausalLM(MistralConfig(**SHAPE, vocab_size=512, sliding_window=4)).eval()
     seen = views(model, tokens)

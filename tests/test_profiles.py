@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from harp_lib.model_names import MODEL_NAMES
-from harp_lib.models import HUB_ID
+from harp_lib.measure.model_names import MODEL_NAMES
+from harp_lib.measure.models import HUB_ID
 from harp_lib.profiles import load_profile, num_pruned_layers
 
 NAMES = ("smoke", "mini", "paper")

@@ -5,11 +5,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from harp_lib.corpora import Window
-from harp_lib.likelihood import make_batches, total_nll
-from harp_lib.norm_study import read
-from harp_lib.rescaling import Products, norm_matching_alpha, reconstructing_alpha
-from harp_lib.surgery import temporarily_value_only
+from harp_lib.experiments.norm_study import read
+from harp_lib.measure.corpora import Window
+from harp_lib.measure.likelihood import make_batches, total_nll
+from harp_lib.pruning.surgery import temporarily_value_only
+from harp_lib.theory.rescaling import Products, norm_matching_alpha, reconstructing_alpha
 
 matrices = st.integers(0, 10_000).map(lambda seed: torch.Generator().manual_seed(seed))
 scales = st.floats(0.05, 5)

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from harp_lib import score_figures, tables
-from harp_lib.benchmarks import BENCHMARKS, DISCRIMINATIVE, GENERATION
+from harp_lib.measure.benchmarks import BENCHMARKS, DISCRIMINATIVE, GENERATION
 from harp_lib.methods import METHODS
 from harp_lib.score_answers import beside_frame, example_frame, length_frame
 from harp_lib.score_frames import AVERAGE, average_frame, difference, difference_frame, score_frame

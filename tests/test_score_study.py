@@ -2,16 +2,16 @@
 
 import pytest
 
-from harp_lib import score_study
-from harp_lib.alpha_study import EXPERIMENT as ALPHA
-from harp_lib.baseline_study import EXPERIMENT as BASELINES
-from harp_lib.journal import model_digest
+from harp_lib.experiments import score_study
+from harp_lib.experiments.alpha_study import EXPERIMENT as ALPHA
+from harp_lib.experiments.baseline_study import EXPERIMENT as BASELINES
+from harp_lib.experiments.score_study import EXPERIMENT, ScoreStudy, method_plans
 from harp_lib.methods import METHODS
-from harp_lib.plan import PruningPlan
+from harp_lib.methods.journal import model_digest
 from harp_lib.profiles import load_profile
+from harp_lib.pruning.plan import PruningPlan
 from harp_lib.results import ResultStore
 from harp_lib.score_frames import average_frame, difference_frame, score_frame
-from harp_lib.score_study import EXPERIMENT, ScoreStudy, method_plans
 
 PLANS = {"dense": None, "harp": PruningPlan.value_only(6, [0.3, 0.0])}
 TASKS = ("nq_open", "piqa")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from test_score_frames import EVEN, cells_with, failed
 
-from harp_lib.benchmarks import BENCHMARKS, DISCRIMINATIVE, GENERATION
+from harp_lib.measure.benchmarks import BENCHMARKS, DISCRIMINATIVE, GENERATION
 from harp_lib.methods import BASELINES, METHODS
 from harp_lib.score_frames import AVERAGE, score_frame
 from harp_lib.score_kept import (

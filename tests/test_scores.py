@@ -9,12 +9,12 @@ from conftest import FAMILIES
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from harp_lib import PruningPlan, apply_plan, perplexity
-from harp_lib.architecture import decoder_layers
+from harp_lib.measure.tiny import SHAPE
 from harp_lib.methods import make_plan, planner
-from harp_lib.plan import LayerPlan
-from harp_lib.slicing import num_groups
-from harp_lib.surgery import temporarily_pruned
-from harp_lib.tiny import SHAPE
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.plan import LayerPlan
+from harp_lib.pruning.slicing import num_groups
+from harp_lib.pruning.surgery import temporarily_pruned
 
 HEADS = {"multi-head": 4, "grouped": 2, "multi-query": 1}  # key/value groups, for four query heads
 

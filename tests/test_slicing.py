@@ -6,9 +6,9 @@ from conftest import FAMILIES
 from test_surgery import OTHER_FAMILIES, IdentityAttention, logits, small_model
 
 from harp_lib import PruningPlan, apply_plan
-from harp_lib.architecture import decoder_layers, output_norm
-from harp_lib.plan import LayerPlan
-from harp_lib.surgery import temporarily_pruned
+from harp_lib.pruning.architecture import decoder_layers, output_norm
+from harp_lib.pruning.plan import LayerPlan
+from harp_lib.pruning.surgery import temporarily_pruned
 
 SHAPES = {
     "multi-head": ("llama", {"num_key_value_heads": 4}),
@@ -170,7 +170,7 @@ def test_an_error_within_leaves_the_model_whole(tiny, tokens):
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_bfloat16_and_both_kernels(tokens, implementation):
-    from harp_lib.tiny import tiny_model
+    from harp_lib.measure.tiny import tiny_model
 
     reference = tiny_model("tiny-llama")
     model = tiny_model("tiny-llama", attn_implementation=implementation).bfloat16()
@@ -202,7 +202,7 @@ def test_a_model_that_failed_half_way_is_not_pruned_again(tiny, monkeypatch):
         made.append(arguments)
         raise torch.OutOfMemoryError("no memory left")
 
-    monkeypatch.setattr("harp_lib.surgery.pruned_attention", run_out)
+    monkeypatch.setattr("harp_lib.pruning.surgery.pruned_attention", run_out)
     with pytest.raises(torch.OutOfMemoryError):
         apply_plan(model, plan)
     monkeypatch.undo()

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harp_lib import paths, report, runner
+from harp_lib import batch_report as report
+from harp_lib import paths, runner
 
 HERE = Path(__file__).parent
 CONFIG = yaml.safe_load((HERE.parent / "data/slurm/config.yaml").read_text(encoding="utf-8"))

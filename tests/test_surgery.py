@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from harp_lib import PruningPlan, apply_plan
-from harp_lib.architecture import branch_exit, decoder_layers, gain_offset, output_norm
-from harp_lib.surgery import temporarily_value_only
+from harp_lib.pruning.architecture import branch_exit, decoder_layers, gain_offset, output_norm
+from harp_lib.pruning.surgery import temporarily_value_only
 
 OTHER_FAMILIES = {
     "qwen3": {},
@@ -148,7 +148,7 @@ def test_queries_and_keys_are_gone(tiny):
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_implementations_and_dtypes(tokens, implementation, dtype):
-    from harp_lib.tiny import tiny_model
+    from harp_lib.measure.tiny import tiny_model
 
     reference = tiny_model("tiny-llama")
     model = tiny_model("tiny-llama", attn_implementation=implementation).to(dtype)

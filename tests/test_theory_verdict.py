@@ -6,16 +6,16 @@ import re
 import numpy as np
 import pytest
 
-from harp_lib import counterexamples
 from harp_lib import norm_claims as about_norms
 from harp_lib import similarity_claims as about
 from harp_lib.claims import read
-from harp_lib.inequalities import IDENTITIES, INEQUALITIES
+from harp_lib.experiments.similarity_study import RANDOM, TRAINED
+from harp_lib.experiments.theory_study import check_theory
 from harp_lib.norm_claims import norm_claims, read_post_norm
 from harp_lib.results import ResultStore
 from harp_lib.similarity_claims import conclude, similarity_claims
-from harp_lib.similarity_study import RANDOM, TRAINED
-from harp_lib.theory_study import check_theory
+from harp_lib.theory import counterexamples
+from harp_lib.theory.inequalities import IDENTITIES, INEQUALITIES
 from harp_lib.theory_verdict import DISAGREE, STATEMENTS, statement_table
 
 LAYERS, HEADS, DOCUMENTS = 10, 4, 3

@@ -8,10 +8,10 @@ import pytest
 import torch
 from scipy import stats
 
-from harp_lib import PruningPlan, apply_plan, timing
+from harp_lib import PruningPlan, apply_plan
 from harp_lib.accounting import kv_bytes_per_token
-from harp_lib.plan import LayerPlan
-from harp_lib.timing import (
+from harp_lib.measure import timing
+from harp_lib.measure.timing import (
     cache_bytes,
     continued,
     decode,
@@ -23,6 +23,7 @@ from harp_lib.timing import (
     ratio_interval,
     seconds_of,
 )
+from harp_lib.pruning.plan import LayerPlan
 
 CPU = torch.device("cpu")
 PLANS = {

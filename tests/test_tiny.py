@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
+from harp_lib.measure.tiny import FAMILIES, tiny_model, tiny_tokenizer
 from harp_lib.paths import ROOT
-from harp_lib.tiny import FAMILIES, tiny_model, tiny_tokenizer
 
 TEXT = "The with statement wraps a block: naïve café, 日本語, 🙂 12345\n\n    def f(x): return x"
 
@@ -32,7 +32,7 @@ def test_everything_is_the_same_in_another_process():
         "print(hashlib.sha256(_tokenizer_json().encode() + weights).hexdigest())"
     )
     other = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    from harp_lib.tiny import _tokenizer_json
+    from harp_lib.measure.tiny import _tokenizer_json
 
     weights = b"".join(p.detach().numpy().tobytes() for p in tiny_model("tiny-gemma2").parameters())
     assert other.stdout.strip() == hashlib.sha256(_tokenizer_json().encode() + weights).hexdigest()

@@ -18,9 +18,10 @@ from gguf.quants import dequantize, quantize
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from harp_lib import load_model, models, paths, wheels
-from harp_lib.tiny import _tokenizer_json, tiny_tokenizer
-from harp_lib.wheels import GgufModel, ModelDownloadError, Wheel, install
+from harp_lib import load_model, paths
+from harp_lib.measure import models, wheels
+from harp_lib.measure.tiny import _tokenizer_json, tiny_tokenizer
+from harp_lib.measure.wheels import GgufModel, ModelDownloadError, Wheel, install
 
 Q4_1 = gguf.GGMLQuantizationType.Q4_1
 

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from harp_lib.workers import devices_for, run_jobs
+from harp_lib.measure.workers import devices_for, run_jobs
 
 
 class Squarer:

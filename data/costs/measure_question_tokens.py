@@ -30,11 +30,11 @@ import pandas as pd
 from lm_eval.api.instance import Instance
 from transformers import PreTrainedTokenizerBase
 
-from harp_lib import longbench
-from harp_lib.benchmarks import ALL_BENCHMARKS, LONGBENCH, Benchmark
-from harp_lib.corpora import load_corpus
-from harp_lib.evaluation import Evaluator, _quiet_lm_eval
-from harp_lib.models import load_model
+from harp_lib.measure import longbench
+from harp_lib.measure.benchmarks import ALL_BENCHMARKS, LONGBENCH, Benchmark
+from harp_lib.measure.corpora import load_corpus
+from harp_lib.measure.evaluation import Evaluator, _quiet_lm_eval
+from harp_lib.measure.models import load_model
 from harp_lib.profiles import load_profile
 from harp_lib.published import published
 

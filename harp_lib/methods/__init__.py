@@ -7,13 +7,20 @@ from pkgutil import iter_modules
 
 from transformers import PreTrainedModel
 
-from ..architecture import check_attention, check_dense, check_fits, check_slices, check_weights, decoder_layers
-from ..likelihood import Tokens
-from ..plan import LayerPlan, PruningPlan
-from ..slicing import num_groups
-from . import flap, harp, llm_pruner, magnitude, wanda
-from .budget import as_index, check_budget, check_layers, equal_parts
-from .method import Method
+from harp_lib.measure.likelihood import Tokens
+from harp_lib.methods import flap, harp, llm_pruner, magnitude, wanda
+from harp_lib.methods.budget import as_index, check_budget, check_layers, equal_parts
+from harp_lib.methods.method import Method
+from harp_lib.pruning.architecture import (
+    check_attention,
+    check_dense,
+    check_fits,
+    check_slices,
+    check_weights,
+    decoder_layers,
+)
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
+from harp_lib.pruning.slicing import num_groups
 
 _FOUND = [import_module(f".{module.name}", __name__) for module in iter_modules(__path__)]
 _PAPER = (magnitude, wanda, llm_pruner, flap)  # in this order; what else has a planner comes after them

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..architecture import decoder_layers
-from ..plan import LayerPlan, PruningPlan
-from ..slicing import num_groups
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
+from harp_lib.pruning.slicing import num_groups
 
 Scores = Mapping[int, torch.Tensor]  # layer index → importance of its key/value groups (K,)
 

@@ -9,8 +9,8 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from ..architecture import decoder_layers
-from ..likelihood import Tokens, evaluating, make_batches
+from harp_lib.measure.likelihood import Tokens, evaluating, make_batches
+from harp_lib.pruning.architecture import decoder_layers
 
 
 class InputStatistics:

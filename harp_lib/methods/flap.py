@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..architecture import decoder_layers
-from ..likelihood import Tokens
-from ..plan import LayerPlan, PruningPlan
-from ..surgery import temporarily_pruned
-from .budget import by_group, check_budget, lowest
-from .calibration import InputStatistics, input_statistics
-from .method import Method
+from harp_lib.measure.likelihood import Tokens
+from harp_lib.methods.budget import by_group, check_budget, lowest
+from harp_lib.methods.calibration import InputStatistics, input_statistics
+from harp_lib.methods.method import Method
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
+from harp_lib.pruning.surgery import temporarily_pruned
 
 METHOD = Method(
     name="flap",

@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from ..architecture import decoder_layers
-from ..likelihood import Batch, evaluating, scale_logits
+from harp_lib.measure.likelihood import Batch, evaluating, scale_logits
+from harp_lib.pruning.architecture import decoder_layers
 
 TOKENS_PER_PASS = 1024  # of one forward and backward pass through the decoder, unless one sequence is longer
 TOKENS_PER_CHUNK = 256  # of one block of logits
@@ -39,7 +39,7 @@ def weight_gradients(
         A causal language model. It is as before afterwards, also after an error: weights, their ``requires_grad`` and
         ``grad``, training mode.
     batches : sequence of Batch
-        From :func:`harp_lib.likelihood.make_batches`.
+        From :func:`harp_lib.measure.likelihood.make_batches`.
     weights : sequence of Parameter
         Parameters of ``model``, each once. No other gets a gradient.
     gradient_checkpointing : bool

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel
 
-from ..accounting import ffn_channels_for, removed_fraction, top_groups_plan
-from ..alpha_search import search_alphas
-from ..architecture import check_attention, check_fits, check_slices, check_weights, decoder_layers
-from ..likelihood import Tokens
-from ..plan import LayerPlan, PruningPlan
-from ..slicing import num_groups
-from .flap import without_channels
-from .method import Method
+from harp_lib.accounting import ffn_channels_for, removed_fraction, top_groups_plan
+from harp_lib.measure.likelihood import Tokens
+from harp_lib.methods.alpha_search import search_alphas
+from harp_lib.methods.flap import without_channels
+from harp_lib.methods.method import Method
+from harp_lib.pruning.architecture import check_attention, check_fits, check_slices, check_weights, decoder_layers
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
+from harp_lib.pruning.slicing import num_groups
 
 METHOD = Method(
     name="harp",

@@ -7,10 +7,10 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from ..architecture import branch_exit, check_attention, check_dense, decoder_layers
-from ..likelihood import Batch, Tokens, evaluating, make_batches
-from ..theory import block_influence
-from .gradients import projection_weights, weight_gradients
+from harp_lib.measure.likelihood import Batch, Tokens, evaluating, make_batches
+from harp_lib.methods.gradients import projection_weights, weight_gradients
+from harp_lib.pruning.architecture import branch_exit, check_attention, check_dense, decoder_layers
+from harp_lib.theory import block_influence
 
 LAYER_SELECTIONS = ("top", "bottom", "hessian", "similarity", "block-influence")
 SCORED = LAYER_SELECTIONS[2:]

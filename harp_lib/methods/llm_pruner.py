@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import PreTrainedModel
 
-from ..architecture import decoder_layers
-from ..likelihood import Tokens, make_batches
-from ..plan import PruningPlan
-from .budget import by_group, lowest_per_layer
-from .gradients import projection_weights, weight_gradients
-from .method import Method
+from harp_lib.measure.likelihood import Tokens, make_batches
+from harp_lib.methods.budget import by_group, lowest_per_layer
+from harp_lib.methods.gradients import projection_weights, weight_gradients
+from harp_lib.methods.method import Method
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.plan import PruningPlan
 
 METHOD = Method(
     name="llm-pruner",

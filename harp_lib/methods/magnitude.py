@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import PreTrainedModel
 
-from ..architecture import decoder_layers
-from ..likelihood import Tokens
-from ..plan import PruningPlan
-from .budget import by_group, lowest_per_layer
-from .method import Method
+from harp_lib.measure.likelihood import Tokens
+from harp_lib.methods.budget import by_group, lowest_per_layer
+from harp_lib.methods.method import Method
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.plan import PruningPlan
 
 METHOD = Method(
     name="mag-sp",

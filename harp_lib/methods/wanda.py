@@ -7,14 +7,14 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from ..architecture import decoder_layers
-from ..likelihood import Tokens
-from ..plan import LayerPlan, PruningPlan
-from ..slicing import num_groups
-from ..surgery import temporarily_pruned
-from .budget import by_group, equal_parts, lowest
-from .calibration import InputStatistics, LayerStream
-from .method import Method
+from harp_lib.measure.likelihood import Tokens
+from harp_lib.methods.budget import by_group, equal_parts, lowest
+from harp_lib.methods.calibration import InputStatistics, LayerStream
+from harp_lib.methods.method import Method
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
+from harp_lib.pruning.slicing import num_groups
+from harp_lib.pruning.surgery import temporarily_pruned
 
 METHOD = Method(
     name="wanda-sp",

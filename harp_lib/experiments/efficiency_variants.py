@@ -7,17 +7,17 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from .accounting import PAPER_MODELS, count_groups, paper_configs
-from .alpha_study import EXPERIMENT as ALPHA
-from .alpha_study import AlphaStudy
-from .architecture import check_slices, decoder_layers
-from .models import load_model
-from .plan import LayerPlan, PruningPlan
-from .published import published_alphas
-from .results import ResultStore
-from .score_study import release_memory
-from .slicing import folds
-from .surgery import swap_modules
+from harp_lib.accounting import PAPER_MODELS, count_groups, paper_configs
+from harp_lib.experiments.alpha_study import EXPERIMENT as ALPHA
+from harp_lib.experiments.alpha_study import AlphaStudy
+from harp_lib.experiments.score_study import release_memory
+from harp_lib.measure.models import load_model
+from harp_lib.pruning.architecture import check_slices, decoder_layers
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
+from harp_lib.pruning.slicing import folds
+from harp_lib.pruning.surgery import swap_modules
+from harp_lib.published import published_alphas
+from harp_lib.results import ResultStore
 
 DENSE, HARP, FOLDED, THINNED = VARIANTS = ("dense", "harp", "harp-folded", "thinned")
 LEFT_OUT = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import paths
+from harp_lib import paths
 
 EMBEDDED_FOLDER = "mini"  # in ``data``
 DISCRIMINATIVE, GENERATION = "discriminative", "generation"

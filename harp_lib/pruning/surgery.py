@@ -27,7 +27,7 @@ from .slicing import folds, pruned_attention, pruned_ffn
 def apply_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False) -> PreTrainedModel:
     """Prune ``model`` in place, structurally: what the plan removes is gone afterwards, alpha is in the weights.
 
-    The model becomes an instance of ``harp_lib.remote.Harp<its class>``, a subclass of its class, so that
+    The model becomes an instance of ``harp_lib.pruning.remote.Harp<its class>``, a subclass of its class, so that
     ``save_pretrained`` and ``generate`` do the right thing.
 
     Parameters
@@ -53,7 +53,7 @@ def apply_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = Fa
         weights where they cannot be scaled, sliced or folded (offloaded or quantized), or its attention or FFN is not
         of the supported kind. The model is unchanged then.
     """
-    from .remote import pruned_class  # builds its skeletons with this module, hence not at the top
+    from .remote import pruned_class
 
     check_dense(model)
     layers = decoder_layers(model)

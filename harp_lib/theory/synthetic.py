@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from . import theory
+from harp_lib import theory
 
 TOKENS, WIDTH = 64, 64  # of the sweeps
 

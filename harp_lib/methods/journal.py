@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from . import __version__
+from harp_lib import __version__
 
 VOLATILE = {"_name_or_path", "transformers_version", "architectures"}  # of a config: where it came from, not what it is
 

@@ -7,11 +7,11 @@ import pandas as pd
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .corpora import Corpus, excerpt, load_corpus
-from .counterexamples import counterexample_table
-from .inequalities import check_on_draws, count_one_hot
-from .results import Cells, ResultStore
-from .synthetic import norm_sweep, uniformity_sweep
+from harp_lib.measure.corpora import Corpus, excerpt, load_corpus
+from harp_lib.results import Cells, ResultStore
+from harp_lib.theory.counterexamples import counterexample_table
+from harp_lib.theory.inequalities import check_on_draws, count_one_hot
+from harp_lib.theory.synthetic import norm_sweep, uniformity_sweep
 
 EXPERIMENT = "theory"
 SYNTHETIC = "synthetic"  # in the place of a model's name

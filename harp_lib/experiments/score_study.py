@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from .accounting import head_ratio, removed_fraction
-from .alpha_study import EXPERIMENT as ALPHA
-from .alpha_study import AlphaStudy
-from .baseline_study import EXPERIMENT as BASELINES
-from .baseline_study import BaselineStudy
-from .benchmarks import ALL_BENCHMARKS, MissingTaskError
-from .evaluation import Evaluator
-from .models import load_model
-from .plan import PruningPlan
-from .results import ResultStore
-from .surgery import temporarily_pruned
-from .workers import devices_for, run_jobs
+from harp_lib.accounting import head_ratio, removed_fraction
+from harp_lib.experiments.alpha_study import EXPERIMENT as ALPHA
+from harp_lib.experiments.alpha_study import AlphaStudy
+from harp_lib.experiments.baseline_study import EXPERIMENT as BASELINES
+from harp_lib.experiments.baseline_study import BaselineStudy
+from harp_lib.measure.benchmarks import ALL_BENCHMARKS, MissingTaskError
+from harp_lib.measure.evaluation import Evaluator
+from harp_lib.measure.models import load_model
+from harp_lib.measure.workers import devices_for, run_jobs
+from harp_lib.pruning.plan import PruningPlan
+from harp_lib.pruning.surgery import temporarily_pruned
+from harp_lib.results import ResultStore
 
 EXPERIMENT = "main_tables"
 LONGBENCH = "longbench"  # the experiment, and its section of the profile

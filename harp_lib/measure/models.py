@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import paths
-from .model_names import MODEL_NAMES
-from .tiny import FAMILIES, tiny_model, tiny_tokenizer
-from .wheels import GgufModel, ModelDownloadError, Wheel, install, quiet
+from harp_lib import paths
+from harp_lib.measure.model_names import MODEL_NAMES
+from harp_lib.measure.tiny import FAMILIES, tiny_model, tiny_tokenizer
+from harp_lib.measure.wheels import GgufModel, ModelDownloadError, Wheel, install, quiet
 
 if TYPE_CHECKING:
     import torch

@@ -7,16 +7,16 @@ import pandas as pd
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .alpha_search import search_alphas
-from .architecture import decoder_layers
-from .corpora import SPLITS, TITLES, Corpus, Window, count_words, excerpt, load_corpus, rolling_windows
-from .journal import model_digest
-from .likelihood import make_batches, total_nll
-from .models import display_name
-from .profiles import num_pruned_layers
-from .results import Cells, ResultStore, device_name
-from .statistics import paired_change, perplexity_estimate
-from .surgery import temporarily_value_only
+from harp_lib.measure.corpora import SPLITS, TITLES, Corpus, Window, count_words, excerpt, load_corpus, rolling_windows
+from harp_lib.measure.likelihood import make_batches, total_nll
+from harp_lib.measure.models import display_name
+from harp_lib.methods.alpha_search import search_alphas
+from harp_lib.methods.journal import model_digest
+from harp_lib.profiles import num_pruned_layers
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.surgery import temporarily_value_only
+from harp_lib.results import Cells, ResultStore, device_name
+from harp_lib.statistics import paired_change, perplexity_estimate
 
 EXPERIMENT = "alpha_search"
 SEARCHED, HELD_OUT = "test", "validation"  # the paper searches on WikiText's test pages

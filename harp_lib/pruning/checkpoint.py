@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from . import remote
+from harp_lib.measure.wheels import quiet
+from harp_lib.pruning import remote
+
 from .plan import PruningPlan
-from .wheels import quiet
 
 PLAN_FILE = "pruning_plan.json"
 

@@ -10,12 +10,13 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from .architecture import decoder_layers
-from .journal import model_digest
-from .probe import LayerView, observe_layers
-from .results import Cells, ResultStore
-from .surgery import temporarily_value_only
-from .theory import (
+from harp_lib.experiments.theory_study import Texts
+from harp_lib.measure.probe import LayerView, observe_layers
+from harp_lib.methods.journal import model_digest
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.surgery import temporarily_value_only
+from harp_lib.results import Cells, ResultStore
+from harp_lib.theory import (
     attention_entropies,
     block_bound,
     block_influence,
@@ -26,7 +27,6 @@ from .theory import (
     largest_singular_value,
     similarity,
 )
-from .theory_study import Texts
 
 EXPERIMENT = "similarity"
 TRAINED, RANDOM = "trained", "random"  # in the place of a method: the model itself, and its untrained twin

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from .corpora import Window, count_words, detokenize, rolling_windows
+from harp_lib.measure.corpora import Window, count_words, detokenize, rolling_windows
 
 TOKENS_PER_BATCH = 4096  # of one forward pass of the decoder
 TOKENS_PER_BLOCK = 2048  # of one block of logits
@@ -38,7 +38,7 @@ def perplexity(model: PreTrainedModel, tokens: Tokens) -> float:
     model : PreTrainedModel
         A causal language model.
     tokens : Tensor or sequence
-        ``(B, N)`` int64, or a list of 1-D tensors of any length, or a list of :class:`~harp_lib.corpora.Window`.
+        ``(B, N)`` int64, or a list of 1-D tensors of any length, or a list of :class:`Window`.
         Of a tensor every token but the first is predicted, of a window the last ``scored`` ones.
 
     Returns

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from . import longbench
-from .benchmarks import LONGBENCH, Benchmark, at_hand, folder_of
+from harp_lib.measure import longbench
+from harp_lib.measure.benchmarks import LONGBENCH, Benchmark, at_hand, folder_of
 
 
 def write_overlays(
@@ -19,7 +19,7 @@ def write_overlays(
 
     The files are for ``lm_eval.tasks.TaskManager(include_path=folder)`` or ``lm_eval --include_path``. Each includes
     the official file, so that prompts, few-shot format, filters and metrics stay lm-eval's own; those of LongBench
-    become its authors', with metrics of :mod:`harp_lib.longbench`.
+    become its authors', with metrics of :mod:`harp_lib.measure.longbench`.
 
     Parameters
     ----------

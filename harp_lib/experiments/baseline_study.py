@@ -12,19 +12,19 @@ import torch
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from .accounting import head_ratio, kv_bytes_per_token, parameters, removed_fraction
-from .alpha_study import HELD_OUT, SEARCHED, AlphaStudy
-from .architecture import decoder_layers
-from .baseline_frames import TITLE, WITHOUT_BIAS
-from .corpora import calibration_blocks, load_corpus
-from .flops import decode_flops, prefill_flops
-from .likelihood import evaluating, make_batches, total_nll
-from .methods import BASELINES, METHODS, make_plan, planner
-from .plan import PruningPlan
-from .results import ResultStore
-from .slicing import num_groups
-from .surgery import temporarily_pruned
-from .wheels import quiet
+from harp_lib.accounting import head_ratio, kv_bytes_per_token, parameters, removed_fraction
+from harp_lib.baseline_frames import TITLE, WITHOUT_BIAS
+from harp_lib.experiments.alpha_study import HELD_OUT, SEARCHED, AlphaStudy
+from harp_lib.flops import decode_flops, prefill_flops
+from harp_lib.measure.corpora import calibration_blocks, load_corpus
+from harp_lib.measure.likelihood import evaluating, make_batches, total_nll
+from harp_lib.measure.wheels import quiet
+from harp_lib.methods import BASELINES, METHODS, make_plan, planner
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.plan import PruningPlan
+from harp_lib.pruning.slicing import num_groups
+from harp_lib.pruning.surgery import temporarily_pruned
+from harp_lib.results import ResultStore
 
 EXPERIMENT = "baselines"
 CALIBRATION_SIZE = (128, 128)  # samples, tokens of each, of a baseline that the profile does not name

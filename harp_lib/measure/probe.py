@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .architecture import branch_exit, check_attention, check_dense, decoder_layers, output_norm
-from .flops import attention_window
-from .likelihood import evaluating
-from .slicing import value_only
-from .theory import visible_positions
+from harp_lib.flops import attention_window
+from harp_lib.measure.likelihood import evaluating
+from harp_lib.pruning.architecture import branch_exit, check_attention, check_dense, decoder_layers, output_norm
+from harp_lib.pruning.slicing import value_only
+from harp_lib.theory import visible_positions
 
 
 class LayerView(NamedTuple):

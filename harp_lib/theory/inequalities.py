@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 from tqdm import tqdm
 
-from .theory import (
+from harp_lib.theory import (
     block_bound,
     contraction_factors,
     distance_to_consensus,

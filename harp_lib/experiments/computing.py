@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from . import ablation_study, alpha_study, score_study
-from .ablation_study import AblationStudy
-from .alpha_study import AlphaStudy
-from .models import load_model
-from .results import ResultStore
-from .score_study import ScoreStudy, method_plans, release_memory
+from harp_lib.experiments import ablation_study, alpha_study, score_study
+from harp_lib.experiments.ablation_study import AblationStudy
+from harp_lib.experiments.alpha_study import AlphaStudy
+from harp_lib.experiments.score_study import ScoreStudy, method_plans, release_memory
+from harp_lib.measure.models import load_model
+from harp_lib.results import ResultStore
 
 
 def search(profile: dict[str, Any], seed: int, model: str) -> None:

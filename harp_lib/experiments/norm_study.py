@@ -8,18 +8,18 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .alpha_study import EXPERIMENT as ALPHA_EXPERIMENT
-from .alpha_study import HELD_OUT, AlphaStudy
-from .architecture import decoder_layers
-from .corpora import Window
-from .journal import model_digest
-from .likelihood import make_batches, total_nll
-from .probe import LayerView, observe_layers
-from .rescaling import Products, norm_matching_alpha, reconstructing_alpha
-from .results import Cells, ResultStore
-from .surgery import temporarily_value_only
-from .theory import norm_ratios
-from .theory_study import Texts
+from harp_lib.experiments.alpha_study import EXPERIMENT as ALPHA_EXPERIMENT
+from harp_lib.experiments.alpha_study import HELD_OUT, AlphaStudy
+from harp_lib.experiments.theory_study import Texts
+from harp_lib.measure.corpora import Window
+from harp_lib.measure.likelihood import make_batches, total_nll
+from harp_lib.measure.probe import LayerView, observe_layers
+from harp_lib.methods.journal import model_digest
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.surgery import temporarily_value_only
+from harp_lib.results import Cells, ResultStore
+from harp_lib.theory import norm_ratios
+from harp_lib.theory.rescaling import Products, norm_matching_alpha, reconstructing_alpha
 
 EXPERIMENT = "norm_change"
 PLANS = {

@@ -1,0 +1,1 @@
+"""Models and texts, and what is measured on them: perplexity, benchmarks, time."""

@@ -1,0 +1,1 @@
+"""What a plan does to a model; ships inside every saved checkpoint."""
