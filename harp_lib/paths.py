@@ -1,15 +1,7 @@
-"""Where the companion keeps things: one checkout, or the folder that ``HARP_ROOT`` names."""
+"""The old name of :mod:`harp_lib.config`, until nobody imports it."""
 
-import os
-from pathlib import Path
+import sys
 
-ROOT = Path(os.environ.get("HARP_ROOT") or Path(__file__).resolve().parents[1])
-DATA = ROOT / "data"
-CONFIGS = DATA / "configs"
-MODELS = DATA / "models"
-PAPER = DATA / "paper"
-PROFILES = DATA / "profiles"
-RESULTS = DATA / "results"
-REFERENCE = DATA / "reference"
-FIGURES = ROOT / "figures"
-NOTEBOOKS = ROOT / "notebooks"
+from harp_lib import config
+
+sys.modules[__name__] = config

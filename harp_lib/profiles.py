@@ -1,52 +1,7 @@
-"""Profiles: one YAML file each under ``data/profiles`` decides how large an experiment is."""
+"""The old name of :mod:`harp_lib.config`, until nobody imports it."""
 
-from pathlib import Path
-from typing import Any
+import sys
 
-import torch
-import yaml
+from harp_lib import config
 
-from harp_lib import paths
-from harp_lib.measure.corpora import default_corpora
-
-
-def load_profile(
-    name: str, models: list[str] | None = None, datasets: str | None = None, limit: int | None = None
-) -> dict[str, Any]:
-    """Read a profile, with the models, the data source and the rows of each task replaced where they are given.
-
-    Returns
-    -------
-    dict
-        What the YAML file holds, and ``name``, ``models``, ``datasets``, ``corpora`` (two names). Without a GPU
-        ``dtype`` is float32, since many processors emulate bfloat16, 4 to 15 times slower.
-
-    Raises
-    ------
-    ValueError
-        For an unknown profile; the known ones are listed. For a limit that is no positive whole number.
-    """
-    file = paths.PROFILES / f"{name}.yaml"
-    if not file.is_file():
-        known = ", ".join(sorted(path.stem for path in paths.PROFILES.glob("*.yaml")))
-        raise ValueError(f"unknown profile {name!r}; choose from {known}")
-    profile = yaml.safe_load(file.read_text(encoding="utf-8"))
-    if not torch.cuda.is_available():
-        profile["dtype"] = "float32"
-    if models:
-        profile["alpha_search"]["extra_models"] = []
-    profile |= {"name": name, "models": models or profile["models"], "datasets": datasets or profile["datasets"]}
-    if profile["datasets"] not in ("embedded", "hub") and not Path(profile["datasets"]).is_dir():
-        raise ValueError(f"unknown datasets {profile['datasets']!r}; choose from embedded, hub, or a folder")
-    if limit is not None:
-        if type(limit) is not int or limit < 1:
-            raise ValueError(f"limit is a number of rows, 1 or more, not {limit!r}")
-        for section in ("evaluation", "longbench"):
-            for settings in profile[section]["tasks"].values():
-                settings["rows"] = limit
-    return profile | {"corpora": default_corpora(profile["datasets"])}
-
-
-def num_pruned_layers(profile: dict[str, Any], model: str, num_layers: int) -> int:
-    """How many top layers the profile prunes: its own number for a model, or its fraction for any other."""
-    return profile["pruned_layers"].get(model) or max(1, round(profile["pruned_fraction"] * num_layers))
+sys.modules[__name__] = config
