@@ -1,0 +1,179 @@
+"""Stored cells, and the paper's printed numbers, as long frames: one row for each number."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from harp_lib import paths
+from harp_lib.results import Cells, read_results
+
+AXES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("scores", "beside", "answers", "answer_tokens", "prompt_tokens"), ("question",)),
+    **dict.fromkeys(("nll", "tokens", "words", "texts"), ("document",)),
+    "ids": ("document", "position"),
+    # alpha_search and ablations; "1" and "0" are one layer value-only, at that α
+    "perplexities": ("layer", "alpha"),
+    **dict.fromkeys(("alphas", "1", "0"), ("layer",)),
+    # similarity
+    **dict.fromkeys(("similarity", "distance", "norm"), ("document", "layer")),
+    **dict.fromkeys(
+        ("similarity without first", "distance without first", "norm without first"), ("document", "layer")
+    ),
+    **dict.fromkeys(("projected similarity", "block influence", "attention influence"), ("document", "layer")),
+    **dict.fromkeys(("value distance", "value gap", "branch gap"), ("document", "layer")),
+    **dict.fromkeys(("entropy", "value contraction", "contraction"), ("document", "layer", "head")),
+    **dict.fromkeys(("v", "s", "largest λ", "beta 1", "beta 2"), ("layer",)),
+    # norm_change
+    **dict.fromkeys(("all tokens", "without first"), ("document", "layer")),
+    **dict.fromkeys(("ratios", "ratios without first"), ("document", "layer", "head")),
+    "products": ("document", "layer", "product"),
+    # efficiency
+    "seconds": ("variant", "repetition", "part"),
+    "flops": ("pairs", "variant"),
+    "variants": ("variant", "count"),
+    **dict.fromkeys(("bytes", "cache_bytes", "peak_bytes", "plans"), ("variant",)),
+    "overtaking": ("pairs",),
+    "lengths": ("row",),
+    # lists whose items are all the same to us
+    **dict.fromkeys(("layers", "subtasks"), ("item",)),
+}
+"""What each index of a stored quantity counts, from the outside in; a quantity that is not here is a single number.
+
+A list counts from 0 and a dictionary has its keys, as numbers where they are numbers. A quantity may have fewer axes
+than are named here (``seconds`` of a plan is one number). Where a quantity belongs to the hidden states, as
+``similarity`` and ``all tokens``, layer i is what enters layer i, and one more is what leaves the last.
+"""
+
+_OTHERWISE = {  # tasks whose cells mean something else by the same name
+    "counted": {"flops": ("pairs", "row", "part")},
+    "selection": {"scores": ("layer",)},
+    "document": {"nll": ("plan",)},
+    "repeated-tokens": {
+        "tokens": ("token",),
+        "logit difference": ("token",),
+        "similarity": ("token", "layer"),
+        "relative distance": ("token", "layer"),
+        "entropy": ("token", "layer", "head"),
+    },
+}
+_TASKS = (  # what the names of cells say: columns of their own
+    r"document-(?P<document>\d+)",
+    r"range-(?P<start>\d+)-(?P<end>\d+)",
+    r"(prefill|decode|split)-(?P<length>\d+)",
+    r"(search|contraction)-(?P<corpus>.+)",
+    r"(?P<corpus>.+)-(?P<split>train|test|validation)",
+)
+
+
+def cells(profile: str, experiment: str) -> Cells:
+    """The cells of an experiment: this checkout's, or the committed reference, or none."""
+    try:
+        return read_results(profile, experiment)
+    except FileNotFoundError:
+        return {}
+
+
+def tidy(profile: str, experiment: str, *quantities: str) -> pd.DataFrame:
+    """Stored quantities of an experiment as one long frame.
+
+    Parameters
+    ----------
+    profile, experiment : str
+        Name the stored results.
+    *quantities : str
+        Names in the cells' results; a dot leads into a dictionary (``reused.seconds``), and ``inputs.`` and ``cell.``
+        into what a cell was computed from and what is recorded of it.
+
+    Returns
+    -------
+    DataFrame
+        Columns model, method, task, quantity, the axes of the quantities (``AXES``), what the task's name says
+        (document; start and end of a range; length; corpus and split), and value. Cells without a quantity have no
+        rows of it; those that failed have the quantity ``failed``, with the reason.
+    """
+    return tidy_cells(cells(profile, experiment), *quantities)
+
+
+def tidy_cells(stored: Cells, *quantities: str) -> pd.DataFrame:
+    """The same of cells at hand."""
+    rows, columns = [], dict.fromkeys(["model", "method", "task", "quantity"])
+    for (model, method, task), cell in stored.items():
+        for quantity in quantities:
+            named, found = _axes(task, quantity), _find(cell, quantity)
+            if quantity.endswith("alphas") and isinstance(found, list):  # stored top-down
+                count = _find(cell, quantity.removesuffix("alphas") + "num_model_layers") or 0
+                found = {count - 1 - i: alpha for i, alpha in enumerate(found)}
+            fixed = {"model": model, "method": method, "task": task, "quantity": quantity} | _said(task)
+            for index, value in _leaves(found):
+                if len(index) > len(named):
+                    raise ValueError(f"{quantity} of {task} has {len(index)} axes; AXES names {len(named)}")
+                rows.append(fixed | dict(zip(named, index, strict=False)) | {"value": value})
+            columns |= dict.fromkeys(rows[-1] if found not in (None, [], {}) else ())
+    columns = [name for name in columns if name != "value"]
+    return pd.DataFrame(rows, columns=[*columns, "value"])
+
+
+def table(profile: str, experiment: str, task: str) -> pd.DataFrame:
+    """Cells that are tables column by column (those of ``theory``), one beneath the other, with model and method."""
+    parts = [
+        pd.DataFrame(cell["result"]).assign(model=model, method=method)
+        for (model, method, name), cell in cells(profile, experiment).items()
+        if name == task
+    ]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def paper(name: str) -> pd.DataFrame:
+    """A table or figure of the paper: ``data/paper/<name>.csv``.
+
+    Columns model (as the paper spells it), method, task, quantity and value, and axes where it has them. Scores and
+    shares are in per cent, as printed; "all" stands where a number belongs to no single model, method or task.
+    """
+    file = paths.PAPER / f"{name}.csv"
+    if not file.is_file():
+        known = ", ".join(sorted(path.stem for path in paths.PAPER.glob("*.csv")))
+        raise ValueError(f"unknown table {name!r}; choose from {known}")
+    return pd.read_csv(file)
+
+
+def _axes(task: str, quantity: str) -> tuple[str, ...]:
+    name = quantity.rpartition(".")[2]
+    return _OTHERWISE.get(re.sub(r"-\d+$", "", task), {}).get(name) or AXES.get(name, ())
+
+
+def _find(cell: dict[str, Any], quantity: str) -> Any:
+    """What a dotted name leads to, or None."""
+    head, *rest = quantity.split(".")
+    found = {"cell": cell, "inputs": cell["inputs"]}.get(head) or cell["result"].get(head)
+    for key in rest:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def _leaves(value: Any, index: tuple = ()) -> Iterator[tuple[tuple, Any]]:
+    """Every number or string in nested lists and dictionaries, with where it stands."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(inner, (*index, _number(key)))
+    elif value is not None:
+        yield index, value
+
+
+def _number(key: Any) -> Any:
+    """A key as a number, where it is one."""
+    for kind in (int, float):
+        try:
+            return kind(key)
+        except ValueError:
+            pass
+    return key
+
+
+def _said(task: str) -> dict[str, Any]:
+    """What the name of a task says."""
+    for pattern in _TASKS:
+        if found := re.fullmatch(pattern, task):
+            return {name: _number(value) for name, value in found.groupdict().items()}
+    return {}
