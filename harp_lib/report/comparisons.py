@@ -1,0 +1,255 @@
+"""Every statistic of the reports: estimates with standard errors, differences with 95 % intervals, the floor.
+
+Scores are compared by question, perplexities by document, times by repetition: what two methods have in common cancels.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+ABOVE = 2  # standard errors that the dense model has to be above chance, for there to be something to lose
+SEEN = 0.05  # a lead over chance that there have to be questions enough to see, for "at the floor" to be said
+FLOOR, FEW = "at the floor", "too few questions"
+DRAWS = 2000  # of the bootstrap
+
+
+class Estimate(NamedTuple):
+    """A value and its standard error (nan where there is one item)."""
+
+    value: float
+    error: float
+
+
+class Interval(NamedTuple):
+    """A value, its 95 % interval (nan where there is one item), and the number of questions, documents or runs."""
+
+    value: float
+    low: float
+    high: float
+    n: int = 0
+
+    def __neg__(self) -> "Interval":
+        return Interval(-self.value, -self.high, -self.low, self.n)
+
+    def __mul__(self, factor: float) -> "Interval":
+        """The same in other units."""
+        return Interval(self.value * factor, self.low * factor, self.high * factor, self.n)
+
+
+class Compared(NamedTuple):
+    """Scores (0 to 1) of a method and of the dense model on the questions of one task, and what guessing would get."""
+
+    scores: Sequence[float]
+    dense: Sequence[float]
+    chance: float = 0.0
+
+
+# ---- documents and repetitions: Student's t
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """Mean over documents or repetitions."""
+    return _interval(np.asarray(values, float), np.ones(len(values)))
+
+
+def perplexity(nll: Sequence[float], counts: Sequence[int]) -> Estimate:
+    """Perplexity over documents, with the standard error that comes from having few of them.
+
+    Parameters
+    ----------
+    nll : sequence of float
+        Negative log-likelihood of each document, in nats.
+    counts : sequence of int
+        What it is divided by: predicted tokens, or words, of each document.
+
+    Returns
+    -------
+    Estimate
+        ``exp(sum(nll) / sum(counts))``; the error of a ratio of sums, by the delta method.
+    """
+    rate, error = _rate(np.asarray(nll, float), np.asarray(counts, float))
+    return Estimate(float(np.exp(rate)), float(np.exp(rate) * error))
+
+
+def perplexity_interval(nll: Sequence[float], counts: Sequence[int]) -> Interval:
+    """The same with its interval, by Student's t on the logarithm."""
+    return _mapped(np.exp, _interval(np.asarray(nll, float), np.asarray(counts, float)))
+
+
+def log_change(first: Sequence[float], second: Sequence[float], counts: Sequence[int]) -> Interval:
+    """How much higher the second log perplexity is than the first on the same documents, in nats per token."""
+    return _interval(np.asarray(second, float) - np.asarray(first, float), np.asarray(counts, float))
+
+
+def change(first: Sequence[float], second: Sequence[float], counts: Sequence[int]) -> Interval:
+    """How much higher the second perplexity is than the first, as a fraction (``second / first - 1``).
+
+    With few documents a bootstrap interval would be too narrow; Student's t on the log ratio is not.
+    """
+    return _mapped(np.expm1, log_change(first, second, counts))
+
+
+def time_ratio(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """How many times ``first`` the times in ``second`` are: the geometric mean, paired by repetition."""
+    return _mapped(np.exp, mean_interval(np.log(second) - np.log(first)))
+
+
+def _interval(amounts: np.ndarray, counts: np.ndarray) -> Interval:
+    rate, error = _rate(amounts, counts)
+    reach = stats.t.ppf(0.975, len(counts) - 1) * error if len(counts) > 1 else np.nan
+    return Interval(float(rate), float(rate - reach), float(rate + reach), len(counts))
+
+
+def _rate(amounts: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
+    """A ratio of sums over documents and its standard error, by the delta method."""
+    number, rate = len(amounts), amounts.sum() / counts.sum()
+    residuals = amounts - rate * counts
+    error = np.sqrt(number / (number - 1) * (residuals**2).sum()) / counts.sum() if number > 1 else np.nan
+    return rate, error
+
+
+def _mapped(function: np.ufunc, interval: Interval) -> Interval:
+    return Interval(*(float(function(end)) for end in interval[:3]), interval.n)
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """Spearman's ρ, with the interval of Bonett and Wright (2000) over items; nan where one side is constant."""
+    if min(len(set(first)), len(set(second))) < 2:
+        return Interval(np.nan, np.nan, np.nan, len(first))
+    rho = float(stats.spearmanr(first, second).statistic)
+    if len(first) < 4:
+        return Interval(rho, np.nan, np.nan, len(first))
+    reach = stats.norm.ppf(0.975) * np.sqrt((1 + rho**2 / 2) / (len(first) - 3))
+    centre = np.arctanh(np.clip(rho, -1 + 1e-9, 1 - 1e-9))
+    return Interval(rho, float(np.tanh(centre - reach)), float(np.tanh(centre + reach)), len(first))
+
+
+# ---- questions: intervals with two pseudo-observations
+
+
+def score(scores: Sequence[float]) -> Estimate:
+    """Mean score of independent questions and its standard error, as lm-eval has it."""
+    scores = np.asarray(scores, float)
+    error = scores.std(ddof=1) / np.sqrt(len(scores)) if len(scores) > 1 else np.nan
+    return Estimate(float(scores.mean()), float(error))
+
+
+def average(estimates: Sequence[Estimate]) -> Estimate:
+    """Unweighted mean over tasks, whose questions are independent."""
+    values, errors = np.asarray(estimates, float).T
+    return Estimate(float(values.mean()), float(np.sqrt((errors**2).sum()) / len(errors)))
+
+
+def paired_difference(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interval:
+    """How much higher the first of two models scores, averaged over tasks, from their answers to the same questions.
+
+    Parameters
+    ----------
+    pairs : sequence of (first, second)
+        For each task, the scores (from 0 to 1) of both models, question by question.
+
+    Returns
+    -------
+    Interval
+        Mean over tasks of the difference of their mean scores; the 95 % interval adds half an observation to each of
+        the four outcomes of a pair (Agresti and Min, 2005), so that it has a width where both models are always wrong,
+        as a bootstrap has not. Several tasks share these two observations: two in each would add up to a bias.
+    """
+    added = 2 / len(pairs)
+    means, shrunk, variances = [], [], []
+    for first, second in pairs:
+        differences = np.asarray(first, float) - np.asarray(second, float)
+        total, number = differences.sum(), len(differences) + added
+        means.append(differences.mean())
+        shrunk.append(total / number)
+        variances.append(((differences**2).sum() + added / 2 - total**2 / number) / number**2)
+    centre, reach = np.mean(shrunk), stats.norm.ppf(0.975) * np.sqrt(np.sum(variances)) / len(pairs)
+    return Interval(float(np.mean(means)), float(centre - reach), float(centre + reach), sum(len(a) for a, _ in pairs))
+
+
+def bootstrap(tasks: Sequence[np.ndarray], seed: int = 0) -> np.ndarray:
+    """Mean scores on questions drawn with replacement, the same questions for all methods.
+
+    Parameters
+    ----------
+    tasks : sequence of array (M, questions)
+        For each of T tasks, the scores (from 0 to 1) of M methods.
+
+    Returns
+    -------
+    array (DRAWS, M, T)
+        Two more observations, shared by the tasks, on which each method is right or wrong by a toss of a coin, are
+        drawn from as well: those of :func:`paired_difference`, for any number of methods.
+    """
+    random, drawn = np.random.default_rng(seed), []
+    for scores in tasks:
+        patterns, counts = np.unique(np.asarray(scores, float), axis=1, return_counts=True)
+        number, added = counts.sum(), 2 / len(tasks)
+        tossed = random.binomial(number, added / (number + added), DRAWS)  # how many are none of the task's own
+        own = random.multinomial(number - tossed, counts / number) @ patterns.T  # (DRAWS, M)
+        drawn.append((own + random.binomial(tossed[:, None], 0.5, own.shape)) / number)
+    return np.stack(drawn, axis=-1)
+
+
+def drawn_interval(value: float, draws: np.ndarray, n: int) -> Interval:
+    """A value with the interval that a bootstrap gives it."""
+    low, high = np.percentile(draws, (2.5, 97.5), method="inverted_cdf")
+    return Interval(float(value), float(low), float(high), n)
+
+
+def share_kept(*groups: Sequence[Compared]) -> Interval:
+    """The share of the dense score above chance that is kept: 1 is the dense model, 0 is guessing.
+
+    Of two groups of tasks it is the first group's share minus the second's.
+    """
+    values, draws, number = [], [], 0
+    for seed, tasks in enumerate(groups):
+        chance = sum(task.chance for task in tasks)
+        drawn = bootstrap([np.stack([task.scores, task.dense]) for task in tasks], seed).sum(axis=-1) - chance
+        own, dense = (sum(np.mean(task[i]) for task in tasks) - chance for i in (0, 1))
+        values.append(own / dense)
+        draws.append(drawn[:, 0] / drawn[:, 1])
+        number += sum(len(task.dense) for task in tasks)
+    return drawn_interval(values[0] - sum(values[1:]), draws[0] - sum(draws[1:]), number)
+
+
+def first_places(means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many tasks a method has the highest score on, alone and with others.
+
+    Parameters
+    ----------
+    means : array (..., M, T)
+        Scores of M methods on T tasks.
+
+    Returns
+    -------
+    alone, tied : array (..., M)
+        A tie of all methods is no first place.
+    """
+    highest = means >= means.max(axis=-2, keepdims=True) - 1e-9
+    sharing = highest.sum(axis=-2, keepdims=True)
+    alone, tied = sharing == 1, (sharing > 1) & (sharing < means.shape[-2])
+    return (highest & alone).sum(axis=-1), (highest & tied).sum(axis=-1)
+
+
+def floor(tasks: Sequence[Compared]) -> str | None:
+    """Why nothing can be lost on some tasks together: ``FLOOR``, ``FEW``, or None if the dense model is above chance.
+
+    Above is by two standard errors, at least those of guessing, so that a few lucky guesses are not taken for skill.
+    At the floor means that there were questions enough to see a lead of five points, and there is none.
+    """
+    if not tasks or any(len(task.dense) < 2 for task in tasks):
+        return FEW
+    leads, shrunk = [], []
+    for _, dense, chance in tasks:
+        number, guessing = len(dense), np.sqrt(chance * (1 - chance) / len(dense))
+        value, error = score(dense)
+        leads.append(Estimate(value - chance, max(error, guessing)))
+        rate = (np.sum(dense) + 2) / (number + 4)  # Agresti and Coull
+        shrunk.append(Estimate(rate - chance, np.sqrt(rate * (1 - rate) / (number + 4))))
+    lead, upper = average(leads), average(shrunk)
+    if lead.value > ABOVE * lead.error:
+        return None
+    return FLOOR if upper.value + stats.norm.ppf(0.975) * upper.error < SEEN else FEW
