@@ -1,3 +1,7 @@
-"""The names of the models that the companion brings along; apart, so that the command line knows them without torch."""
+"""The old name of :mod:`harp_lib.measure.registry`, until nobody imports it."""
 
-MODEL_NAMES = ("smollm2-135m", "gemma3-270m", "tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-gemma2")
+import sys
+
+from harp_lib.measure import registry
+
+sys.modules[__name__] = registry

