@@ -5,7 +5,7 @@ each value of ``panel``, the models by default, and returns the figure and its p
 """
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -73,11 +73,13 @@ def panels(
     parts = list(frame.groupby(keys, sort=False, dropna=False))
     columns = min(wrap, len(parts))
     rows = -(-len(parts) // columns)
+    size = (size[0] * (1.6 if len(parts) == 1 else 1), size[1])
     grid = {"figsize": (size[0] * columns, size[1] * rows + 0.5), "sharex": share[0], "sharey": share[1]}
     figure, axes = plt.subplots(rows, columns, squeeze=False, **grid)
     named = [i for i, key in enumerate(keys) if len(frame[key].unique()) > 1]
     for axis, (key, _) in zip(axes.flat, parts, strict=False):
-        axis.set_title(", ".join(_title(keys[i], key[i]) for i in named))
+        name = ", ".join(_title(keys[i], key[i]) for i in named)
+        axis.set_title("\n".join(textwrap.fill(line, int(9 * size[0])) for line in name.splitlines()))
     for axis in axes.flat[len(parts) :]:
         axis.remove()
     return figure, [(axis, part) for axis, (_, part) in zip(axes.flat, parts, strict=False)]
@@ -101,7 +103,7 @@ def dots(
     for axis, part in grid:
         for offset, (key, look) in zip(_spread(len(kinds), dodge), kinds.items(), strict=True):
             mine = part if hue is None else part[part[hue] == key]
-            at = mine[by].map(places) + offset
+            at = mine[by].map(places).astype(float) + offset
             x, y, reach = (at, mine[value], "yerr") if upright else (mine[value], at, "xerr")
             marks = _marks(look) | {"linestyle": "none", "capsize": 2, "elinewidth": 1.2, reach: _reach(mine, value)}
             axis.errorbar(x, y, label=look.label, **marks)
@@ -145,13 +147,20 @@ def bars(
     """Bars for each value of ``by``, one for each ``hue`` side by side; hollow ones are white inside."""
     figure, grid = panels(frame, **layout)
     places = _places(frame[by])
-    kinds = _kinds(frame, hue, looks)
     for axis, part in grid:
+        kinds = _kinds(part, hue, looks)
         for offset, (key, look) in zip(_spread(len(kinds), width / len(kinds)), kinds.items(), strict=True):
             mine = part if hue is None else part[part[hue] == key]
             fill = {"facecolor": "white" if look.hollow else look.colour, "edgecolor": look.colour, "linewidth": 1.2}
             reach = {"yerr": _reach(mine, value), "error_kw": {"elinewidth": 1, "capsize": 2}}
-            axis.bar(mine[by].map(places) + offset, mine[value], width / len(kinds), label=look.label, **fill, **reach)
+            axis.bar(
+                mine[by].map(places).astype(float) + offset,
+                mine[value],
+                width / len(kinds),
+                label=look.label,
+                **fill,
+                **reach,
+            )
         _name_places(axis, places, "x")
     return figure, grid
 
@@ -216,6 +225,12 @@ def about(frame: pd.DataFrame, note: str = "") -> str:
     """A note that names the model, where there is one and its panel therefore has no title."""
     models = list(frame["model"].unique())
     return "; ".join(filter(None, [_title("model", models[0]) if len(models) == 1 else "", note]))
+
+
+def span(values: Iterable[float], form: str = ".2f") -> str:
+    """One number, or the lowest and the highest of several, for a title or a sentence."""
+    shown = [format(value, form).replace("-", "−") for value in sorted(v for v in values if v == v)] or ["–"]
+    return shown[0] if shown[0] == shown[-1] else f"{shown[0]} to {shown[-1]}"
 
 
 def _title(column: str, value: Any) -> str:

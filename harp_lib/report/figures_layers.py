@@ -1,0 +1,257 @@
+"""Figures of notebooks 01 and 02: how alike tokens are, and what averaging them does to norms.
+
+A title says what is seen, in numbers of these results; with several models, from the lowest to the highest of them.
+"""
+
+import numpy as np
+import pandas as pd
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.pyplot import get_cmap
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from scipy.stats import spearmanr
+
+from harp_lib.report import data, figure, plots
+from harp_lib.report.comparisons import change, mean_interval
+from harp_lib.report.plots import FIRST, HARP, LOOKS, RANDOM, SECOND, Look, span
+
+TOP = 0.8  # from here up is the top fifth of the layers
+TRAINED = {"trained": Look("trained weights", plots.DENSE, "."), "random": Look("random weights", RANDOM, ".", "--")}
+RULES = {  # how α is chosen in notebook 02: variants of HARP, told apart by marker and line
+    "searched": LOOKS["harp"]._replace(label="searched α"),
+    "norm-matching": Look("α that keeps the norm", HARP, "^", "--"),
+    "reconstructing": Look("α that keeps the branch", HARP, "D", "-."),
+    "constant": Look("α = 0.5", HARP, "s", ":", hollow=True),
+    "alpha-1": LOOKS["alpha-1"]._replace(label="α = 1"),
+    "dense": LOOKS["dense"],
+}
+
+
+@figure("similarity")
+def similarity_by_layer(profile: dict) -> Figure:
+    """Sim(H) of what enters each layer, of trained weights and of random ones."""
+    frame = by_layer(profile, "similarity")
+    drawn, grid = plots.lines(frame, "value", "layer", "method", TRAINED)
+    for axis, _ in grid:
+        axis.axhline(1, color="black", linewidth=0.8)
+        axis.set_ylim(min(0, frame["low"].min()), 1.05)
+    peaks = frame.groupby(["method", "model"])["value"].max()
+    title = (
+        f"Sim(H) peaks at {span(peaks['trained'])} with trained weights and at {span(peaks['random'])} with random "
+        "ones; parallel tokens have 1"
+    )
+    axes = {"x": "layer index (the last point: what leaves the top)", "y": "Sim(H), mean cosine of token pairs"}
+    return plots.finish(drawn, grid, title, note(frame), **axes)
+
+
+@figure("similarity")
+def block_influence(profile: dict) -> Figure:
+    """How far each layer turns its tokens, and its attention alone."""
+    looks = {
+        "block influence": Look("whole layer", FIRST, "."),
+        "attention influence": Look("attention alone", SECOND, ".", "--"),
+    }
+    frame = by_layer(profile, *looks).query("method == 'trained'")
+    drawn, grid = plots.lines(frame, "value", "layer", "quantity", looks)
+    plots.log_axis(grid[0][0], "y")
+    whole, alone = (span(rank_trend(frame[frame["quantity"] == name]), "+.2f") for name in looks)
+    title = f"Does BI fall with the layer index? Rank correlation {whole}, of attention alone {alone}"
+    axes = {"x": "layer index", "y": "BI = 1 − cosine of input and output"}
+    return plots.finish(drawn, grid, title, note(frame), **axes)
+
+
+@figure("theory")
+def uniformity(profile: dict) -> Figure:
+    """Normalised entropy of random heads while Sim(H) → 1: equal and unequal lengths, with and without positions."""
+    sweep = data.table(profile["name"], "theory", "uniformity-sweep")
+    sweep["1 − Sim"] = 1 - sweep.groupby(["equal lengths", "rotary", "spread"])["similarity"].transform("mean")
+    sweep["rows"] = sweep["equal lengths"].map({True: "rows of equal length", False: "rows of different length"})
+    frame = over_draws(sweep, "entropy", "rows", "rotary", "1 − Sim")
+    looks = {False: Look("no positions", FIRST, "."), True: Look("rotary positions", SECOND, ".", "--")}
+    drawn, grid = plots.lines(frame, "value", "1 − Sim", "rotary", looks, panel="rows")
+    for axis, _ in grid:
+        axis.axhline(1, color="black", linewidth=0.8)
+        axis.set(xscale="log", ylim=(0, 1.05))
+        axis.xaxis.set_minor_locator(NullLocator())
+    grid[0][0].invert_xaxis()
+    last = sweep[sweep["spread"] == sweep["spread"].min()].groupby(["equal lengths", "rotary"])["entropy"].mean()
+    title = (
+        f"Sim → 1 makes attention uniform (entropy {last[True, False]:.2f}) where rows have one length and no "
+        f"positions; otherwise {span(last.drop((True, False)))}"
+    )
+    about = f"mean and 90 % of {sweep['draw'].nunique()} random heads under a causal mask"
+    axes = {"x": "1 − Sim(H): tokens more alike to the right", "y": "normalised entropy (1: uniform)"}
+    return plots.finish(drawn, grid, title, about, **axes)
+
+
+@figure("similarity")
+def attention_entropy(profile: dict) -> Figure:
+    """Normalised entropy of every head against Sim of its normalised input, a point for each head."""
+    keys = ["model", "method", "task", "layer", "document"]
+    heads = data.tidy(profile["name"], "similarity", "entropy").query("task != 'repeated-tokens'")
+    sims = data.tidy(profile["name"], "similarity", "projected similarity").rename(columns={"value": "sim"})
+    heads = heads.merge(sims[[*keys, "sim"]], on=keys)
+    frame = heads.groupby(["model", "method", "layer", "head"], sort=False)[["sim", "value"]].mean().reset_index()
+    place = frame["layer"] / (frame.groupby("model")["layer"].transform("max") + 1)
+    part = np.select([place < TOP / 2, place < TOP], ["lower", "middle"], "top")
+    frame["kind"] = np.where(frame["method"] == "trained", part, "random")
+    names = {"lower": "lower two fifths of the layers", "middle": "next two fifths", "top": "top fifth"}
+    shades = zip(names.items(), get_cmap("viridis")((0.1, 0.5, 0.9)), strict=True)
+    looks = {"random": Look("random weights", RANDOM, "x", "none")}
+    looks |= {key: Look(name, shade, "o", "none") for (key, name), shade in shades}
+    drawn, grid = plots.lines(frame, "value", "sim", "kind", looks)
+    for axis, _ in grid:
+        axis.axhline(1, color="black", linewidth=0.8)
+        axis.set_ylim(-0.03, 1.05)
+    top = frame[frame["kind"] == "top"].groupby("model")
+    title = (
+        f"Heads of the top fifth read tokens with a Sim of {span(top['sim'].median())} and have an entropy of "
+        f"{span(top['value'].median())} (medians); uniform attention has 1"
+    )
+    axes = {"x": "Sim of what the heads of a layer read", "y": "normalised entropy of attention"}
+    return plots.finish(drawn, grid, title, note(heads, "a point for each head, mean over {} documents"), **axes)
+
+
+@figure("similarity")
+def value_gap(profile: dict) -> Figure:
+    """How far ÂV is from V, and what the layer's residual stream loses with queries and keys."""
+    names = {"value gap": "values: ‖ÂV − V‖ / ‖V‖", "branch gap": "stream: ‖A − B‖ / ‖H‖"}
+    frame = by_layer(profile, *names).replace({"quantity": names})
+    layout = {"panel": ["model", "quantity"], "wrap": 2, "share": (False, False)}
+    drawn, grid = plots.lines(frame, "value", "layer", "method", TRAINED, **layout)
+    for axis, part in grid:
+        if part["quantity"].iloc[0] == names["branch gap"]:
+            plots.log_axis(axis, "y")
+        else:
+            axis.set_ylim(0, None)
+    own = frame[frame["method"] == "trained"]
+    values, stream = (span(top_fifth(own[own["quantity"] == name])) for name in names.values())
+    title = (
+        f"Without queries and keys the values of the top fifth change by {values} of their norm, the stream by {stream}"
+    )
+    return plots.finish(drawn, grid, title, note(frame), x="layer index", y="change, relative to the norm")
+
+
+@figure("theory")
+def norm_change(profile: dict) -> Figure:
+    """‖ÂH‖/‖H‖ from one-hot rows to uniform ones, for three kinds of rows of H."""
+    sweep = data.table(profile["name"], "theory", "norm-sweep")
+    sweep["x"] = sweep.groupby(["rows", "mask", "temperature"])["entropy"].transform("mean")
+    sweep["rows"] = "rows of H: " + sweep["rows"]
+    frame = over_draws(sweep, "ratio", "rows", "mask", "x")
+    looks = {"full": Look("full attention", FIRST, "."), "causal": Look("causal attention", SECOND, ".", "--")}
+    drawn, grid = plots.lines(frame, "value", "x", "mask", looks, panel="rows", size=(3.6, 3.2))
+    for axis, _ in grid:
+        axis.axhline(1, color="black", linewidth=0.8)
+        axis.set_ylim(0, None)
+    title = (
+        f"Averaging takes ‖ÂH‖/‖H‖ from {frame['value'].max():.2f} down to {frame['value'].min():.2f}; it depends on H"
+    )
+    about = f"mean and 90 % of {sweep['draw'].nunique()} random draws; 1 is the norm kept"
+    return plots.finish(drawn, grid, title, about, x="normalised entropy of attention (1: uniform)", y="‖ÂH‖ / ‖H‖")
+
+
+@figure("norm_change")
+def value_norms(profile: dict) -> Figure:
+    """‖ÂV‖/‖V‖ of every head and layer, mean over documents, as a map."""
+    found = data.tidy(profile["name"], "norm_change", "ratios")
+    frame = found.groupby(["model", "layer", "head"], sort=False)["value"].mean().reset_index()
+    scale = LogNorm(*frame["value"].quantile([0.02, 0.98]))
+    label = "‖ÂV‖ / ‖V‖ (log scale)"
+    drawn, grid = plots.tiles(frame, "value", "head", "layer", label=label, norm=scale, size=(4.4, 4.4))
+    bar = drawn.axes[-1].yaxis
+    ticks = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2)
+    bar.set_major_locator(FixedLocator([tick for tick in ticks if scale.vmin <= tick <= scale.vmax]))
+    bar.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    bar.set_minor_locator(NullLocator())
+    kept = ((frame["value"] - 1).abs() <= 0.05).groupby(frame["model"]).sum()
+    title = (
+        f"Averaging leaves a head's values {span(frame.groupby('model')['value'].median())} of their norm (median); "
+        f"{span(kept, '.0f')} of {span(frame.groupby('model').size(), '.0f')} heads stay within 5 %"
+    )
+    return plots.finish(drawn, grid, title, note(found, "mean over {} documents"), x="head", y="layer index")
+
+
+@figure("norm_change")
+def stream_norms(profile: dict) -> Figure:
+    """Norm of the residual stream relative to the dense model, from the first pruned layer up."""
+    found = data.tidy(profile["name"], "norm_change", "without first", "inputs.alphas")
+    first = found[found["quantity"] == "inputs.alphas"].groupby("model")["layer"].min()
+    found = found[(found["quantity"] == "without first") & (found["layer"] >= found["model"].map(first))]
+    keys = ["model", "document", "layer"]
+    dense = found[found["method"] == "dense"].set_index(keys)["value"]
+    found["value"] /= pd.MultiIndex.from_frame(found[keys]).map(dense)
+    frame = over_documents(found[found["method"] != "dense"], "model", "method", "layer")
+    drawn, grid = plots.lines(frame, "value", "layer", "method", RULES, bars=True, share=(False, True))
+    for axis, _ in grid:
+        axis.axhline(1, color=plots.DENSE, linewidth=1.5)
+    top = frame[frame["layer"] == frame.groupby("model")["layer"].transform("max")].set_index(["method", "model"])
+    off = {rule: span(100 * (top.loc[rule, "value"] - 1), "+.0f") for rule in ("searched", "norm-matching", "alpha-1")}
+    title = (
+        f"At the top the stream's norm is off by {off['alpha-1']} % with α = 1, by {off['searched']} % with the "
+        f"searched α and by {off['norm-matching']} % with the α that keeps it"
+    )
+    axes = {"x": "what enters this layer; last: what leaves the top", "y": "‖H‖ relative to the dense model"}
+    return plots.finish(drawn, grid, title, note(frame), **axes)
+
+
+@figure("norm_change")
+def rescaling_perplexity(profile: dict) -> Figure:
+    """Perplexity of every way to choose α, against the searched α, paired by document."""
+    found = data.tidy(profile["name"], "norm_change", "nll", "tokens")
+    nll = found[found["quantity"] == "nll"].pivot_table(index=["model", "document"], columns="method", values="value")
+    tokens = found[(found["quantity"] == "tokens") & (found["method"] == "dense")].set_index(["model", "document"])
+    rows = []
+    for model, part in nll.groupby("model", sort=False):
+        for rule in (rule for rule in RULES if rule != "searched"):
+            found_here = change(part["searched"], part[rule], tokens.loc[part.index, "value"]) * 100
+            rows.append((model, rule, RULES[rule].label, *found_here))
+    frame = pd.DataFrame(rows, columns=["model", "rule", "name", "value", "low", "high", "documents"])
+    drawn, grid = plots.dots(frame, "value", "name", "rule", RULES, size=(4.8, 2.4), dodge=0)
+    for axis, _ in grid:
+        axis.axvline(0, color=HARP, linewidth=1.2)
+    norm = frame[frame["rule"] == "norm-matching"]
+    single = f" [{norm['low'].iloc[0]:.1f}, {norm['high'].iloc[0]:.1f}]" if len(norm) == 1 else ""
+    title = f"The α that keeps the norm has {span(norm['value'], '+.1f')} %{single} perplexity against the searched α"
+    about = note(frame, "95 % intervals over {} held-out documents")
+    return plots.finish(drawn, grid, title, about, x="perplexity, change against the searched α (%)", legend=False)
+
+
+def by_layer(profile: dict, *quantities: str) -> pd.DataFrame:
+    """Quantities of notebook 01, over documents: model, method, quantity, layer."""
+    found = data.tidy(profile["name"], "similarity", *quantities)
+    return over_documents(found[found["task"] != "repeated-tokens"], "model", "method", "quantity", "layer")
+
+
+def over_documents(frame: pd.DataFrame, *keys: str) -> pd.DataFrame:
+    """Mean over documents (of both texts), its 95 % interval (Student's t), and how many they are."""
+    found = {key: mean_interval(part) for key, part in frame.groupby(list(keys), sort=False)["value"]}
+    columns = ["value", "low", "high", "documents"]
+    return pd.DataFrame(found.values(), pd.MultiIndex.from_tuples(found, names=keys), columns).reset_index()
+
+
+def over_draws(frame: pd.DataFrame, value: str, *keys: str) -> pd.DataFrame:
+    """Mean over random draws, and where 90 % of them lie."""
+    grouped = frame.groupby(list(keys), sort=False)[value]
+    columns = {"value": grouped.mean(), "low": grouped.quantile(0.05), "high": grouped.quantile(0.95)}
+    return pd.DataFrame(columns).reset_index()
+
+
+def rank_trend(frame: pd.DataFrame) -> pd.Series:
+    """Spearman's rank correlation of the value with the layer, for each model."""
+    return frame.groupby("model")[["layer", "value"]].apply(lambda part: spearmanr(*part.to_numpy(float).T).statistic)
+
+
+def top_fifth(frame: pd.DataFrame) -> pd.Series:
+    """Mean of the top fifth of the layers, for each model."""
+    count = frame.groupby("model")["layer"].transform("max") + 1
+    return frame[frame["layer"] >= TOP * count].groupby("model")["value"].mean()
+
+
+def note(frame: pd.DataFrame, text: str = "95 % intervals over {} documents") -> str:
+    """The model, if there is one, and over how many documents a number is."""
+    keys = [key for key in ("model", "task", "document") if key in frame]
+    if "documents" not in frame:  # the same texts in each cell of a model
+        frame = frame.assign(documents=frame.groupby(["model", "method"])["document"].transform("size"))
+        frame["documents"] = len(frame[keys].drop_duplicates()) // frame["model"].nunique()
+    return plots.about(frame, text.format(f"{frame['documents'].max():.0f}"))
