@@ -17,8 +17,8 @@ _HOME = {
     "search_alphas": "methods.alpha_search",
     "AlphaSearch": "methods.alpha_search",
     "ALPHA_GRID": "methods.alpha_search",
-    "perplexity": "measure.likelihood",
-    "word_perplexity": "measure.likelihood",
+    "perplexity": "measure.text",
+    "word_perplexity": "measure.text",
     "make_plan": "methods",
     "METHODS": "methods",
 }

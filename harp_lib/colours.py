@@ -1,8 +1,8 @@
 """One colour for each method, in every figure: seaborn's colour-blind palette."""
 
-from harp_lib.methods import PROPERTIES
+from harp_lib.methods import COLOURS
 
-METHOD = {"dense": "#4d4d4d", **{method.name: method.colour for method in PROPERTIES}}
+METHOD = COLOURS
 HARP_ALPHA_1 = "#a9cde4"  # HARP's own, paler: alpha is left at 1
 HARP_FOLDED = "#7cb518"  # HARP with the output projections of its layers folded
 THINNED = "#920000"  # HARP's number of heads, taken evenly from all layers

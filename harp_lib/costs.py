@@ -170,7 +170,7 @@ def memory_bytes(profile: dict[str, Any], notebook: str, gpu: "GpuModel") -> int
         KV cache (05, 06); the KV cache (07), one for each variant and one that grows (08).
     """
     from harp_lib.experiments.efficiency_variants import VARIANTS
-    from harp_lib.flops import layer_flops
+    from harp_lib.accounting import layer_flops
     from harp_lib.measure.likelihood import TOKENS_PER_BATCH
 
     config = gpu.config

@@ -25,7 +25,7 @@ from harp_lib.expected_cells import expected_cells, model_config
 from harp_lib.experiments.ablation_study import GAIN, SHARED, SINGLE, attribution
 from harp_lib.experiments.efficiency_study import CACHE_MOVES
 from harp_lib.experiments.efficiency_variants import VARIANTS
-from harp_lib.flops import prefill_flops
+from harp_lib.accounting import prefill_flops
 from harp_lib.measure.benchmarks import ALL_BENCHMARKS
 from harp_lib.methods.alpha_search import ALPHA_GRID, count_passes
 from harp_lib.profiles import num_pruned_layers

@@ -25,7 +25,7 @@ from harp_lib.efficiency_frames import (
 )
 from harp_lib.experiments.efficiency_study import ALL, PAIRS
 from harp_lib.experiments.efficiency_variants import DENSE, FOLDED, HARP, THINNED, published_plan
-from harp_lib.flops import prefill_flops
+from harp_lib.accounting import prefill_flops
 from harp_lib.measure.timing import ratio_interval
 from harp_lib.results import Cells
 from harp_lib.score_claims import Finding, outcome

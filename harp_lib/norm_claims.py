@@ -8,7 +8,7 @@ import pandas as pd
 from harp_lib.accounting import paper_configs
 from harp_lib.claims import COLUMNS, documents, percent
 from harp_lib.experiments.norm_study import PLANS, ratio_frame, stream_frame
-from harp_lib.flops import attention_window, overtaking_length
+from harp_lib.accounting import attention_window, overtaking_length
 from harp_lib.measure.corpora import TITLES
 from harp_lib.measure.models import display_name
 from harp_lib.published import published_alphas

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter
 from harp_lib import colours
 from harp_lib.accounting import paper_configs
 from harp_lib.experiments.theory_study import theory_frame
-from harp_lib.flops import layer_flops, overtaking_length
+from harp_lib.accounting import layer_flops, overtaking_length
 from harp_lib.results import Cells
 from harp_lib.theory.synthetic import TOKENS
 

@@ -11,7 +11,7 @@ from harp_lib.claims import percent
 from harp_lib.experiments.norm_study import PLANS, plan_frame, stream_frame
 from harp_lib.experiments.similarity_study import RANDOM, TRAINED, head_frame, layer_frame
 from harp_lib.experiments.theory_study import theory_frame
-from harp_lib.flops import overtaking_length
+from harp_lib.accounting import overtaking_length
 from harp_lib.measure.corpora import TITLES
 from harp_lib.measure.models import display_name
 from harp_lib.norm_claims import norm_claims

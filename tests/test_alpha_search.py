@@ -17,7 +17,7 @@ from test_surgery import OTHER_FAMILIES, small_model
 
 from harp_lib import ALPHA_GRID, PruningPlan, apply_plan, perplexity, search_alphas
 from harp_lib.methods import alpha_search
-from harp_lib.methods.journal import model_digest
+from harp_lib.methods.alpha_search import model_digest
 
 
 def state(model):

@@ -40,7 +40,7 @@ def test_what_is_in_the_folder(checkpoint):
     folder, _ = checkpoint
     names = {file.name for file in folder.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "pruning_plan.json"} <= names
-    assert {"plan.py", "modeling.py", "slicing.py", "architecture.py", "surgery.py", "remote.py"} <= names
+    assert {"plan.py", "layers.py", "architecture.py", "surgery.py", "remote.py"} <= names
     assert PruningPlan.from_json(folder / "pruning_plan.json") == PLAN
     assert os.listdir(folder.parent) == ["pruned"], "temporary folders are gone"
 

@@ -26,7 +26,7 @@ from harp_lib.efficiency_verdict import FOLDED_DECODING, FOLDING, WHOLE, answer,
 from harp_lib.experiments import efficiency_study, efficiency_variants
 from harp_lib.experiments.efficiency_study import EfficiencyStudy
 from harp_lib.experiments.efficiency_variants import VARIANTS
-from harp_lib.flops import prefill_flops
+from harp_lib.accounting import prefill_flops
 from harp_lib.measure.timing import decode, prefill
 from harp_lib.profiles import load_profile
 

@@ -18,7 +18,7 @@ from harp_lib.experiments.efficiency_variants import (
     random_model,
     thinned_plan,
 )
-from harp_lib.flops import prefill_flops
+from harp_lib.accounting import prefill_flops
 from harp_lib.measure.timing import decode, prefill
 from harp_lib.pruning.plan import LayerPlan
 from harp_lib.pruning.surgery import temporarily_pruned

@@ -4,7 +4,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModel, GPT2Config, MistralConfig
 
 from harp_lib.accounting import paper_configs
-from harp_lib.flops import decode_flops, layer_flops, overtaking_length, prefill_flops
+from harp_lib.accounting import decode_flops, layer_flops, overtaking_length, prefill_flops
 from harp_lib.measure.tiny import SHAPE
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.surgery import apply_plan

@@ -15,9 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from harp_lib import PruningPlan, apply_plan, load_pruned, save_pruned
 from harp_lib.measure.tiny import tiny_model, tiny_tokenizer
 from harp_lib.pruning.architecture import decoder_layers
-from harp_lib.pruning.modeling import ValueOnlyAttention
+from harp_lib.pruning.layers import ValueOnlyAttention
 from harp_lib.pruning.plan import LayerPlan
-from harp_lib.pruning.slicing import folded_output, value_only
+from harp_lib.pruning.layers import folded_output, value_only
 from harp_lib.pruning.surgery import temporarily_pruned
 
 SHAPES = {

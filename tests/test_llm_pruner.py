@@ -11,10 +11,10 @@ from test_surgery import small_model
 from harp_lib import apply_plan
 from harp_lib.measure.corpora import Window
 from harp_lib.measure.likelihood import make_batches
-from harp_lib.methods import gradients as gradients_module
+
 from harp_lib.methods import llm_pruner
-from harp_lib.methods.gradients import checkpointed_layers, weight_gradients
-from harp_lib.methods.llm_pruner import group_importance, planner
+
+from harp_lib.methods.llm_pruner import checkpointed_layers, group_importance, planner, weight_gradients
 from harp_lib.pruning.architecture import decoder_layers
 
 PARTS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -66,8 +66,8 @@ def test_checkpointing_and_chunks_change_nothing(tiny, tokens, family, monkeypat
     whole = weight_gradients(model, batches, attention_weights(model), gradient_checkpointing=False)
     recomputed = weight_gradients(model, batches, attention_weights(model))
     assert all(torch.equal(a, b) for a, b in zip(whole, recomputed, strict=True))
-    monkeypatch.setattr(gradients_module, "TOKENS_PER_CHUNK", 7)
-    monkeypatch.setattr(gradients_module, "TOKENS_PER_PASS", 50)  # one sequence at a time
+    monkeypatch.setattr(llm_pruner, "TOKENS_PER_CHUNK", 7)
+    monkeypatch.setattr(llm_pruner, "TOKENS_PER_PASS", 50)  # one sequence at a time
     chunked = weight_gradients(model, batches, attention_weights(model))
     for gradient, wanted in zip(chunked, whole, strict=True):
         assert (gradient - wanted).norm() < 1e-5 * wanted.norm()
@@ -134,7 +134,7 @@ def test_head_alone(tiny, tokens):
 
 def test_bfloat16_is_summed_up_in_float32(tiny, tokens, monkeypatch):
     """Three hundred equal passes: a sum in bfloat16 would stand still at 256 times the first."""
-    monkeypatch.setattr(gradients_module, "TOKENS_PER_PASS", 8)
+    monkeypatch.setattr(llm_pruner, "TOKENS_PER_PASS", 8)
     model, ids = tiny().to(torch.bfloat16), tokens[:1, :8]
     weights = attention_weights(model, [5])
     once, often = (weight_gradients(model, make_batches(ids.expand(n, -1)), weights) for n in (1, 300))

@@ -7,7 +7,7 @@ from harp_lib.experiments.alpha_study import EXPERIMENT as ALPHA
 from harp_lib.experiments.baseline_study import EXPERIMENT as BASELINES
 from harp_lib.experiments.score_study import EXPERIMENT, ScoreStudy, method_plans
 from harp_lib.methods import METHODS
-from harp_lib.methods.journal import model_digest
+from harp_lib.methods.alpha_search import model_digest
 from harp_lib.profiles import load_profile
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.results import ResultStore

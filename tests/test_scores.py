@@ -13,7 +13,7 @@ from harp_lib.measure.tiny import SHAPE
 from harp_lib.methods import make_plan, planner
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import LayerPlan
-from harp_lib.pruning.slicing import num_groups
+from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.surgery import temporarily_pruned
 
 HEADS = {"multi-head": 4, "grouped": 2, "multi-query": 1}  # key/value groups, for four query heads

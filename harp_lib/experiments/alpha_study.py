@@ -11,7 +11,7 @@ from harp_lib.measure.corpora import SPLITS, TITLES, Corpus, Window, count_words
 from harp_lib.measure.likelihood import make_batches, total_nll
 from harp_lib.measure.models import display_name
 from harp_lib.methods.alpha_search import search_alphas
-from harp_lib.methods.journal import model_digest
+from harp_lib.methods.alpha_search import model_digest
 from harp_lib.profiles import num_pruned_layers
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.surgery import temporarily_value_only

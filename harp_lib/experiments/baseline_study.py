@@ -15,14 +15,14 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from harp_lib.accounting import head_ratio, kv_bytes_per_token, parameters, removed_fraction
 from harp_lib.baseline_frames import TITLE, WITHOUT_BIAS
 from harp_lib.experiments.alpha_study import HELD_OUT, SEARCHED, AlphaStudy
-from harp_lib.flops import decode_flops, prefill_flops
+from harp_lib.accounting import decode_flops, prefill_flops
 from harp_lib.measure.corpora import calibration_blocks, load_corpus
 from harp_lib.measure.likelihood import evaluating, make_batches, total_nll
 from harp_lib.measure.wheels import quiet
 from harp_lib.methods import BASELINES, METHODS, make_plan, planner
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
-from harp_lib.pruning.slicing import num_groups
+from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.results import ResultStore
 
@@ -57,7 +57,7 @@ class BaselineStudy:
     ) -> None:
         self.alpha, self.name, self.model, self.store = alpha, alpha.name, alpha.model, store
         self.tokenizer, self.seed = tokenizer, seed
-        reading = [name for name, module in BASELINES.items() if module.METHOD.calibration != "none"]
+        reading = [name for name in BASELINES if name != "mag-sp"]
         sizes = dict.fromkeys(reading, CALIBRATION_SIZE) | profile["baselines"]["calibration"]
         self.settings = profile["baselines"] | {"calibration": sizes}
         found = decoder_layers(self.model)

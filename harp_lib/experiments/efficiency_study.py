@@ -19,7 +19,7 @@ from harp_lib.accounting import (
 )
 from harp_lib.experiments.efficiency_variants import DENSE, HARP, load_dense, make_variants
 from harp_lib.experiments.score_study import release_memory
-from harp_lib.flops import LayerFlops, attention_window, layer_flops, overtaking_length, prefill_flops
+from harp_lib.accounting import LayerFlops, attention_window, layer_flops, overtaking_length, prefill_flops
 from harp_lib.measure.timing import (
     cache_bytes,
     continued,
@@ -31,7 +31,7 @@ from harp_lib.measure.timing import (
     prefill,
     seconds_of,
 )
-from harp_lib.methods.journal import model_digest
+from harp_lib.methods.alpha_search import model_digest
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.results import ResultStore, device_name
 

@@ -12,9 +12,9 @@ from harp_lib.experiments.alpha_study import EXPERIMENT as ALPHA
 from harp_lib.experiments.alpha_study import AlphaStudy
 from harp_lib.experiments.score_study import release_memory
 from harp_lib.measure.models import load_model
-from harp_lib.pruning.architecture import check_slices, decoder_layers
+from harp_lib.pruning.architecture import check_plan, decoder_layers
+from harp_lib.pruning.layers import folds
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
-from harp_lib.pruning.slicing import folds
 from harp_lib.pruning.surgery import swap_modules
 from harp_lib.published import published_alphas
 from harp_lib.results import ResultStore
@@ -48,7 +48,7 @@ def make_variants(model: PreTrainedModel, plan: PruningPlan) -> dict[str, Varian
         variants[FOLDED] = _variant(model, plan, fold_output=True)
     thinned = thinned_plan(model.config, plan)
     try:
-        check_slices(model, thinned)
+        check_plan(model, thinned)
     except ValueError:  # as of a norm over all heads
         return variants
     return variants | {THINNED: _variant(model, thinned)}

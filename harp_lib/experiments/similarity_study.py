@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from harp_lib.experiments.theory_study import Texts
 from harp_lib.measure.probe import LayerView, observe_layers
-from harp_lib.methods.journal import model_digest
+from harp_lib.methods.alpha_search import model_digest
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.surgery import temporarily_value_only
 from harp_lib.results import Cells, ResultStore

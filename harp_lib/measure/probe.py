@@ -8,10 +8,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from harp_lib.flops import attention_window
+from harp_lib.accounting import attention_window
 from harp_lib.measure.likelihood import evaluating
-from harp_lib.pruning.architecture import branch_exit, check_attention, check_dense, decoder_layers, output_norm
-from harp_lib.pruning.slicing import value_only
+from harp_lib.pruning.architecture import branch_exit, check_plan, decoder_layers, output_norm
+from harp_lib.pruning.layers import value_only
+from harp_lib.pruning.plan import PruningPlan
 from harp_lib.theory import visible_positions
 
 
@@ -44,9 +45,8 @@ def observe_layers(model: PreTrainedModel, ids: torch.Tensor, visit: Callable[[L
     visit : callable
         Gets a :class:`LayerView`; what it does not keep is freed.
     """
-    check_dense(model)
     layers = decoder_layers(model)
-    check_attention(model, range(len(layers)))
+    check_plan(model, PruningPlan.value_only(len(layers), [1.0] * len(layers)))
     with evaluating(model), _eager(model):
         handles = []
         try:

@@ -14,8 +14,7 @@ from tqdm import tqdm
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from harp_lib.pruning.architecture import decoder_layers
-from harp_lib.pruning.modeling import count_tokens
-from harp_lib.pruning.slicing import ATTENTION_PARTS, num_groups
+from harp_lib.pruning.layers import ATTENTION_PARTS, count_tokens, num_groups
 from harp_lib.statistics import Interval, mean_interval
 
 T = TypeVar("T")

@@ -1,49 +1,116 @@
-"""Pruning methods: each looks at a model and a calibration text, and returns a plan. None touches a weight."""
+"""Pruning methods: each looks at a model and a calibration text, and returns a plan. None touches a weight.
+
+What they are called and look like is here; torch and a method's module are imported when a plan is asked for. A new
+baseline is a module with ``planner(model, calibration, layers)`` and a row of ``PROPERTIES`` that names it.
+"""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from numbers import Real
-from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from transformers import PreTrainedModel
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-from harp_lib.measure.likelihood import Tokens
-from harp_lib.methods import flap, harp, llm_pruner, magnitude, wanda
-from harp_lib.methods.budget import as_index, check_budget, check_layers, equal_parts
-from harp_lib.methods.method import Method
-from harp_lib.pruning.architecture import (
-    check_attention,
-    check_dense,
-    check_fits,
-    check_slices,
-    check_weights,
-    decoder_layers,
+    from harp_lib.measure.text import Tokens
+    from harp_lib.pruning.plan import PruningPlan
+
+
+class Method(NamedTuple):
+    """What a pruning method is, in words: a row of the paper's Table "property"."""
+
+    name: str
+    title: str
+    module: str
+    metric: str  # what ranks key/value groups or chooses alpha, a LaTeX formula
+    looks_at: str
+    calibration: str  # what is run over the calibration text
+    weight_update: str
+    allocation: str  # of what goes, to layers
+
+
+EQUALLY = "equally many groups in each layer of the range"
+PROPERTIES = (
+    Method(
+        *("mag-sp", "Mag-sp", "magnitude"),
+        metric=r"\sum_{j \in g} \lVert \mathbf{W}^O_{:,j} \rVert_2",
+        looks_at="weights",
+        calibration="none",
+        weight_update="none",
+        allocation=EQUALLY,
+    ),
+    Method(
+        *("wanda-sp", "Wanda-sp", "wanda"),
+        metric=r"\sum_{j \in g} \frac{1}{d} \sum_i \lvert \mathbf{W}^O_{ij} \rvert \cdot \lVert \mathbf{X}_j \rVert_2",
+        looks_at="weights and activations",
+        calibration="forward passes, layer by layer",
+        weight_update="none",
+        allocation=EQUALLY,
+    ),
+    Method(
+        *("llm-pruner", "LLM-Pruner", "llm_pruner"),
+        metric=r"\sum_{w \in g} \lvert w \cdot \partial L / \partial w \rvert",
+        looks_at="weights and gradients",
+        calibration="forward and backward passes",
+        weight_update="none",
+        allocation=EQUALLY,
+    ),
+    Method(
+        *("flap", "FLAP", "flap"),
+        metric=r"\mathrm{mean}_{j \in g} \; z(\mathrm{Var}(\mathbf{X}_j) \cdot \lVert \mathbf{W}^O_{:,j} \rVert_2^2)",
+        looks_at="fluctuation of activations",
+        calibration="forward pass",
+        weight_update="a bias on the output projection (the mean of what was removed, times its weights)",
+        allocation="one threshold over the range",
+    ),
+    Method(
+        *("harp", "HARP", "harp"),
+        metric=r"\mathrm{ppl}(\alpha)",
+        looks_at="perplexity",
+        calibration="a search over forward passes",
+        weight_update="alpha scales the output projection (or the norm after it)",
+        allocation="all query and key heads of the top layers",
+    ),
+    Method(
+        *("harp+flap", "HARP+FLAP", "harp"),
+        metric=r"\mathrm{ppl}(\alpha), z(\mathrm{Var}(\mathbf{X}_j) \lVert \mathbf{W}^\mathrm{down}_{:,j} \rVert_2^2)",
+        looks_at="perplexity; fluctuation of activations in the FFN",
+        calibration="a search over forward passes, and one forward pass",
+        weight_update="as HARP, and a bias on the down projection",
+        allocation="as HARP; FFN channels below one threshold over all layers",
+    ),
 )
-from harp_lib.pruning.plan import LayerPlan, PruningPlan
-from harp_lib.pruning.slicing import num_groups
-
-_FOUND = [import_module(f".{module.name}", __name__) for module in iter_modules(__path__)]
-_PAPER = (magnitude, wanda, llm_pruner, flap)  # in this order; what else has a planner comes after them
-BASELINES = {module.METHOD.name: module for module in (*_PAPER, *_FOUND) if hasattr(module, "planner")}
-"""Every module of this folder that has a ``METHOD`` and a ``planner``, by the method's name."""
-PROPERTIES = (*(module.METHOD for module in BASELINES.values()), harp.METHOD, harp.METHOD_WITH_FLAP)
-"""What each method is, in the paper's order: a tuple of :class:`Method`."""
 METHODS = tuple(method.name for method in PROPERTIES)
 """The names that :func:`make_plan` takes."""
-
-__all__ = ["BASELINES", "METHODS", "PROPERTIES", "Method", "make_plan", "planner"]
+BASELINES = tuple(method.name for method in PROPERTIES if method.module != "harp")
+TITLES = {"dense": "dense", **{method.name: method.title for method in PROPERTIES}}
+COLOURS = {  # one meaning each, in every figure; the methods' are of seaborn's colour-blind palette
+    "dense": "#4d4d4d",
+    "mag-sp": "#d55e00",
+    "wanda-sp": "#029e73",
+    "llm-pruner": "#cc78bc",
+    "flap": "#de8f05",
+    "harp": "#0173b2",
+    "harp+flap": "#56b4e9",
+    "alpha-1": "#d6c71e",  # HARP's layers, alpha left at 1
+    "alpha-0": "#5d3a9b",  # HARP's layers without any attention
+    "folded": "#00441b",  # HARP, its output projections folded
+    "tail-only": "#0b2545",  # HARP, its top layers run on the last positions alone
+    "thinned": "#920000",  # HARP's number of heads, taken evenly from all layers
+}
 
 
 def make_plan(
     method: str,
-    model: PreTrainedModel,
-    calibration: Tokens | None,
+    model: "PreTrainedModel",
+    calibration: "Tokens | None",
     *,
     kv_groups: int,
     layers: Sequence[int] | None = None,
     alphas: Sequence[float] | None = None,
     target_fraction: float | None = None,
-) -> PruningPlan:
+    **options: Any,
+) -> "PruningPlan":
     """Decide what goes (paper, Section 3, "Baselines", and Algorithm 1).
 
     Parameters
@@ -65,6 +132,8 @@ def make_plan(
     target_fraction : float, optional
         harp+flap only: the ``removed_fraction`` to reach by FFN channels; default: what taking the groups whole,
         with their values and output projection, comes to.
+    **options
+        Of a baseline's own planner: ``squared=True`` of FLAP, as upstream computes it.
 
     Returns
     -------
@@ -78,36 +147,42 @@ def make_plan(
         named), a pruned model or one that cannot be sliced. All of that comes before the calibration text is read,
         except a target that HARP exceeds because alphas are found to be 0, or one that empties a layer's FFN.
     """
-    _check_arguments(method, layers, alphas, target_fraction)
-    kv_groups = as_index(kv_groups, "kv_groups")
-    check_dense(model)
+    from harp_lib.methods import calibration as budgets
+    from harp_lib.pruning.architecture import decoder_layers
+    from harp_lib.pruning.layers import num_groups
+
+    _check_arguments(method, layers, alphas, target_fraction, options)
+    kv_groups = budgets.as_index(kv_groups, "kv_groups")
+    layers = _check_model(method, model, layers)
+    if calibration is None and method != "mag-sp" and (method != "harp" or alphas is None):
+        raise ValueError(_NO_CALIBRATION.format(method))
     if method not in BASELINES:
-        if calibration is None and (alphas is None or method == harp.METHOD_WITH_FLAP.name):
-            raise ValueError(_no_calibration(method))
-        check_attention(model, range(len(decoder_layers(model))))
-        if method == harp.METHOD.name:
+        harp = import_module(f"{__name__}.harp")
+        if method == "harp":
             return harp.harp_plan(model, calibration, kv_groups, alphas)
         return harp.harp_flap_plan(model, calibration, kv_groups, alphas, target_fraction)
-    layers = check_layers(model, layers)
-    _check_baseline(method, model, calibration, layers)
     groups = [num_groups(decoder_layers(model)[layer].self_attn) for layer in layers]
-    if method == flap.METHOD.name:
-        check_budget(kv_groups, sum(groups))
+    if method == "flap":
+        budgets.check_budget(kv_groups, sum(groups))
     else:
-        equal_parts(kv_groups, groups)
-    return BASELINES[method].planner(model, calibration, layers)(kv_groups, layers)
+        budgets.equal_parts(kv_groups, groups)
+    return _module(method).planner(model, calibration, layers, **options)(kv_groups, layers)
 
 
 def planner(
-    method: str, model: PreTrainedModel, calibration: Tokens | None, layers: Sequence[int] | None = None
-) -> Callable[[int, Sequence[int]], PruningPlan]:
+    method: str,
+    model: "PreTrainedModel",
+    calibration: "Tokens | None",
+    layers: Sequence[int] | None = None,
+    **options: Any,
+) -> "Callable[[int, Sequence[int]], PruningPlan]":
     """Plans for many budgets and layer ranges from one calibration, as tuning a baseline's range needs them.
 
     Parameters
     ----------
     method : str
         A baseline: mag-sp, wanda-sp, llm-pruner or flap.
-    model, calibration
+    model, calibration, options
         As in :func:`make_plan`.
     layers : sequence of int, optional
         All layers that a range may have; default: all of the model.
@@ -117,20 +192,17 @@ def planner(
     callable
         ``plan(kv_groups, layers)`` for some of these layers, equal to :func:`make_plan` with the same arguments.
         Wanda-sp depends on what goes in the layers below and runs the model for each plan; rising ranges are fastest.
-
-    Raises
-    ------
-    ValueError
-        As :func:`make_plan`; the callable for a budget that cannot be met or a layer that is not among ``layers``.
     """
+    from harp_lib.methods.calibration import check_layers
+
     if method not in BASELINES:
         raise ValueError(f"{method!r} has no layer range to plan for; choose from {', '.join(BASELINES)}")
-    check_dense(model)
-    covered = check_layers(model, layers)
-    _check_baseline(method, model, calibration, covered)
-    plan_for = BASELINES[method].planner(model, calibration, covered)
+    covered = _check_model(method, model, layers)
+    if calibration is None and method != "mag-sp":
+        raise ValueError(_NO_CALIBRATION.format(method))
+    plan_for = _module(method).planner(model, calibration, covered, **options)
 
-    def plan(kv_groups: int, layers: Sequence[int]) -> PruningPlan:
+    def plan(kv_groups: int, layers: Sequence[int]) -> "PruningPlan":
         chosen = check_layers(model, layers)
         if outside := [layer for layer in chosen if layer not in covered]:
             raise ValueError(f"layer {outside[0]} is not among the layers of this planner ({covered})")
@@ -139,35 +211,42 @@ def planner(
     return plan
 
 
+_NO_CALIBRATION = "{} needs a calibration text, as (B, N) tokens or a list of 1-D tensors; only mag-sp takes None"
+
+
+def _module(method: str) -> Any:
+    return import_module(f"{__name__}.{PROPERTIES[METHODS.index(method)].module}")
+
+
 def _check_arguments(
     method: str,
     layers: Sequence[int] | None,
     alphas: Sequence[float] | None,
     target_fraction: float | None,
+    options: dict[str, Any],
 ) -> None:
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
-    with_alphas = [name for name in METHODS if name not in BASELINES]
-    for name, value, methods in (
-        ("layers", layers, list(BASELINES)),
-        ("alphas", alphas, with_alphas),
-        ("target_fraction", target_fraction, [harp.METHOD_WITH_FLAP.name]),
-    ):
-        if value is not None and method not in methods:
-            raise ValueError(f"{method} does not take {name}; it is for {', '.join(methods)}")
+    harps = tuple(name for name in METHODS if name not in BASELINES)
+    takers = {"layers": BASELINES, "alphas": harps, "target_fraction": ("harp+flap",)} | dict.fromkeys(
+        options, BASELINES
+    )
+    given = {"layers": layers, "alphas": alphas, "target_fraction": target_fraction} | options
+    for name, value in given.items():
+        if value is not None and method not in takers[name]:
+            raise ValueError(f"{method} does not take {name}; it is for {', '.join(takers[name])}")
     if target_fraction is not None and not (isinstance(target_fraction, Real) and 0 < target_fraction < 1):
         raise ValueError(f"target_fraction is {target_fraction!r}; it has to be a number between 0 and 1")
 
 
-def _check_baseline(method: str, model: PreTrainedModel, calibration: Tokens | None, layers: Sequence[int]) -> None:
-    """ValueError if the calibration is missing, or groups cannot be cut out of one of ``layers``."""
-    if calibration is None and method != magnitude.METHOD.name:
-        raise ValueError(_no_calibration(method))
-    one_each = PruningPlan(len(decoder_layers(model)), {layer: LayerPlan(removed_groups=(0,)) for layer in layers})
-    check_fits(model, one_each)
-    check_weights(model, one_each)
-    check_slices(model, one_each)
+def _check_model(method: str, model: "PreTrainedModel", layers: Sequence[int] | None) -> list[int]:
+    """The layers that may lose something, rising; a ValueError if they cannot lose what ``method`` takes."""
+    from harp_lib.methods.calibration import check_layers
+    from harp_lib.pruning.architecture import check_plan, decoder_layers
+    from harp_lib.pruning.plan import LayerPlan, PruningPlan
 
-
-def _no_calibration(method: str) -> str:
-    return f"{method} needs a calibration text, as (B, N) tokens or a list of 1-D tensors; only mag-sp takes None"
+    lost = {"harp": LayerPlan(1.0), "harp+flap": LayerPlan(1.0, removed_channels=(0,))}
+    layers = check_layers(model, layers)
+    one = dict.fromkeys(layers, lost.get(method, LayerPlan(removed_groups=(0,))))
+    check_plan(model, PruningPlan(len(decoder_layers(model)), one))
+    return layers

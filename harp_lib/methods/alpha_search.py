@@ -1,30 +1,36 @@
 """Algorithm 1 of the paper: greedy top-down search of the rescaling alpha on perplexity."""
 
+import hashlib
+import json
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from harp_lib.measure.likelihood import (
+from harp_lib import __version__
+from harp_lib.measure.models import evaluating
+from harp_lib.measure.text import (
     Batch,
     Tokens,
-    evaluating,
     head_nll,
     make_batches,
     perplexity_from_nll,
     total_nll,
 )
-from harp_lib.methods.journal import Journal, fingerprint
-from harp_lib.pruning.architecture import check_attention, check_dense, check_weights, decoder_layers
+from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_value_only
 
 ALPHA_GRID = tuple(i / 10 for i in range(11))
+VOLATILE = {"_name_or_path", "transformers_version", "architectures"}  # of a config: where it came from, not what it is
 
 
 @dataclass(frozen=True)
@@ -43,9 +49,6 @@ class AlphaSearch:
         How often one decoder layer was run over the whole text.
     num_model_layers : int
         Decoder layers of the model.
-    not_unimodal : list of int
-        Layers whose evaluated perplexities do not fall and then rise with alpha. ``strategy="bracket"`` may have
-        missed the best grid value there.
     """
 
     alphas: list[float]
@@ -53,7 +56,6 @@ class AlphaSearch:
     seconds: float
     layer_passes: int
     num_model_layers: int
-    not_unimodal: list[int]
 
     @property
     def plan(self) -> PruningPlan:
@@ -74,7 +76,6 @@ def search_alphas(
     reuse_prefix: bool = True,
     resume: str | Path | None = None,
     lower: str = "dense",
-    strategy: str = "grid",
     cache_device: str | torch.device | None = None,
     progress: bool = True,
 ) -> AlphaSearch:
@@ -98,9 +99,6 @@ def search_alphas(
     lower : {"dense", "pruned"}
         What layers that are still to be searched are: unpruned, or value-only with alpha = 1. The paper's text says
         the first, the initial vector of Algorithm 1 may be read as the second.
-    strategy : {"grid", "bracket"}
-        Evaluate the whole grid, or close in on the minimum of a curve that falls and then rises, with about half of
-        the evaluations.
     cache_device : device, optional
         Where the reused hidden states live, ``num_layers`` arrays of tokens × d; default: the model's device.
     progress : bool
@@ -116,99 +114,60 @@ def search_alphas(
         For an empty text, a bad grid, more layers than the model has, a pruned or unsupported model, a ``resume``
         file of another search, or a perplexity that is not finite (the layer and alpha are named).
     """
-    grid = [float(alpha) for alpha in grid]
-    _check_arguments(grid, lower, strategy)
-    check_dense(model)
-    total = len(decoder_layers(model))
+    grid, total = [float(alpha) for alpha in grid], len(decoder_layers(model))
+    if not grid or not all(map(math.isfinite, grid)) or grid != sorted(set(grid)):
+        raise ValueError(f"the alpha grid has to be finite numbers, one at least, rising, each once; got {grid}")
+    if lower not in ("dense", "pruned"):
+        raise ValueError(f"unknown lower {lower!r}; choose from dense, pruned")
     if not 1 <= num_layers <= total:
         raise ValueError(
             f"num_layers is {num_layers}; {type(model).__name__} has {total} layers, 1 … {total} can be searched"
         )
-    searched = list(range(total - 1, total - 1 - num_layers, -1))
-    check_attention(model, searched)
-    check_weights(model, PruningPlan.value_only(total, dict.fromkeys(searched, 1.0)))
-    batches = make_batches(tokens)
+    check_plan(model, PruningPlan.value_only(total, [1.0] * num_layers))
+    batches, searched = make_batches(tokens), list(range(total - 1, total - 1 - num_layers, -1))
     scored = sum(batch.num_scored for batch in batches)
-
     options = {"layers": searched, "grid": grid, "lower": lower, "reuse_prefix": reuse_prefix}
     options["scored"] = [batch.scored for batch in batches]
-    journal = Journal(resume, fingerprint(model, [batch.ids for batch in batches], options))
+    journal = Journal(resume, _fingerprint(model, [batch.ids for batch in batches], options))
+
     best = dict.fromkeys(searched, 1.0) if lower == "pruned" else {}
     begin = time.perf_counter()
-    if reuse_prefix:
-        evaluator = ReusedPrefix(model, batches, searched, best, cache_device, progress)
-    else:
-        evaluator = WholeModel(model, batches)
-    journal.seconds += time.perf_counter() - begin
-
-    name = "alpha search" if reuse_prefix else "alpha search, literal"
+    prefix = ReusedPrefix(model, batches, searched, best, cache_device, progress) if reuse_prefix else None
+    seconds, passes = time.perf_counter() - begin, total if prefix else 0
     curves: dict[int, dict[float, float]] = {}
+    name = "alpha search" if reuse_prefix else "alpha search, literal"
     with tqdm(total=num_layers * len(grid), desc=name, unit="candidate", disable=not progress) as bar:
         for layer in searched:
-            curve = Curve(layer, dict(best), evaluator, journal, scored, bar)
-            best[layer] = _bracket(curve, grid) if strategy == "bracket" else min(grid, key=curve)
-            curves[layer] = dict(sorted(curve.values.items()))
-            bar.update(len(grid) - len(curve.values))  # what a bracket did not need
-            evaluator.forget(layer)
-    candidate_passes = sum(evaluator.passes(layer) * len(curve) for layer, curve in curves.items())
-    return AlphaSearch(
-        alphas=[best[layer] for layer in searched],
-        perplexities=curves,
-        seconds=journal.seconds,
-        layer_passes=evaluator.prefix_passes + candidate_passes,
-        num_model_layers=total,
-        not_unimodal=[layer for layer, curve in curves.items() if not is_unimodal(list(curve.values()))],
-    )
+            curve = curves[layer] = {}
+            for alpha in grid:
+                evaluate = partial(_nll, model, batches, prefix, layer, best | {layer: alpha})
+                curve[alpha] = perplexity_from_nll(journal.remember(layer, alpha, evaluate), scored)
+                if not math.isfinite(curve[alpha]):
+                    raise ValueError(
+                        f"perplexity is {curve[alpha]} with alpha = {alpha} in layer {layer}; "
+                        "try a wider dtype (float32 or bfloat16 instead of float16)"
+                    )
+                bar.update()
+                bar.set_postfix_str(f"layer {layer}, best perplexity {min(curve.values()):.4g}")
+            best[layer] = min(curve, key=curve.get)
+            passes += len(grid) * (total - layer if prefix else total)
+            if prefix:
+                del prefix.hidden[layer]
+    return AlphaSearch([best[layer] for layer in searched], curves, seconds + journal.seconds, passes, total)
 
 
-@dataclass
-class Curve:
-    """Perplexity as a function of one layer's alpha, each value computed once, journaled and shown."""
-
-    layer: int
-    others: dict[int, float]  # alphas of the other value-only layers
-    evaluator: "WholeModel | ReusedPrefix"
-    journal: Journal
-    scored: int
-    bar: tqdm
-    values: dict[float, float] = field(default_factory=dict)
-
-    def __call__(self, alpha: float) -> float:
-        if alpha not in self.values:
-            alphas = self.others | {self.layer: alpha}
-            nll = self.journal.remember(self.layer, alpha, lambda: self.evaluator.nll(self.layer, alphas))
-            perplexity = self.values[alpha] = perplexity_from_nll(nll, self.scored)
-            if not math.isfinite(perplexity):
-                raise ValueError(
-                    f"perplexity is {perplexity} with alpha = {alpha} in layer {self.layer}; "
-                    "try a wider dtype (float32 or bfloat16 instead of float16)"
-                )
-            self.bar.update()
-            self.bar.set_postfix_str(f"layer {self.layer}, best perplexity {min(self.values.values()):.4g}")
-        return self.values[alpha]
-
-
-class WholeModel:
-    """Evaluates a candidate as Algorithm 1 says: the whole model over the whole text."""
-
-    prefix_passes = 0
-
-    def __init__(self, model: PreTrainedModel, batches: list[Batch]) -> None:
-        self.model, self.batches = model, batches
-
-    def nll(self, layer: int, alphas: dict[int, float]) -> float:
-        with temporarily_value_only(self.model, alphas):
-            return total_nll(self.model, self.batches)
-
-    def passes(self, layer: int) -> int:
-        return len(decoder_layers(self.model))
-
-    def forget(self, layer: int) -> None:
-        pass
+def _nll(
+    model: PreTrainedModel, batches: list[Batch], prefix: "ReusedPrefix | None", layer: int, alphas: dict[int, float]
+) -> float:
+    """Negative log-likelihood of a candidate: of the whole model, as Algorithm 1 says, or from the reused prefix up."""
+    if prefix:
+        return prefix.nll(layer, alphas)
+    with temporarily_value_only(model, alphas):
+        return total_nll(model, batches)
 
 
 class ReusedPrefix:
-    """Evaluates a candidate from the hidden states that enter its layer, computed once for all layers.
+    """Evaluates candidates from the hidden states that enter their layer, computed once, with alphas ``lower``.
 
     Everything above is value-only, so the layers need neither positions nor masks and can be called one by one.
     """
@@ -219,18 +178,14 @@ class ReusedPrefix:
         batches: list[Batch],
         searched: list[int],
         lower: dict[int, float],
-        cache_device: str | torch.device | None,
-        progress: bool,
+        cache_device: str | torch.device | None = None,
+        progress: bool = True,
     ) -> None:
         self.model, self.batches, self.layers = model, batches, decoder_layers(model)
         self.hidden: dict[int, list[torch.Tensor]] = {layer: [] for layer in searched}  # each (B, N, d)
-        self.prefix_passes = len(self.layers)
 
         def record(layer: int):
-            def hook(module: torch.nn.Module, args: tuple) -> None:
-                self.hidden[layer].append(args[0].to(cache_device or args[0].device))
-
-            return hook
+            return lambda module, args: self.hidden[layer].append(args[0].to(cache_device or args[0].device))
 
         handles = [self.layers[layer].register_forward_pre_hook(record(layer)) for layer in searched]
         try:
@@ -244,42 +199,16 @@ class ReusedPrefix:
 
     @torch.no_grad()
     def nll(self, layer: int, alphas: dict[int, float]) -> float:
-        above, total = self.layers[layer:], 0.0
-        with (
-            evaluating(self.model),
-            temporarily_value_only(self.model, {k: a for k, a in alphas.items() if k >= layer}),
-        ):
+        """Negative log-likelihood of the text, in nats, with all layers from ``layer`` up value-only."""
+        model, above, total = self.model, self.layers[layer:], 0.0
+        alphas = {index: alpha for index, alpha in alphas.items() if index >= layer}
+        with evaluating(model), temporarily_value_only(model, alphas):
             for batch, hidden in zip(self.batches, self.hidden[layer], strict=True):
                 hidden = hidden.to(next(above[0].parameters()).device)
                 for module in above:
                     hidden = module(hidden, position_embeddings=None)
-                total += head_nll(self.model, self.model.get_decoder().norm(hidden), batch)
+                total += head_nll(model, model.get_decoder().norm(hidden), batch)
         return total
-
-    def passes(self, layer: int) -> int:
-        return len(self.layers) - layer
-
-    def forget(self, layer: int) -> None:
-        del self.hidden[layer]
-
-
-def _bracket(evaluate: Callable[[float], float], grid: Sequence[float]) -> float:
-    """Minimum over a grid by golden-section search, exact where the values fall and then rise."""
-    low, high = 0, len(grid) - 1
-    while high - low > 2:
-        left, right = _golden(low, high)
-        if evaluate(grid[left]) <= evaluate(grid[right]):
-            high = right
-        else:
-            low = left
-    return min(grid[low : high + 1], key=evaluate)
-
-
-def _golden(low: int, high: int) -> tuple[int, int]:
-    """Two inner indices, golden section of low … high, different from each other."""
-    step = max(1, round((high - low) * 0.382))
-    left, right = low + step, high - step
-    return (left, right) if left < right else (left, left + 1)
 
 
 def count_passes(num_model_layers: int, num_layers: int, candidates: int) -> tuple[int, int]:
@@ -288,19 +217,78 @@ def count_passes(num_model_layers: int, num_layers: int, candidates: int) -> tup
     return num_layers * candidates * num_model_layers, num_model_layers + candidates * above
 
 
-def is_unimodal(values: list[float]) -> bool:
-    """Whether values fall to their minimum and rise after it."""
-    lowest = values.index(min(values))
-    return values[: lowest + 1] == sorted(values[: lowest + 1], reverse=True) and values[lowest:] == sorted(
-        values[lowest:]
-    )
+def model_digest(model: PreTrainedModel) -> str:
+    """Sixteen hexadecimal digits that stand for the model's config and all of its weights.
+
+    The bits of each row are summed as integers: exact, on any device, and quick.
+    """
+    config = {key: value for key, value in model.config.to_dict().items() if key not in VOLATILE}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    for name, weight in model.state_dict().items():
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        if not weight.is_meta:  # offloaded weights are elsewhere; the others have to do
+            bits = weight.contiguous().view(integers[weight.itemsize])
+            digest.update(bits.sum(dim=-1).cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
-def _check_arguments(grid: Sequence[float], lower: str, strategy: str) -> None:
-    if not grid:
-        raise ValueError("the alpha grid is empty; give at least one value")
-    if not all(math.isfinite(alpha) for alpha in grid) or list(grid) != sorted(set(grid)):
-        raise ValueError(f"the alpha grid has to be finite numbers, rising, each once; got {list(grid)}")
-    for name, value, choices in (("lower", lower, ("dense", "pruned")), ("strategy", strategy, ("grid", "bracket"))):
-        if value not in choices:
-            raise ValueError(f"unknown {name} {value!r}; choose from {', '.join(choices)}")
+def _fingerprint(model: PreTrainedModel, tokens: Sequence[torch.Tensor], options: dict[str, Any]) -> str:
+    """Digest of everything that a candidate's likelihood depends on."""
+    digest = hashlib.sha256(json.dumps([__version__, model_digest(model), options], sort_keys=True).encode())
+    for ids in tokens:
+        digest.update(ids.cpu().numpy().tobytes() + str(tuple(ids.shape)).encode())
+    return digest.hexdigest()[:16]
+
+
+class Journal:
+    """Remembers the likelihood of each candidate, on disk if a path is given.
+
+    The file has one JSON object a line: first the fingerprint of the search, then the candidates. A last line that
+    was cut off by a kill is dropped.
+    """
+
+    def __init__(self, path: str | Path | None, fingerprint: str) -> None:
+        self.path, self.seconds = Path(path) if path else None, 0.0
+        self.known: dict[tuple[int, float], float] = {}
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        content = self.path.read_bytes() if self.path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        try:
+            if not b'{"search": "'.startswith(content[:12]):
+                raise ValueError("somebody's file")
+            header, *entries = map(json.loads, whole.splitlines() or ['{"search": null}'])
+            found = header["search"]
+            self.known = {(entry["layer"], entry["alpha"]): entry["nll"] for entry in entries}
+            self.seconds = sum(entry["seconds"] for entry in entries)
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{self.path} is not the journal of an alpha search; give another file") from None
+        if whole and found != fingerprint:
+            raise ValueError(
+                f"{self.path} belongs to another search (other weights, tokens, grid or options); "
+                "delete it or give another file"
+            )
+        if whole != content:
+            os.truncate(self.path, len(whole))
+        if not whole:
+            self._append({"search": fingerprint})
+
+    def remember(self, layer: int, alpha: float, compute: Callable[[], float]) -> float:
+        """The candidate's likelihood, computed unless the file has it."""
+        if (layer, alpha) not in self.known:
+            begin = time.perf_counter()
+            nll = self.known[layer, alpha] = compute()
+            seconds = time.perf_counter() - begin
+            self.seconds += seconds
+            self._append({"layer": layer, "alpha": alpha, "nll": nll, "seconds": seconds})
+        return self.known[layer, alpha]
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        if self.path is None:
+            return
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+            file.flush()
+            os.fsync(file.fileno())

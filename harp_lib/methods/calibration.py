@@ -1,6 +1,7 @@
-"""What the calibration text does inside a model: statistics of a projection's inputs, and one layer after the other."""
+"""What methods share: statistics of the calibration text inside a model, and budgets of key/value groups."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -9,20 +10,18 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from harp_lib.measure.likelihood import Tokens, evaluating, make_batches
+from harp_lib.measure.models import evaluating
+from harp_lib.measure.text import Tokens, make_batches
 from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.layers import num_groups
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
 
 
 class InputStatistics:
-    """Mean, variance and norm of each input channel of a linear map over all tokens, which come in parts.
+    """Mean, variance (unbiased) and L2 norm of each input channel of a linear map, (C,) float32, over all tokens.
 
-    Parts are merged as Chan, Golub and LeVeque (1983) do it: from their counts, means and squared deviations. All is
-    float32, and counted from the mean of the first part, so that a large mean does not swallow small fluctuations.
-
-    Attributes
-    ----------
-    count : int
-        Tokens so far.
+    Tokens come in parts, which are merged as Chan, Golub and LeVeque (1983) do it: from their counts, means and squared
+    deviations. All is counted from the mean of the first part, so that a large mean swallows no small fluctuations.
     """
 
     def __init__(self) -> None:
@@ -44,80 +43,55 @@ class InputStatistics:
 
     @property
     def mean(self) -> torch.Tensor:
-        """Mean of each channel (C,), float32."""
         return self._origin + self._mean
 
     @property
     def variance(self) -> torch.Tensor:
-        """Unbiased variance of each channel (C,), float32; two tokens at least have to have come."""
         return self._squares / (self.count - 1)
 
     @property
     def norm(self) -> torch.Tensor:
-        """L2 norm of each channel over all tokens (C,), float32."""
         return (self._squares + self.count * self.mean.square()).sqrt()
 
-
-def _check_finite(layer: int, statistics: InputStatistics) -> None:
-    if not statistics.norm.isfinite().all():
-        raise ValueError(
-            f"layer {layer}: activations on the calibration text are not finite; "
-            "try a wider dtype (float32 or bfloat16 instead of float16)"
-        )
+    def checked(self, layer: int) -> "InputStatistics":
+        """Itself; a ValueError names the layer where they are not finite."""
+        if not self.norm.isfinite().all():
+            raise ValueError(
+                f"layer {layer}: activations on the calibration text are not finite; "
+                "try a wider dtype (float32 or bfloat16 instead of float16)"
+            )
+        return self
 
 
 @torch.no_grad()
 def input_statistics(
     model: PreTrainedModel, calibration: Tokens, projections: Mapping[int, nn.Module]
 ) -> dict[int, InputStatistics]:
-    """Statistics of what enters some modules, in one forward pass that ends with the highest layer of them.
+    """Statistics of what enters one linear map of each layer, in one pass that ends with the highest of these layers.
 
-    Parameters
-    ----------
-    model : PreTrainedModel
-        As it is, dense or temporarily pruned; unchanged afterwards.
-    calibration : Tensor or sequence
-        As in :func:`harp_lib.perplexity`.
-    projections : mapping of int to nn.Module
-        One linear map of each layer, by layer index.
-
-    Returns
-    -------
-    dict of int to InputStatistics
-        On the device of each layer.
-
-    Raises
-    ------
-    ValueError
-        If the text is empty, or activations are not finite (the layer is named).
+    The model is run as it is, dense or temporarily pruned; statistics are on the device of each layer.
     """
     statistics = {layer: InputStatistics() for layer in projections}
 
     def count(layer: int):
-        def hook(module: nn.Module, args: tuple) -> None:
-            statistics[layer].update(args[0])
-
-        return hook
+        return lambda module, args: statistics[layer].update(args[0])
 
     batches, layers = make_batches(calibration), decoder_layers(model)[: max(projections) + 1]
     handles = [module.register_forward_pre_hook(count(layer)) for layer, module in projections.items()]
     try:
-        with evaluating(model), having_layers(model, layers):
+        with evaluating(model), _having_layers(model, layers):
             for batch in tqdm(batches, desc="calibration", unit="batch", leave=False, delay=10):
                 model.get_decoder()(input_ids=batch.ids.to(model.device), use_cache=False)
     finally:
         for handle in handles:
             handle.remove()
-    for layer, seen in statistics.items():
-        _check_finite(layer, seen)
-    return statistics
+    return {layer: seen.checked(layer) for layer, seen in statistics.items()}
 
 
 @contextmanager
-def having_layers(model: PreTrainedModel, layers: Iterable[nn.Module]) -> Iterator[None]:
+def _having_layers(model: PreTrainedModel, layers: Iterable[nn.Module]) -> Iterator[None]:
     """Within the context, the decoder has these layers instead of its own."""
-    decoder = model.get_decoder()
-    own = decoder.layers
+    decoder, own = model.get_decoder(), decoder_layers(model)
     decoder.layers = nn.ModuleList(layers)
     try:
         yield
@@ -138,17 +112,10 @@ class _Enough(Exception):
 
 
 class LayerStream:
-    """The calibration text at one layer boundary, moved up through a dense model.
+    """The calibration text at one layer boundary, moved up through a model that is dense below that boundary.
 
     Masks and positions of each layer are recorded once for each shape of a batch: without padding, nothing else
     changes them. Memory holds the hidden states of all tokens at one boundary, tokens × d, besides these masks.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        Dense whenever :meth:`entering` is called.
-    calibration : Tensor or sequence
-        As in :func:`harp_lib.perplexity`.
     """
 
     def __init__(self, model: PreTrainedModel, calibration: Tokens) -> None:
@@ -160,7 +127,7 @@ class LayerStream:
         recorders = [_Recorder() for _ in self.layers]
         self._arguments: dict[torch.Size, list[tuple[tuple, dict]]] = {}
         self._frontier: list[tuple[int, torch.Tensor]] = []  # of each batch: next layer, hidden states (B, N, d)
-        with evaluating(self.model), having_layers(self.model, recorders):
+        with evaluating(self.model), _having_layers(self.model, recorders):
             for batch in self.batches:
                 self.model.get_decoder()(input_ids=batch.ids.to(self.model.device), use_cache=False)
                 self._arguments.setdefault(batch.ids.shape, [recorder.arguments for recorder in recorders])
@@ -199,8 +166,7 @@ class LayerStream:
                         self._through(layer, index, hidden)
         finally:
             handle.remove()
-        _check_finite(layer, seen)
-        return seen
+        return seen.checked(layer)
 
     @torch.no_grad()
     def leaving(self, layer: int, entering: list[torch.Tensor]) -> Iterator[torch.Tensor]:
@@ -213,3 +179,66 @@ class LayerStream:
         args, kwargs = self._arguments[self.batches[index].ids.shape][layer]
         output = self.layers[layer](hidden, *args, **kwargs)
         return output[0] if isinstance(output, tuple) else output
+
+
+def check_layers(model: PreTrainedModel, layers: Iterable[int] | None) -> list[int]:
+    """The layers of a range, rising; None means all. A ValueError names a layer that the model has not."""
+    total = len(decoder_layers(model))
+    if layers is not None and not isinstance(layers, Iterable):
+        raise ValueError(f"layers is {layers!r}; it has to be indices, as range(12, 30)")
+    chosen = sorted({as_index(layer, "layers") for layer in (range(total) if layers is None else layers)})
+    if not chosen:
+        raise ValueError("layers is empty; name at least one layer, or none for all")
+    for layer in chosen:
+        if not 0 <= layer < total:
+            raise ValueError(f"layer {layer} is not in a model of {total} layers (0 … {total - 1})")
+    return chosen
+
+
+def as_index(value: int, name: str) -> int:
+    """An integer of any kind but bool, as Python's; a ValueError names the argument."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} has to be integers; got {value!r}") from None
+
+
+def check_budget(kv_groups: int, available: int) -> None:
+    """ValueError if the layers do not hold ``kv_groups`` key/value groups."""
+    if not 1 <= kv_groups <= available:
+        raise ValueError(
+            f"{kv_groups} key/value groups cannot go: the layers hold {available}; "
+            f"the nearest that can: {min(max(kv_groups, 1), available)}"
+        )
+
+
+def equal_parts(kv_groups: int, groups: Sequence[int]) -> int:
+    """How many groups each layer loses if all lose equally many of the ``groups`` that they hold; or a ValueError."""
+    each, rest = divmod(kv_groups, len(groups))
+    largest = min(groups)
+    if rest or not 1 <= each <= largest:
+        nearest = sorted({min(max(count, 1), largest) * len(groups) for count in (each, each + (rest > 0))})
+        raise ValueError(
+            f"{kv_groups} key/value groups cannot go in equal parts from {len(groups)} layers; "
+            f"the nearest that can: {' or '.join(map(str, nearest))}"
+        )
+    return each
+
+
+def lowest_per_layer(scores: Mapping[int, torch.Tensor], kv_groups: int, num_layers: int, method: str) -> PruningPlan:
+    """Remove the groups of lowest importance (K,), equally many in each layer of ``scores``."""
+    each = equal_parts(kv_groups, [len(values) for values in scores.values()])
+    plans = {layer: LayerPlan(removed_groups=lowest(values, each)) for layer, values in scores.items()}
+    return PruningPlan(num_layers, plans, method)
+
+
+def lowest(values: torch.Tensor, count: int) -> tuple[int, ...]:
+    """Indices of the ``count`` smallest values, rising; of equal values the first go."""
+    return tuple(sorted(values.argsort(stable=True)[:count].tolist()))
+
+
+def by_group(attention: nn.Module, columns: torch.Tensor) -> torch.Tensor:
+    """What belongs to the input channels of W_O (H·Dh,), as (K, r·Dh)."""
+    return columns.unflatten(-1, (num_groups(attention), -1))

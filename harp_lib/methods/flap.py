@@ -8,44 +8,29 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from harp_lib.measure.likelihood import Tokens
-from harp_lib.methods.budget import by_group, check_budget, lowest
-from harp_lib.methods.calibration import InputStatistics, input_statistics
-from harp_lib.methods.method import Method
+from harp_lib.measure.text import Tokens
+from harp_lib.methods.calibration import InputStatistics, by_group, check_budget, input_statistics, lowest
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 
-METHOD = Method(
-    name="flap",
-    title="FLAP",
-    colour="#de8f05",
-    metric=r"\mathrm{mean}_{j \in g} \; z(\mathrm{Var}(\mathbf{X}_j) \cdot \lVert \mathbf{W}^O_{:,j} \rVert_2^2)",
-    looks_at="fluctuation of activations",
-    calibration="forward pass",
-    weight_update="a bias on the output projection (the mean of what was removed, times its weights)",
-    allocation="one threshold over the range",
-)
-
 
 def planner(
-    model: PreTrainedModel, calibration: Tokens, layers: Sequence[int]
+    model: PreTrainedModel, calibration: Tokens, layers: Sequence[int], squared: bool = False
 ) -> Callable[[int, Sequence[int]], PruningPlan]:
     """Score the groups of ``layers``: the fluctuation of W_O's input channels, averaged over each group.
 
-    FLAP (An et al., 2024; metric "WIFV" in github.com/CASIA-IVA-Lab/FLAP), here for key/value groups and as the paper's
-    Table "property" defines it; the repository squares the score of W_O once more before it standardises. The
-    standardised scores of a layer average to zero: layers are ranked by how much their groups differ, and where each
-    layer holds a single group (multi-query attention), there is nothing to rank them by, which is warned of.
+    FLAP (An et al., 2024; metric "WIFV" in github.com/CASIA-LMC-Lab/FLAP), here for key/value groups and as the paper's
+    Table "property" defines it. The standardised scores of a layer average to zero: layers are ranked by how much their
+    groups differ, and where each layer holds a single group (multi-query attention), there is nothing to rank them by,
+    which is warned of.
 
     Parameters
     ----------
-    model : PreTrainedModel
-        A dense model; unchanged afterwards.
-    calibration : Tensor or sequence
-        As in :func:`harp_lib.perplexity`.
-    layers : sequence of int
-        Layers from which groups may go.
+    model, calibration, layers
+        As in :func:`harp_lib.make_plan`.
+    squared : bool
+        Square W_O's scores before they are standardised, as both upstream repositories do and no formula says.
 
     Returns
     -------
@@ -58,9 +43,9 @@ def planner(
     statistics = input_statistics(model, calibration, {layer: a.o_proj for layer, a in attentions.items()})
     scores, means = {}, {}
     for layer, attention in attentions.items():
-        channels = fluctuation(attention.o_proj, statistics[layer])  # (H·Dh,)
+        channels = fluctuation(attention.o_proj, statistics[layer], squared)  # (H·Dh,)
         scores[layer] = by_group(attention, channels).mean(dim=1)  # (K,)
-        means[layer] = by_group(attention, statistics[layer].mean).cpu()  # (K, columns of a group)
+        means[layer] = by_group(attention, statistics[layer].mean).cpu()  # (K, r·Dh)
     if all(len(values) == 1 for values in scores.values()):
         warnings.warn("flap: each layer holds one key/value group, so which of them go is arbitrary", stacklevel=3)
 
@@ -68,32 +53,18 @@ def planner(
         chosen = {layer: scores[layer] for layer in layers}
         check_budget(kv_groups, sum(len(values) for values in chosen.values()))
         plans = {
-            layer: LayerPlan(removed_groups=groups, group_means=written(means[layer][list(groups)]))
+            layer: LayerPlan(removed_groups=groups, group_means=_written(means[layer][list(groups)]))
             for layer, groups in lowest_of_all(chosen, kv_groups).items()
         }
-        return PruningPlan(len(found), plans, METHOD.name)
+        return PruningPlan(len(found), plans, "flap")
 
     return plan
 
 
 def without_channels(model: PreTrainedModel, calibration: Tokens, plan: PruningPlan, count: int) -> PruningPlan:
-    """``plan``, and ``count`` FFN channels less: those that fluctuate least over all layers of the pruned model.
+    """``plan``, which takes no channel yet, and ``count`` FFN channels less, those that fluctuate least in all layers.
 
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A dense model; unchanged afterwards.
-    calibration : Tensor or sequence
-        As in :func:`harp_lib.perplexity`; what is measured is the model as ``plan`` prunes it.
-    plan : PruningPlan
-        Removes no channel yet.
-    count : int
-        Channels to remove, 0 or more.
-
-    Raises
-    ------
-    ValueError
-        If a layer would lose all of its channels.
+    Measured on ``model`` as ``plan`` prunes it. A ValueError names a layer that would lose all of its channels.
     """
     layers = decoder_layers(model)
     with temporarily_pruned(model, plan):
@@ -106,15 +77,16 @@ def without_channels(model: PreTrainedModel, calibration: Tokens, plan: PruningP
             raise ValueError(
                 f"layer {layer} would lose all of its {len(channels)} FFN channels; remove less than {count} in all"
             )
-        means = written(statistics[layer].mean.cpu()[list(channels)])
+        means = _written(statistics[layer].mean.cpu()[list(channels)])
         plans[layer] = replace(plans.get(layer, LayerPlan()), removed_channels=channels, channel_means=means)
     return PruningPlan(plan.num_layers, plans, plan.method)
 
 
 @torch.no_grad()
-def fluctuation(output: nn.Linear, inputs: InputStatistics) -> torch.Tensor:
-    """Variance of each input channel times the squared norm of its column, standardised in the layer: on the CPU."""
-    scores = inputs.variance * output.weight.float().square().sum(dim=0)  # (channels,)
+def fluctuation(output: nn.Linear, inputs: InputStatistics, squared: bool = False) -> torch.Tensor:
+    """Variance of each input channel times its column's squared norm, standardised in the layer: (C,), on the CPU."""
+    scores = inputs.variance * output.weight.float().square().sum(dim=0)  # (C,)
+    scores = scores.square() if squared else scores
     scores = scores - scores.mean()
     return (scores / scores.std().clamp_min(torch.finfo(scores.dtype).tiny)).cpu()
 
@@ -129,6 +101,6 @@ def lowest_of_all(scores: Mapping[int, torch.Tensor], count: int) -> dict[int, t
     return {layer: tuple(indices) for layer, indices in chosen.items()}
 
 
-def written(values: torch.Tensor) -> tuple[float, ...]:
+def _written(values: torch.Tensor) -> tuple[float, ...]:
     """Numbers as a plan holds them: in order, with seven significant digits, which is all that float32 has."""
     return tuple(float(f"{value:.7g}") for value in values.flatten().tolist())

@@ -6,34 +6,12 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from harp_lib.accounting import ffn_channels_for, removed_fraction, top_groups_plan
-from harp_lib.measure.likelihood import Tokens
+from harp_lib.measure.text import Tokens
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.methods.flap import without_channels
-from harp_lib.methods.method import Method
-from harp_lib.pruning.architecture import check_attention, check_fits, check_slices, check_weights, decoder_layers
-from harp_lib.pruning.plan import LayerPlan, PruningPlan
-from harp_lib.pruning.slicing import num_groups
-
-METHOD = Method(
-    name="harp",
-    title="HARP",
-    colour="#0173b2",
-    metric=r"\mathrm{ppl}(\alpha)",
-    looks_at="perplexity",
-    calibration="a search over forward passes",
-    weight_update="alpha scales the output projection (or the norm after it)",
-    allocation="all query and key heads of the top layers",
-)
-METHOD_WITH_FLAP = Method(
-    name="harp+flap",
-    title="HARP+FLAP",
-    colour="#56b4e9",
-    metric=r"\mathrm{ppl}(\alpha), \; z(\mathrm{Var}(\mathbf{X}_j) \lVert \mathbf{W}^\mathrm{down}_{:,j} \rVert_2^2)",
-    looks_at="perplexity; fluctuation of activations in the FFN",
-    calibration="a search over forward passes, and one forward pass",
-    weight_update="as HARP, and a bias on the down projection",
-    allocation="as HARP; FFN channels below one threshold over all layers",
-)
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.layers import num_groups
+from harp_lib.pruning.plan import PruningPlan
 
 
 def harp_plan(
@@ -41,24 +19,11 @@ def harp_plan(
 ) -> PruningPlan:
     """HARP's plan: as many whole layers from the top as hold ``kv_groups`` key/value groups.
 
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A dense model; unchanged afterwards.
-    calibration : Tensor or sequence
-        The text to search alpha on, as in :func:`harp_lib.perplexity`; not read if ``alphas`` is given.
-    kv_groups : int
-        Key/value groups to remove in all.
-    alphas : sequence of float, optional
-        Alpha of each layer, the top layer first; default: the result of :func:`harp_lib.search_alphas`.
-
-    Raises
-    ------
-    ValueError
-        If ``kv_groups`` is no whole number of layers (the nearest are named), ``alphas`` has another length, or the
-        model's attention is not of the supported kind.
+    ``alphas``, the top layer first, are searched on the calibration text (:func:`harp_lib.search_alphas`) unless they
+    are given. A ValueError says that there are not as many as layers, or that no whole number of layers holds so many
+    groups (the nearest are named).
     """
-    total, count = len(decoder_layers(model)), layers_from_top(model, kv_groups)
+    count = layers_from_top(model, kv_groups)
     if alphas is None:
         return search_alphas(model, calibration, count).plan
     if isinstance(alphas, Mapping) or not isinstance(alphas, Iterable):
@@ -66,10 +31,7 @@ def harp_plan(
     alphas = list(alphas)
     if len(alphas) != count:
         raise ValueError(f"{len(alphas)} alphas for {count} layers ({kv_groups} key/value groups); give one for each")
-    plan = PruningPlan.value_only(total, alphas)
-    check_attention(model, plan.layers)
-    check_weights(model, plan)
-    return plan
+    return PruningPlan.value_only(len(decoder_layers(model)), alphas)
 
 
 def harp_flap_plan(
@@ -82,31 +44,14 @@ def harp_flap_plan(
     """HARP's plan, and FFN channels of all layers less, chosen by FLAP on the model as HARP prunes it.
 
     HARP removes fewer parameters than a baseline that takes the same groups whole; the channels close the difference
-    (paper, Section 3, rows "HARP + FLAP").
-
-    Parameters
-    ----------
-    model, calibration, kv_groups, alphas
-        As in :func:`harp_plan`; the calibration is needed in any case.
-    target_fraction : float, optional
-        Of all linear parameters, as :func:`harp_lib.accounting.removed_fraction` counts them; met as closely as
-        whole channels can. Default: what removing ``kv_groups`` groups with all of Q, K, V and O comes to.
-
-    Raises
-    ------
-    ValueError
-        As :func:`harp_plan`, and if HARP alone removes more than the target, or channels cannot make up for the rest.
+    (paper, Section 3, rows "HARP + FLAP"). ``target_fraction`` is met as closely as whole channels can; default: what
+    removing ``kv_groups`` groups with all of Q, K, V and O comes to. A ValueError says that HARP alone removes more, or
+    that channels cannot make up for the rest.
     """
-    total, count = len(decoder_layers(model)), layers_from_top(model, kv_groups)
-    every = PruningPlan(total, {layer: LayerPlan(removed_channels=(0,)) for layer in range(total)})
-    check_fits(model, every)
-    check_weights(model, every)
-    check_slices(model, every)
     # With no alpha at zero HARP removes least: a target below that fails before the search.
-    least = PruningPlan.value_only(total, [1.0] * count)
+    least = PruningPlan.value_only(len(decoder_layers(model)), [1.0] * layers_from_top(model, kv_groups))
     channels_to_go(model, least, kv_groups, target_fraction)
-
-    plan = replace(harp_plan(model, calibration, kv_groups, alphas), method=METHOD_WITH_FLAP.name)
+    plan = replace(harp_plan(model, calibration, kv_groups, alphas), method="harp+flap")
     return without_channels(model, calibration, plan, channels_to_go(model, plan, kv_groups, target_fraction))
 
 

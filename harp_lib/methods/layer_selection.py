@@ -7,9 +7,11 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from harp_lib.measure.likelihood import Batch, Tokens, evaluating, make_batches
-from harp_lib.methods.gradients import projection_weights, weight_gradients
-from harp_lib.pruning.architecture import branch_exit, check_attention, check_dense, decoder_layers
+from harp_lib.measure.models import evaluating
+from harp_lib.measure.text import Batch, Tokens, make_batches
+from harp_lib.methods.llm_pruner import projection_weights, weight_gradients
+from harp_lib.pruning.architecture import branch_exit, check_plan, decoder_layers
+from harp_lib.pruning.plan import PruningPlan
 from harp_lib.theory import block_influence
 
 LAYER_SELECTIONS = ("top", "bottom", "hessian", "similarity", "block-influence")
@@ -99,8 +101,8 @@ def layer_scores(strategy: str, model: PreTrainedModel, calibration: Tokens | No
         raise ValueError(f"no scores for {strategy!r}; choose from {', '.join(SCORED)}")
     if calibration is None:
         raise ValueError(f"{strategy!r} is measured on a text; give calibration tokens")
-    check_dense(model)
-    check_attention(model, range(len(decoder_layers(model))))
+    total = len(decoder_layers(model))
+    check_plan(model, PruningPlan.value_only(total, [1.0] * total))
     batches = make_batches(calibration)
     return _hessian(model, batches) if strategy == "hessian" else _turns(model, batches, strategy)
 

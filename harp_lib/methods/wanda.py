@@ -7,25 +7,12 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from harp_lib.measure.likelihood import Tokens
-from harp_lib.methods.budget import by_group, equal_parts, lowest
-from harp_lib.methods.calibration import InputStatistics, LayerStream
-from harp_lib.methods.method import Method
+from harp_lib.measure.text import Tokens
+from harp_lib.methods.calibration import InputStatistics, LayerStream, by_group, equal_parts, lowest
 from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
-from harp_lib.pruning.slicing import num_groups
 from harp_lib.pruning.surgery import temporarily_pruned
-
-METHOD = Method(
-    name="wanda-sp",
-    title="Wanda-sp",
-    colour="#029e73",
-    metric=r"\sum_{j \in g} \frac{1}{d} \sum_i \lvert \mathbf{W}^O_{ij} \rvert \cdot \lVert \mathbf{X}_j \rVert_2",
-    looks_at="weights and activations",
-    calibration="forward passes, layer by layer",
-    weight_update="none",
-    allocation="equally many groups in each layer of the range",
-)
 
 
 def planner(
@@ -35,22 +22,8 @@ def planner(
 
     Each layer of a range is run twice: dense, as far as W_O, to score its groups, and without the groups that go,
     since that is what the next layer sees. Wanda (Sun et al., 2024) made structured by FLAP's authors ("wanda_sp" in
-    github.com/CASIA-IVA-Lab/FLAP), here for key/value groups.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A dense model; unchanged afterwards.
-    calibration : Tensor or sequence
-        As in :func:`harp_lib.perplexity`.
-    layers : sequence of int
-        Layers from which groups may go.
-
-    Returns
-    -------
-    callable
-        ``plan(kv_groups, layers)``: removes that many groups from these layers, equally many from each. Ranges with
-        rising lowest layers share the dense passes below them.
+    github.com/CASIA-LMC-Lab/FLAP), here for key/value groups. The callable ``plan(kv_groups, layers)`` removes that
+    many groups, equally many from each layer; ranges with rising lowest layers share the dense passes below them.
     """
     stream, found = LayerStream(model, calibration), decoder_layers(model)
 
@@ -58,17 +31,17 @@ def planner(
         each = equal_parts(kv_groups, [num_groups(found[layer].self_attn) for layer in layers])
         first, last, plans = min(layers), max(layers), {}
         hidden = stream.entering(first)  # of each batch (B, N, d)
-        for layer in tqdm(range(first, last + 1), desc=METHOD.name, unit="layer", leave=False, delay=10):
+        for layer in tqdm(range(first, last + 1), desc="wanda-sp", unit="layer", leave=False, delay=10):
             if layer in layers:
                 attention = found[layer].self_attn
                 scores = group_scores(attention, stream.statistics(layer, attention.o_proj, hidden))
                 plans[layer] = LayerPlan(removed_groups=lowest(scores, each))
             if layer < last:
                 removed = {layer: plans[layer]} if layer in layers else {}
-                with temporarily_pruned(model, PruningPlan(len(found), removed, METHOD.name)):
+                with temporarily_pruned(model, PruningPlan(len(found), removed)):
                     for index, leaving in enumerate(stream.leaving(layer, hidden)):
                         hidden[index] = leaving
-        return PruningPlan(len(found), plans, METHOD.name)
+        return PruningPlan(len(found), plans, "wanda-sp")
 
     return plan
 

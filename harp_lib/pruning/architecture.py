@@ -1,23 +1,24 @@
 """What a decoder is made of, and whether a plan can be carried out on it."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .plan import LayerPlan, PruningPlan
-from .slicing import (
+from .layers import (
     ATTENTION_PARTS,
     FFN_PARTS,
     blocks,
+    folds,
     group_width,
     num_groups,
     pruned_attention,
     pruned_ffn,
     value_only,
 )
+from .plan import LayerPlan, PruningPlan
 
 # Norms of the decoder layers whose way through attention is known. Any other layer may hold a norm after attention,
 # which would undo alpha, or a second mixer beside it.
@@ -33,8 +34,8 @@ KNOWN_NORMS = {
         "attention_layernorm feedforward_layernorm",  # Apertus
     )
 }
-TOLERANCE = 0.05  # relative; above what bfloat16 costs, below what another kind of attention differs by
 OTHER_PARTS = {"self_attn", "mlp", "block_sparse_moe", "dropout"}
+TOLERANCE = 0.05  # relative; above what bfloat16 costs, below what another kind of attention differs by
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
@@ -60,8 +61,7 @@ def branch_exit(layer: nn.Module) -> nn.Module:
 
 def exit_weights(layer: nn.Module) -> list[nn.Parameter]:
     """The parameters that scale the attention branch of ``layer`` linearly."""
-    norm = output_norm(layer)
-    return list(norm.parameters()) if norm else list(layer.self_attn.o_proj.parameters())
+    return list((output_norm(layer) or layer.self_attn.o_proj).parameters())
 
 
 @torch.no_grad()
@@ -71,38 +71,79 @@ def gain_offset(norm: nn.Module) -> float:
     return float(round((gain - norm.weight).double().mean().item()))
 
 
-def check_dense(model: PreTrainedModel) -> None:
-    """ValueError if a plan was applied to ``model`` before."""
-    if getattr(model.config, "pruning_plan", None) is not None:
-        raise ValueError("this model is pruned already; load the dense model again")
-
-
-def check_fits(model: PreTrainedModel, plan: PruningPlan) -> None:
-    """ValueError if ``plan`` names layers, groups or channels that ``model`` has not, or has other modules."""
-    layers, name = decoder_layers(model), type(model).__name__
-    if plan.num_layers != len(layers):
-        raise ValueError(f"the plan is for {plan.num_layers} layers, {name} has {len(layers)}")
-    for index, removed in plan.layers.items():
-        attention, ffn = getattr(layers[index], "self_attn", None), getattr(layers[index], "mlp", None)
-        if removed.removed_groups:
-            if not all_linear(attention, ATTENTION_PARTS):
-                raise ValueError(f"{name} is not supported: layer {index} has no {', '.join(ATTENTION_PARTS)}")
-            _check_indices(f"layer {index}: key/value group", removed.removed_groups, num_groups(attention))
-            wanted = len(removed.removed_groups) * group_width(attention)
-            if removed.group_means is not None and len(removed.group_means) != wanted:
-                raise ValueError(f"layer {index}: {len(removed.group_means)} group_means for {wanted} removed columns")
-        if removed.removed_channels:
-            if not all_linear(ffn, FFN_PARTS):
-                raise ValueError(f"{name} is not supported: layer {index} has no gated FFN of {', '.join(FFN_PARTS)}")
-            channels = ffn.down_proj.in_features
-            _check_indices(f"layer {index}: FFN channel", removed.removed_channels, channels)
-            if len(removed.removed_channels) == channels:
-                raise ValueError(f"layer {index}: all {channels} FFN channels would go; leave at least one")
-
-
 def all_linear(module: nn.Module | None, parts: Iterable[str]) -> bool:
     """Whether ``module`` has all of these linear maps."""
     return all(isinstance(getattr(module, part, None), nn.Linear) for part in parts)
+
+
+def check_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False) -> None:
+    """ValueError, with the reason, if ``plan`` cannot be carried out on ``model``, which is left as it is.
+
+    The model has to be dense and to have what the plan names, of a known kind, in weights that can be scaled and
+    sliced. What the names of modules do not show (gates, sinks, norms of values or over all heads) is found by running
+    the model over three tokens.
+    """
+    name, layers = type(model).__name__, decoder_layers(model)
+    if getattr(model.config, "pruning_plan", None) is not None:
+        raise ValueError("this model is pruned already; load the dense model again")
+    check_fits(model, plan, fold_output)
+    if plan.alphas and model.config.get_text_config() is not model.config:
+        raise ValueError(f"{name} is not supported: it has other inputs than text; load its text-only class")
+    if plan.alphas and getattr(model.config, "clip_qkv", None) is not None:
+        raise ValueError(f"{name} is not supported: it clips values (clip_qkv), so that W_V W_O is not all of it")
+    for index, lost in plan.layers.items():
+        layer, touched = layers[index], []
+        if lost.alpha is not None:
+            parts = {part for part, _ in layer.named_children()}
+            if frozenset(parts - OTHER_PARTS) not in KNOWN_NORMS:
+                known = ", ".join(sorted(parts))
+                raise ValueError(f"{name} is not supported: layer {index} has parts of no known kind ({known})")
+            touched += exit_weights(layer)
+        touched += layer.self_attn.parameters() if lost.removed_groups else []
+        touched += layer.mlp.parameters() if lost.removed_channels else []
+        if any(weight.is_meta or not weight.is_floating_point() for weight in touched):
+            raise ValueError(
+                f"layer {index}: weights that are offloaded or quantized can be neither scaled nor sliced; "
+                "load the model in float32, bfloat16 or float16 without offloading"
+            )
+    _try_out(model, plan)
+
+
+def check_fits(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False) -> None:
+    """ValueError if ``plan`` names layers, groups or channels that ``model`` has not, or modules of another kind."""
+    layers, name = decoder_layers(model), type(model).__name__
+    if plan.num_layers != len(layers):
+        raise ValueError(f"the plan is for {plan.num_layers} layers, {name} has {len(layers)}")
+    for index, lost in plan.layers.items():
+        attention, ffn = getattr(layers[index], "self_attn", None), getattr(layers[index], "mlp", None)
+        needed = ATTENTION_PARTS if lost.removed_groups else ("v_proj", "o_proj")
+        if (lost.removed_groups or lost.alpha is not None) and not all_linear(attention, needed):
+            parts = ", ".join(needed)
+            raise ValueError(
+                f"{name} is not supported: layer {index} has no self_attn with separate {parts} "
+                "(fused projections, or no attention)"
+            )
+        if lost.removed_groups:
+            _check_indices(f"layer {index}: key/value group", lost.removed_groups, num_groups(attention))
+            wanted = len(lost.removed_groups) * group_width(attention)
+            if lost.group_means is not None and len(lost.group_means) != wanted:
+                raise ValueError(f"layer {index}: {len(lost.group_means)} group_means for {wanted} removed columns")
+        if lost.removed_channels:
+            if not all_linear(ffn, FFN_PARTS):
+                raise ValueError(f"{name} is not supported: layer {index} has no gated FFN of {', '.join(FFN_PARTS)}")
+            channels = ffn.down_proj.in_features
+            _check_indices(f"layer {index}: FFN channel", lost.removed_channels, channels)
+            if len(lost.removed_channels) == channels:
+                raise ValueError(f"layer {index}: all {channels} FFN channels would go; leave at least one")
+        if fold_output and lost.alpha and folds(attention):
+            # Linear maps of other classes, such as those of float8, scale their weights as they read them. A weight on
+            # the meta device is offloaded where accelerate has a hook; else the model is there to be counted.
+            output = attention.o_proj
+            if type(output) is not nn.Linear or (output.weight.is_meta and hasattr(output, "_hf_hook")):
+                raise ValueError(
+                    f"layer {index}: an output projection that is offloaded, or no plain linear map (quantized, for "
+                    "one), cannot be folded; load the model in float32, bfloat16 or float16, or leave fold_output out"
+                )
 
 
 def _check_indices(what: str, indices: Sequence[int], count: int) -> None:
@@ -110,149 +151,87 @@ def _check_indices(what: str, indices: Sequence[int], count: int) -> None:
         raise ValueError(f"{what} {indices[-1]} does not exist; there are {count} (0 … {count - 1})")
 
 
-def check_weights(model: PreTrainedModel, plan: PruningPlan) -> None:
-    """ValueError if what ``plan`` scales or slices is offloaded or quantized."""
-    for index, removed in plan.layers.items():
-        layer = decoder_layers(model)[index]
-        touched = [] if removed.alpha is None else exit_weights(layer)
-        if removed.removed_groups:
-            touched += layer.self_attn.parameters()
-        if removed.removed_channels:
-            touched += layer.mlp.parameters()
-        if any(weight.is_meta or not weight.is_floating_point() for weight in touched):
-            raise ValueError(
-                f"layer {index}: weights that are offloaded or quantized can be neither scaled nor sliced; "
-                "load the model in float32, bfloat16 or float16 without offloading"
-            )
-
-
-def check_attention(model: PreTrainedModel, layers: Iterable[int]) -> None:
-    """ValueError if ``model`` cannot have value-only attention in ``layers``.
-
-    A lone token can only attend to itself, so ``W_V W_O`` must give what the stock attention gives on a text of
-    one token. That refuses what the names of the modules do not show: gates, sinks, norms on the values.
-    """
-    name, found = type(model).__name__, decoder_layers(model)
-    if model.config.get_text_config() is not model.config:
-        raise ValueError(f"{name} is not supported: it has other inputs than text; load its text-only class")
-    for layer in layers:
-        attention = getattr(found[layer], "self_attn", None)
-        if not all_linear(attention, ("v_proj", "o_proj")):
-            raise ValueError(
-                f"{name} is not supported: layer {layer} has no self_attn with separate v_proj and o_proj "
-                "(fused projections, or no attention)"
-            )
-        parts = {part for part, _ in found[layer].named_children()}
-        if frozenset(parts - OTHER_PARTS) not in KNOWN_NORMS:
-            raise ValueError(
-                f"{name} is not supported: layer {layer} has parts of no known kind ({', '.join(sorted(parts))})"
-            )
-    if getattr(model.config, "clip_qkv", None) is not None:
-        raise ValueError(f"{name} is not supported: it clips values (clip_qkv), so that W_V W_O is not all of it")
-    differing = [layer for layer, error in _lone_token_errors(model, layers).items() if error > TOLERANCE]
-    if differing:
-        raise ValueError(
-            f"{name} is not supported: in layer {differing[0]}, attention on a single token is not W_V W_O "
-            "(a gate, a sink or a norm in between)"
-        )
-
-
 @torch.no_grad()
-def check_slices(model: PreTrainedModel, plan: PruningPlan) -> None:
-    """ValueError if slicing a layer of ``model`` is not the same as masking what is removed.
+def _try_out(model: PreTrainedModel, plan: PruningPlan) -> None:
+    """ValueError if a pruned module does not give what the stock one does, masked or on a token that sees itself alone.
 
-    A sliced copy and the masked original of each module read the same three tokens. That refuses what the names of
-    the modules do not show: norms over all heads, sinks, heads that are mixed.
+    Both read what enters the stock module while the model runs over three tokens.
     """
-    found, differing = decoder_layers(model), []
+    name, training, found, differing, handles = type(model).__name__, model.training, decoder_layers(model), {}, []
 
-    def compare(index: int, part: str, removed: LayerPlan):
+    def lone_token(index: int):
+        def hook(attention: nn.Module, args: tuple, kwargs: dict, output: tuple) -> None:
+            hidden = args[0] if args else kwargs["hidden_states"]  # (1, 3, d), of which the first token sees itself
+            alone, stock = value_only(attention, index)(hidden[:, :1])[0].float(), output[0][:, :1].float()
+            if _distance(alone, stock) > TOLERANCE:
+                differing[index] = "attention on a single token is not W_V W_O (a gate, a sink or a norm in between)"
+
+        return hook
+
+    def masked(index: int, lost: LayerPlan, part: str):
         def hook(module: nn.Module, args: tuple, kwargs: dict, output: tuple | torch.Tensor) -> None:
             if part == "attention":
-                sliced = pruned_attention(module, index, removed)
-                mask = masking(module.o_proj, removed.removed_groups, group_width(module), removed.group_means)
+                sliced, means = pruned_attention(module, index, lost), lost.group_means
+                mask = masking(module.o_proj, blocks(lost.removed_groups, group_width(module)), means)
             else:
-                sliced = pruned_ffn(module, removed)
-                mask = masking(module.down_proj, removed.removed_channels, 1, removed.channel_means)
+                sliced, means = pruned_ffn(module, lost), lost.channel_means
+                mask = masking(module.down_proj, lost.removed_channels, means)
             with mask:
                 expected = _tensor(module.forward(*args, **kwargs)).float()
             if not expected.isfinite().all():
                 raise ValueError(f"layer {index}: its {part} gives numbers that are not finite; look at its weights")
             try:
-                difference = _tensor(sliced.forward(*args, **kwargs)).float() - expected
-                error = difference.norm() / expected.norm().clamp_min(1e-12)
+                same = _distance(_tensor(sliced.forward(*args, **kwargs)).float(), expected) < TOLERANCE
             except torch.OutOfMemoryError:
                 raise
             except (RuntimeError, TypeError, AttributeError, ValueError):  # shapes that do not fit
-                error = torch.tensor(torch.inf)
-            if not error < TOLERANCE:
-                differing.append((index, part))
+                same = False
+            if not same:
+                differing[index] = (
+                    f"{part} without some of its parts is not the same as with these parts masked "
+                    "(a norm over all heads, a sink or a cache of its own)"
+                )
 
         return hook
 
-    hooks = {}
-    for index, removed in plan.layers.items():
-        if removed.removed_groups:
-            hooks[found[index].self_attn] = compare(index, "attention", removed)
-        if removed.removed_channels:
-            hooks[found[index].mlp] = compare(index, "FFN", removed)
-    _probe(model, hooks, tokens=3)
-    if differing:
-        index, part = differing[0]
-        raise ValueError(
-            f"{type(model).__name__} is not supported: in layer {index}, {part} without some of its parts is not the "
-            "same as with these parts masked (a norm over all heads, a sink or a cache of its own)"
-        )
-
-
-@contextmanager
-def masking(output: nn.Linear, removed: Sequence[int], width: int, means: Sequence[float] | None) -> Iterator[None]:
-    """Within the context, blocks of ``width`` input channels of a linear map are zero, or their means."""
-    columns = blocks(removed, width)
-
-    def mask(module: nn.Module, args: tuple) -> tuple:
-        masked = args[0].clone()
-        masked[..., columns] = 0 if means is None else torch.tensor(means, device=masked.device, dtype=masked.dtype)
-        return (masked,)
-
-    handle = output.register_forward_pre_hook(mask)
     try:
-        yield
+        for index, lost in plan.layers.items():
+            attention, hooks = found[index].self_attn, []
+            hooks += [(attention, lone_token(index))] if lost.alpha is not None else []
+            hooks += [(attention, masked(index, lost, "attention"))] if lost.removed_groups else []
+            hooks += [(found[index].mlp, masked(index, lost, "FFN"))] if lost.removed_channels else []
+            handles += [module.register_forward_hook(hook, with_kwargs=True) for module, hook in hooks]
+        model.eval()
+        # Token 0 is often padding, with a zero embedding.
+        ids = model.get_input_embeddings().num_embeddings // 2 - torch.arange(3)
+        model(ids[None].to(model.device), use_cache=False)
     finally:
-        handle.remove()
+        model.train(training)
+        for handle in handles:
+            handle.remove()
+    for index, reason in differing.items():
+        raise ValueError(f"{name} is not supported: in layer {index}, {reason}")
+
+
+def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((found - expected).norm() / expected.norm().clamp_min(1e-12)).item()
 
 
 def _tensor(output: torch.Tensor | tuple) -> torch.Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-def _lone_token_errors(model: PreTrainedModel, layers: Iterable[int]) -> dict[int, float]:
-    found, errors = decoder_layers(model), {}
+@contextmanager
+def masking(output: nn.Linear, columns: Sequence[int], means: Sequence[float] | None) -> Iterator[None]:
+    """Within the context, some input channels of a linear map are zero, or their means."""
 
-    def compare(layer: int):
-        def hook(attention: nn.Module, args: tuple, kwargs: dict, output: tuple) -> None:
-            hidden = args[0] if args else kwargs["hidden_states"]
-            expected, dense = value_only(attention, layer)(hidden)[0].float(), output[0].float()
-            errors[layer] = ((expected - dense).norm() / dense.norm().clamp_min(1e-12)).item()
+    def mask(module: nn.Module, args: tuple) -> tuple:
+        hidden = args[0].clone()
+        hidden[..., columns] = 0 if means is None else torch.tensor(means, device=hidden.device, dtype=hidden.dtype)
+        return (hidden,)
 
-        return hook
-
-    _probe(model, {found[layer].self_attn: compare(layer) for layer in layers}, tokens=1)
-    return errors
-
-
-@torch.no_grad()
-def _probe(model: PreTrainedModel, hooks: Mapping[nn.Module, Callable], tokens: int) -> None:
-    """Run the model once over a few tokens, with a forward hook on some modules."""
-    training, handles = model.training, []
+    handle = output.register_forward_pre_hook(mask)
     try:
-        for module, hook in hooks.items():
-            handles.append(module.register_forward_hook(hook, with_kwargs=True))
-        model.eval()
-        # Token 0 is often padding, with a zero embedding.
-        ids = model.get_input_embeddings().num_embeddings // 2 - torch.arange(tokens)
-        model(ids[None].to(model.device), use_cache=False)
+        yield
     finally:
-        model.train(training)
-        for handle in handles:
-            handle.remove()
+        handle.remove()

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from harp_lib.measure.wheels import quiet
+from harp_lib.measure.registry import quiet
 from harp_lib.pruning import remote
 
 from .plan import PruningPlan

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import operator
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +22,14 @@ class LayerPlan:
     ----------
     alpha : float, optional
         Makes the layer value-only: queries and keys go, and the attention branch is scaled, as in the paper's Section
-        2.3, ``H + alpha * H W_V W_O``. Zero removes values and output projection too, since nothing of the branch is
-        left.
+        2.3, ``H + alpha * H W_V W_O``. Zero removes values and output projection too.
     removed_groups : tuple of int
         Key/value heads that go, each with its query heads and the columns of W_O that read them.
     removed_channels : tuple of int
         Channels of a gated FFN that go: rows of its gate and up projection, columns of its down projection.
     group_means, channel_means : tuple of float, optional
-        Mean inputs of the removed columns of W_O and of the down projection, in the order of what is removed. Times
-        these columns, they become a bias that makes up for what goes (FLAP's compensation). None: nothing does.
+        Mean inputs of the removed columns of W_O and of the down projection, in their order. Times these columns they
+        become a bias that makes up for what goes (FLAP's compensation). None: nothing does.
     """
 
     alpha: float | None = None
@@ -39,27 +39,26 @@ class LayerPlan:
     channel_means: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.alpha is not None and not (_is_number(self.alpha) and math.isfinite(self.alpha)):
+        if self.alpha is not None and not _is_finite(self.alpha):
             raise ValueError(f"alpha is {self.alpha!r}; it has to be a finite number")
-        for name in ("removed_groups", "removed_channels"):
-            indices = getattr(self, name)
-            if not isinstance(indices, Sequence) or not all(_is_index(index) for index in indices):
-                raise ValueError(f"{name} has to be indices from 0; got {_shortly(indices)}")
-            if list(indices) != sorted(set(indices)):
-                raise ValueError(f"{name} has to be rising, each index once; got {_shortly(indices)}")
-            object.__setattr__(self, name, tuple(indices))
         if self.alpha is not None and (self.removed_groups or self.group_means is not None):
             raise ValueError("a value-only layer (alpha) has no key/value groups left to remove or to make up for")
-        for name, removed in (("group_means", self.removed_groups), ("channel_means", self.removed_channels)):
-            if (means := getattr(self, name)) is None:
+        for part in ("group", "channel"):
+            name, removed, means = f"removed_{part}s", getattr(self, f"removed_{part}s"), getattr(self, f"{part}_means")
+            if not isinstance(removed, Sequence) or not all(type(index) is int and index >= 0 for index in removed):
+                raise ValueError(f"{name} has to be indices from 0; got {reprlib.repr(removed)}")
+            if list(removed) != sorted(set(removed)):
+                raise ValueError(f"{name} has to be rising, each index once; got {reprlib.repr(removed)}")
+            object.__setattr__(self, name, tuple(removed))
+            if means is None:
                 continue
-            if not isinstance(means, Sequence) or not all(_is_number(mean) and math.isfinite(mean) for mean in means):
-                raise ValueError(f"{name} has to be finite numbers; got {_shortly(means)}")
+            if not isinstance(means, Sequence) or not all(_is_finite(mean) for mean in means):
+                raise ValueError(f"{part}_means has to be finite numbers; got {reprlib.repr(means)}")
             each, rest = divmod(len(means), len(removed) or 1)
-            if not removed or not each or rest or (name == "channel_means" and each > 1):
+            if not removed or not each or rest or (part == "channel" and each > 1):
                 wanted = f"equally many for each of {len(removed)} removed"
-                raise ValueError(f"{name} has {len(means)} numbers; it needs {wanted}")
-            object.__setattr__(self, name, tuple(means))
+                raise ValueError(f"{part}_means has {len(means)} numbers; it needs {wanted}")
+            object.__setattr__(self, f"{part}_means", tuple(means))
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that say something, as JSON values."""
@@ -71,21 +70,8 @@ class LayerPlan:
         }
 
 
-def _read(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _is_index(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _shortly(values: Any) -> str:
-    few = isinstance(values, str) or not isinstance(values, Sequence) or len(values) <= 8
-    return repr(values) if few else f"{list(values[:8])} and {len(values) - 8} more"
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass(frozen=True)
@@ -109,15 +95,14 @@ class PruningPlan:
     method: str = "harp"
 
     def __post_init__(self) -> None:
-        if self.num_layers < 1:
-            raise ValueError(f"num_layers is {self.num_layers}; a model has at least one layer")
+        total = self.num_layers
+        if total < 1:
+            raise ValueError(f"num_layers is {total}; a model has at least one layer")
         for layer in self.layers:
-            if not isinstance(layer, int) or isinstance(layer, bool):
+            if type(layer) is not int:
                 raise ValueError(f"layer index {layer!r} is not an integer")
-            if not 0 <= layer < self.num_layers:
-                raise ValueError(
-                    f"layer {layer} is not in a model of {self.num_layers} layers (0 … {self.num_layers - 1})"
-                )
+            if not 0 <= layer < total:
+                raise ValueError(f"layer {layer} is not in a model of {total} layers (0 … {total - 1})")
         object.__setattr__(self, "layers", dict(sorted(self.layers.items())))
 
     @classmethod
@@ -171,13 +156,10 @@ class PruningPlan:
         if not isinstance(values, Mapping) or values.get("format") != FORMAT:
             raise ValueError(f"not a pruning plan: the field 'format' has to be {FORMAT!r}")
         try:
-            named = [entry["layer"] for entry in values["layers"]]
-            if len(set(named)) < len(named):
+            entries = [dict(entry) for entry in values["layers"]]
+            layers = {entry.pop("layer"): LayerPlan(**entry) for entry in entries}
+            if len(layers) < len(entries):
                 raise ValueError("a layer stands in the plan twice")
-            layers = {
-                entry["layer"]: LayerPlan(**{name: _read(value) for name, value in entry.items() if name != "layer"})
-                for entry in values["layers"]
-            }
             return cls(values["num_layers"], layers, values["method"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a complete pruning plan: {error!r}") from None

@@ -1,4 +1,4 @@
-"""Executing a plan: the only file that changes a model."""
+"""Carries plans out: the only file that changes a model."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -8,20 +8,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .architecture import (
-    branch_exit,
-    check_attention,
-    check_dense,
-    check_fits,
-    check_slices,
-    check_weights,
-    decoder_layers,
-    exit_weights,
-    gain_offset,
-    output_norm,
-)
+from .architecture import branch_exit, check_fits, check_plan, decoder_layers, exit_weights, gain_offset, output_norm
+from .layers import pruned_attention, pruned_ffn
 from .plan import PruningPlan
-from .slicing import folds, pruned_attention, pruned_ffn
 
 
 def apply_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False) -> PreTrainedModel:
@@ -55,14 +44,7 @@ def apply_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = Fa
     """
     from .remote import pruned_class
 
-    check_dense(model)
-    layers = decoder_layers(model)
-    check_fits(model, plan)
-    check_attention(model, plan.alphas)
-    check_weights(model, plan)
-    if fold_output:
-        check_folds(model, plan)
-    check_slices(model, plan)
+    check_plan(model, plan, fold_output)
     model_class, config_class = pruned_class(type(model)), pruned_class(type(model.config))
     # The model is marked first: if memory runs out below, it is half pruned, and refused instead of pruned twice.
     config = model.config
@@ -74,32 +56,18 @@ def apply_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = Fa
             module.config = pruned_config
     model.__class__ = model_class
     for layer, alpha in plan.alphas.items():
-        fold_alpha(layers[layer], alpha)
+        fold_alpha(decoder_layers(model)[layer], alpha)
     swap_modules(model, plan, fold_output)
     return model
 
 
-def check_folds(model: PreTrainedModel, plan: PruningPlan) -> None:
-    """ValueError if an output projection is offloaded or quantized, whose columns would be summed."""
-    layers = decoder_layers(model)
-    for index in (layer for layer, alpha in plan.alphas.items() if alpha):
-        output = layers[index].self_attn.o_proj
-        offloaded = output.weight.is_meta and hasattr(output, "_hf_hook")  # accelerate's; else a model to count on
-        # Linear maps of other classes, such as those of float8, scale their weights as they read them.
-        if folds(layers[index].self_attn) and (offloaded or type(output) is not nn.Linear):
-            raise ValueError(
-                f"layer {index}: an output projection that is offloaded, or no plain linear map (quantized, for one), "
-                "cannot be folded; load the model in float32, bfloat16 or float16, or leave fold_output out"
-            )
-
-
 def swap_modules(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False) -> None:
     """Replace the modules that lose something; alpha is left out. No weight is changed: folded ones are new."""
-    for index, layer_plan in plan.layers.items():
+    for index, lost in plan.layers.items():
         layer = decoder_layers(model)[index]
-        layer.self_attn = pruned_attention(layer.self_attn, index, layer_plan, fold_output)
-        if layer_plan.removed_channels:  # a value-only layer may have an FFN of any kind
-            layer.mlp = pruned_ffn(layer.mlp, layer_plan)
+        layer.self_attn = pruned_attention(layer.self_attn, index, lost, fold_output)
+        if lost.removed_channels:  # a value-only layer may have an FFN of any kind
+            layer.mlp = pruned_ffn(layer.mlp, lost)
 
 
 @contextmanager
@@ -116,12 +84,9 @@ def temporarily_pruned(model: PreTrainedModel, plan: PruningPlan, fold_output: b
     fold_output : bool
         As in :func:`apply_plan`; the folded projections last as long as the context.
     """
-    check_fits(model, plan)
-    if fold_output:
-        check_folds(model, plan)
-    layers = decoder_layers(model)
+    check_fits(model, plan, fold_output)
+    layers, handles = decoder_layers(model), []
     stock = {index: dict(layers[index].named_children()) for index in plan.layers}
-    handles = []
     try:
         swap_modules(model, plan, fold_output)
         for index, alpha in plan.alphas.items():

@@ -1,0 +1,229 @@
+"""What stands in for the modules of a pruned layer: made of stock modules, which stay as they are.
+
+Of the K key/value groups of a layer with r query heads each, of width Dh, k stay: rows k·r·Dh of Q, k·Dh of K and V,
+columns k·r·Dh of W_O.
+"""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache, DynamicLayer
+
+from .plan import LayerPlan
+
+ATTENTION_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj")
+FFN_PARTS = ("gate_proj", "up_proj", "down_proj")
+
+
+class LengthLayer(DynamicLayer):
+    """Cache entry of a layer that caches nothing: counts tokens with keys and values of width zero.
+
+    transformers asks the first layer of a cache how many tokens it has seen. ``DynamicLayer`` answers 0 whenever
+    its keys hold no numbers, which would silently shift positions and masks if that layer is value-only.
+    """
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = key_states[..., :0, :], value_states[..., :0, :]  # (B, 1, 0, 0)
+        self.is_initialized = True
+
+    def get_seq_length(self) -> int:
+        return self.keys.shape[-2] if self.is_initialized else 0
+
+
+def count_tokens(cache: Cache, layer_idx: int, hidden_states: torch.Tensor) -> None:
+    """Tell ``cache`` that layer ``layer_idx`` has seen ``hidden_states`` (B, N, d), without storing anything."""
+    while len(cache.layers) <= layer_idx:  # a cache made without a config grows as it is used
+        cache.layers.append(cache.layer_class_to_replicate())
+    entry = cache.layers[layer_idx]
+    # Static and sliding entries count tokens themselves, whatever the width of the keys.
+    if isinstance(entry, DynamicLayer) and not entry.is_sliding and not isinstance(entry, LengthLayer):
+        if entry.get_seq_length() > 0:
+            raise ValueError(f"this cache holds keys for layer {layer_idx}, which has none: another model filled it")
+        cache.layers[layer_idx] = LengthLayer()
+    batch, tokens, _ = hidden_states.shape
+    nothing = hidden_states.new_empty(batch, 1, tokens, 0)
+    cache.update(nothing, nothing, layer_idx)
+
+
+class ValueOnlyAttention(nn.Module):
+    """Attention with queries and keys removed: every token attends to itself alone (paper, Section 2.3).
+
+    Computes ``H W_V W_O``; alpha is folded into the weights. Nothing is read from or written to a KV cache. The
+    attention matrix is the identity and is not returned, so ``output_attentions`` leaves these layers out.
+
+    Parameters
+    ----------
+    v_proj, o_proj : nn.Linear
+        The projections of the attention that this module replaces, d → K·Dh and H·Dh → d; or a folded output
+        projection K·Dh → d, before which no value is copied.
+    head_dim : int
+        Width Dh of a head.
+    layer_idx : int
+        Index of the layer, from the bottom.
+    """
+
+    def __init__(self, v_proj: nn.Module, o_proj: nn.Module, head_dim: int, layer_idx: int) -> None:
+        super().__init__()
+        self.v_proj, self.o_proj, self.head_dim, self.layer_idx = v_proj, o_proj, head_dim, layer_idx
+        self.queries_per_group = o_proj.in_features // v_proj.out_features
+
+    def forward(
+        self, hidden_states: torch.Tensor, *args: object, past_key_values: Cache | None = None, **kwargs: object
+    ) -> tuple[torch.Tensor, None]:
+        if past_key_values is not None:
+            count_tokens(past_key_values, self.layer_idx, hidden_states)
+        values = self.v_proj(hidden_states)  # (B, N, K·Dh)
+        if self.queries_per_group > 1:
+            values = values.unflatten(-1, (-1, 1, self.head_dim))  # (B, N, K, 1, Dh)
+            values = values.expand(-1, -1, -1, self.queries_per_group, -1).flatten(2)  # (B, N, H·Dh)
+        return self.o_proj(values), None
+
+
+class SkippedAttention(nn.Module):
+    """Attention of which nothing is left, with α = 0 or all groups removed, but perhaps a bias (d,) for every token."""
+
+    def __init__(self, layer_idx: int, bias: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.bias = None if bias is None else nn.Parameter(bias)
+
+    def forward(
+        self, hidden_states: torch.Tensor, *args: object, past_key_values: Cache | None = None, **kwargs: object
+    ) -> tuple[torch.Tensor, None]:
+        if past_key_values is not None:
+            count_tokens(past_key_values, self.layer_idx, hidden_states)
+        return (torch.zeros_like(hidden_states) if self.bias is None else self.bias.expand_as(hidden_states)), None
+
+
+def pruned_attention(attention: nn.Module, layer: int, plan: LayerPlan, fold_output: bool = False) -> nn.Module:
+    """The attention that stays under ``plan``; ``attention`` itself where it loses nothing. Alpha is not folded."""
+    if plan.alpha is not None:
+        return SkippedAttention(layer) if plan.alpha == 0 else value_only(attention, layer, fold_output)
+    if not plan.removed_groups:
+        return attention
+    removed, width, output = plan.removed_groups, group_width(attention), attention.o_proj
+    kept = [group for group in range(num_groups(attention)) if group not in removed]
+    bias = bias_without(output, blocks(removed, width), plan.group_means)
+    if not kept:
+        return SkippedAttention(layer, bias)
+    parts = {
+        "q_proj": keep_rows(attention.q_proj, blocks(kept, width)),
+        "k_proj": keep_rows(attention.k_proj, blocks(kept, attention.head_dim)),
+        "v_proj": keep_rows(attention.v_proj, blocks(kept, attention.head_dim)),
+        "o_proj": keep_columns(output, blocks(kept, width), bias),
+    }
+    sliced = with_parts(attention, parts)
+    # Most attention modules read the number of heads off the projections; some have counted it.
+    for name, heads in (("num_key_value_heads", len(kept)), ("num_heads", len(kept) * width // attention.head_dim)):
+        if hasattr(sliced, name):
+            setattr(sliced, name, heads)
+    return sliced
+
+
+def pruned_ffn(ffn: nn.Module, plan: LayerPlan) -> nn.Module:
+    """The gated FFN that stays under ``plan``; ``ffn`` itself where it loses nothing."""
+    if not plan.removed_channels:
+        return ffn
+    removed, output = set(plan.removed_channels), ffn.down_proj
+    kept = [channel for channel in range(output.in_features) if channel not in removed]
+    parts = {
+        "gate_proj": keep_rows(ffn.gate_proj, kept),
+        "up_proj": keep_rows(ffn.up_proj, kept),
+        "down_proj": keep_columns(output, kept, bias_without(output, plan.removed_channels, plan.channel_means)),
+    }
+    return with_parts(ffn, parts)
+
+
+def value_only(attention: nn.Module, layer: int, fold_output: bool = False) -> ValueOnlyAttention:
+    """The value-only attention that shares ``v_proj`` with ``attention``, and ``o_proj`` unless that is folded."""
+    output = folded_output(attention) if fold_output else attention.o_proj
+    return ValueOnlyAttention(attention.v_proj, output, attention.head_dim, layer)
+
+
+@torch.no_grad()
+def folded_output(attention: nn.Module) -> nn.Linear:
+    """The output projection (K·Dh → d) that reads each value head once, not a copy for each of its r query heads.
+
+    ``[V_1 … V_1 … V_K … V_K] W_O = [V_1 … V_K] W_O'``, where W_O' sums W_O over the r query heads of each group: exact
+    where each token attends to itself alone (paper, Section 2.3). ``o_proj`` itself where r is 1.
+    """
+    output = attention.o_proj
+    if not folds(attention):
+        return output
+    heads = output.weight.unflatten(1, (num_groups(attention), -1, attention.head_dim))  # (d, K, r, Dh)
+    weight = heads.sum(2, dtype=torch.float64).flatten(1)  # (d, K·Dh)
+    folded = _linear(weight.to(output.weight.dtype), None, output.weight.requires_grad)
+    folded.bias = output.bias
+    return folded
+
+
+def folds(attention: nn.Module) -> bool:
+    """Whether several query heads share a value head."""
+    return attention.o_proj.in_features > attention.v_proj.out_features
+
+
+def num_groups(attention: nn.Module) -> int:
+    """Key/value groups K of an attention module."""
+    return attention.v_proj.out_features // attention.head_dim
+
+
+def group_width(attention: nn.Module) -> int:
+    """Columns r·Dh of W_O that read one key/value group."""
+    return attention.o_proj.in_features // num_groups(attention)
+
+
+def blocks(groups: Sequence[int], width: int) -> list[int]:
+    """Rows or columns that belong to some groups of ``width`` each."""
+    return [group * width + i for group in groups for i in range(width)]
+
+
+@torch.no_grad()
+def keep_rows(linear: nn.Linear, rows: Sequence[int]) -> nn.Linear:
+    """The linear map to some of the outputs."""
+    kept = torch.tensor(rows, device=linear.weight.device)
+    bias = None if linear.bias is None else linear.bias.index_select(0, kept)
+    return _linear(linear.weight.index_select(0, kept), bias, linear.weight.requires_grad)
+
+
+@torch.no_grad()
+def keep_columns(linear: nn.Linear, columns: Sequence[int], bias: torch.Tensor | None) -> nn.Linear:
+    """The linear map of some of the inputs, with another bias."""
+    kept = torch.tensor(columns, device=linear.weight.device)
+    return _linear(linear.weight.index_select(1, kept), bias, linear.weight.requires_grad)
+
+
+@torch.no_grad()
+def bias_without(linear: nn.Linear, removed: Sequence[int], means: Sequence[float] | None) -> torch.Tensor | None:
+    """The bias (d,) of a linear map that loses inputs: with the constant that their means come to, if given."""
+    weight, bias, device = linear.weight, linear.bias, linear.weight.device
+    if means is None:
+        return None if bias is None else bias.clone()
+    gone = weight.index_select(1, torch.tensor(removed, device=device)).float()  # (d, removed)
+    constant = gone @ torch.tensor(means, device=device, dtype=torch.float32)
+    return (constant if bias is None else bias.float() + constant).to(weight.dtype)
+
+
+def _linear(weight: torch.Tensor, bias: torch.Tensor | None, requires_grad: bool) -> nn.Linear:
+    with torch.device("meta"):  # no random numbers are drawn for weights that are replaced at once
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    linear.weight = nn.Parameter(weight, requires_grad)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad)
+    return linear
+
+
+def with_parts(module: nn.Module, parts: dict[str, nn.Module]) -> nn.Module:
+    """A copy of ``module`` that shares everything with it except for ``parts``."""
+    twin = copy.copy(module)
+    for name, value in vars(module).items():
+        if isinstance(value, dict):  # submodules and hooks: what is changed in the copy stays in the copy
+            setattr(twin, name, value.copy())
+    # What accelerate leaves on a module that is spread over devices leads back to the original.
+    for name in ("forward", "_old_forward", "_hf_hook"):
+        vars(twin).pop(name, None)
+    for name, part in parts.items():
+        setattr(twin, name, part.train(module.training))
+    return twin
