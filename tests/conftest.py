@@ -32,7 +32,7 @@ def shared():
 
 @pytest.fixture(scope="session")
 def _tiny_models():
-    from harp_lib.measure.tiny import tiny_model
+    from harp_lib.measure.registry import tiny_model
 
     return {name: tiny_model(name) for name in FAMILIES}
 

@@ -19,7 +19,7 @@ from harp_lib.accounting import (
     stock_model,
     top_groups_plan,
 )
-from harp_lib.measure.tiny import FAMILIES, SHAPE
+from harp_lib.measure.registry import FAMILIES, SHAPE
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.remote import pruned_class
 from harp_lib.pruning.surgery import apply_plan

@@ -136,7 +136,7 @@ def test_a_stream_holds_what_enters_a_layer(tiny, name, order):
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_a_stream_leaves_the_top_layer_as_the_model_does(implementation, tokens):
-    from harp_lib.measure.tiny import tiny_model
+    from harp_lib.measure.registry import tiny_model
 
     model = tiny_model("tiny-mistral", attn_implementation=implementation)
     stream = LayerStream(model, tokens)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, Gemma2ForCausalLM, LlamaForCausalLM
 
 from harp_lib import PruningPlan, apply_plan, load_pruned, save_pruned
-from harp_lib.measure.tiny import tiny_tokenizer
+from harp_lib.measure.registry import tiny_tokenizer
 from harp_lib.pruning.plan import LayerPlan
 
 PLAN = PruningPlan(

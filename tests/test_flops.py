@@ -5,7 +5,7 @@ from transformers import AutoConfig, AutoModel, GPT2Config, MistralConfig
 
 from harp_lib.accounting import paper_configs
 from harp_lib.accounting import decode_flops, layer_flops, overtaking_length, prefill_flops
-from harp_lib.measure.tiny import SHAPE
+from harp_lib.measure.registry import SHAPE
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.surgery import apply_plan
 

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from harp_lib import PruningPlan, apply_plan, load_pruned, save_pruned
-from harp_lib.measure.tiny import tiny_model, tiny_tokenizer
+from harp_lib.measure.registry import tiny_model, tiny_tokenizer
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import ValueOnlyAttention
 from harp_lib.pruning.plan import LayerPlan

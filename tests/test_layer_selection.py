@@ -6,7 +6,7 @@ from conftest import FAMILIES
 from test_surgery import small_model
 
 from harp_lib import apply_plan
-from harp_lib.measure.corpora import Window
+from harp_lib.measure.text import Window
 from harp_lib.measure.probe import observe_layers
 from harp_lib.methods import layer_selection
 from harp_lib.methods.layer_selection import LAYER_SELECTIONS, SCORED, layer_scores, select_layers

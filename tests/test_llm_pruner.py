@@ -9,8 +9,8 @@ from conftest import FAMILIES
 from test_surgery import small_model
 
 from harp_lib import apply_plan
-from harp_lib.measure.corpora import Window
-from harp_lib.measure.likelihood import make_batches
+from harp_lib.measure.text import Window
+from harp_lib.measure.text import make_batches
 
 from harp_lib.methods import llm_pruner
 

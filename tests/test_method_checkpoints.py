@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harp_lib import METHODS, apply_plan, load_pruned, make_plan, save_pruned
-from harp_lib.measure.tiny import tiny_tokenizer
+from harp_lib.measure.registry import tiny_tokenizer
 
 SCRIPT = """
 import sys, torch

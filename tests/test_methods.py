@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from harp_lib import PruningPlan, apply_plan, perplexity, search_alphas
 from harp_lib.accounting import removed_fraction, top_groups_plan
-from harp_lib.measure.tiny import SHAPE
+from harp_lib.measure.registry import SHAPE
 from harp_lib.methods import BASELINES, METHODS, PROPERTIES, make_plan, planner
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups

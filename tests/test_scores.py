@@ -9,7 +9,7 @@ from conftest import FAMILIES
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from harp_lib import PruningPlan, apply_plan, perplexity
-from harp_lib.measure.tiny import SHAPE
+from harp_lib.measure.registry import SHAPE
 from harp_lib.methods import make_plan, planner
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import LayerPlan

@@ -170,7 +170,7 @@ def test_an_error_within_leaves_the_model_whole(tiny, tokens):
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_bfloat16_and_both_kernels(tokens, implementation):
-    from harp_lib.measure.tiny import tiny_model
+    from harp_lib.measure.registry import tiny_model
 
     reference = tiny_model("tiny-llama")
     model = tiny_model("tiny-llama", attn_implementation=implementation).bfloat16()

@@ -148,7 +148,7 @@ def test_queries_and_keys_are_gone(tiny):
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_implementations_and_dtypes(tokens, implementation, dtype):
-    from harp_lib.measure.tiny import tiny_model
+    from harp_lib.measure.registry import tiny_model
 
     reference = tiny_model("tiny-llama")
     model = tiny_model("tiny-llama", attn_implementation=implementation).to(dtype)

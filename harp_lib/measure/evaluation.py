@@ -1,28 +1,193 @@
-"""Scores of a model on the benchmarks, by lm-eval, over embedded, hub or local rows."""
+"""Scores of a model on the benchmarks, by lm-eval, over embedded, hub or local rows.
 
-import logging
+The benchmarks are listed in ``data/benchmarks.yaml``. Imports neither torch nor lm-eval before a score is wanted.
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import re
 import tempfile
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
-import lm_eval
-import lm_eval.api.task
-from lm_eval.api.instance import Instance
-from lm_eval.models.huggingface import HFLM
-from lm_eval.tasks import TaskManager
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+import yaml
 
-from harp_lib.measure import longbench
-from harp_lib.measure.benchmarks import LONGBENCH, Benchmark, rows_digest
-from harp_lib.measure.likelihood import evaluating
-from harp_lib.measure.overlays import write_overlays
-from harp_lib.measure.wheels import quiet
+from harp_lib import config
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+EMBEDDED_FOLDER = "mini"  # in ``data``
+DISCRIMINATIVE, GENERATION = "discriminative", "generation"
 SHOTS_SEED = 1234  # lm-eval's default, for seed 0 of ours
+
+
+class MissingTaskError(ValueError):
+    """The data source has no rows of a task."""
+
+
+class RowError(ValueError):
+    """A row of a benchmark cannot be used; the message names file and line."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One task, or one group of tasks, of lm-eval; ``data/benchmarks.yaml`` says what the fields mean."""
+
+    name: str  # as lm-eval calls it
+    title: str  # as the paper prints it
+    kind: str  # generation, discriminative, or LongBench's category
+    configs: str
+    metric: str
+    split: str
+    fields: list[str]
+    shots_split: str = ""
+    filter: str = "none"
+    choices: int = 0
+    subtask: str = ""
+    beside: str = ""
+    scorer: str = ""  # of LongBench's tasks, all of which lm-eval calls "score"
+
+    @property
+    def is_group(self) -> bool:
+        return bool(self.subtask)
+
+    def subtasks(self) -> dict[str, Path]:
+        """Every official task of it, and its YAML file: one, unless it is a group."""
+        files = sorted(file for file in official_tasks().glob(self.configs) if not file.name.startswith("_"))
+        return {self.subtask.format(file.stem) if self.is_group else self.name: file for file in files}
+
+
+def _read_benchmarks() -> tuple[dict[str, Benchmark], dict[str, Benchmark]]:
+    """The eleven, and LongBench's sixteen."""
+    listed = yaml.safe_load((config.DATA / "benchmarks.yaml").read_text(encoding="utf-8"))
+    eleven = {
+        name: Benchmark(name=name, kind=kind, **settings)
+        for kind in (GENERATION, DISCRIMINATIVE)
+        for name, settings in listed[kind].items()
+    }
+    longbench = {
+        f"longbench_{name}": Benchmark(
+            *(f"longbench_{name}", settings["title"], category, f"longbench/{name}.yaml", "score", "test"),
+            fields=["context", "question", "answers", *(["all_classes"] if name == "trec" else [])],
+            scorer=settings["metric"],
+        )
+        for category, tasks in listed["longbench"].items()
+        for name, settings in tasks.items()
+    }
+    return eleven, longbench
+
+
+BENCHMARKS, LONGBENCH = _read_benchmarks()
+ALL_BENCHMARKS = BENCHMARKS | LONGBENCH
+CATEGORIES: dict[str, dict[str, str]] = {}  # of LongBench: category → task → title, as the paper prints them
+for _task in LONGBENCH.values():
+    CATEGORIES.setdefault(_task.kind, {})[_task.name] = _task.title
+
+
+def task_title(task: str, source: str) -> str:
+    """What tables and figures call a benchmark: the paper's name, or *mini-* and that for the embedded rows.
+
+    ``source`` is a profile's ``datasets``, or the ``source`` of a cell's inputs.
+    """
+    return f"mini-{ALL_BENCHMARKS[task].title}" if source == "embedded" else ALL_BENCHMARKS[task].title
+
+
+def official_tasks() -> Path:
+    """lm-eval's folder of task files, found without importing lm-eval."""
+    return Path(importlib.util.find_spec("lm_eval").submodule_search_locations[0]) / "tasks"
+
+
+def folder_of(datasets: str) -> Path | None:
+    """The folder that a data source reads from; None is the hub."""
+    return None if datasets == "hub" else config.DATA / EMBEDDED_FOLDER if datasets == "embedded" else Path(datasets)
+
+
+def at_hand(benchmark: Benchmark, datasets: str, most: int | None = None) -> dict[str, Path]:
+    """Tasks of a benchmark that a data source has rows of, and their official YAML files.
+
+    Parameters
+    ----------
+    benchmark : Benchmark
+    datasets : str
+        ``embedded``, ``hub`` or a folder with ``<lm-eval task>/<split>.jsonl``.
+    most : int, optional
+        Take only the first few tasks of a group.
+
+    Raises
+    ------
+    MissingTaskError
+        If there is none, or a file with rows is missing.
+    """
+    folder, found = folder_of(datasets), benchmark.subtasks()
+    if folder is not None:
+        found = {name: file for name, file in found.items() if (folder / name).is_dir()}
+        if not found:
+            raise MissingTaskError(f"{folder.name} has no folder {benchmark.subtask.format('*') or benchmark.name}")
+    found = dict(list(found.items())[:most])
+    for name in found if folder is not None else ():
+        for split in filter(None, (benchmark.split, benchmark.shots_split)):
+            if not (folder / name / f"{split}.jsonl").is_file():
+                raise MissingTaskError(f"{folder.name}/{name} has no {split}.jsonl")
+    return found
+
+
+def check_rows(datasets: str) -> None:
+    """Read every row that the benchmarks would use.
+
+    Raises
+    ------
+    RowError
+        At the first row that is no JSON object or lacks a field; file, line and field are named.
+    MissingTaskError
+        If there is no row of any benchmark, and no text either.
+    """
+    if (folder := folder_of(datasets)) is None:
+        return
+    found = (folder / "wikitext").is_dir()
+    for benchmark in ALL_BENCHMARKS.values():
+        for name in benchmark.subtasks():
+            for split in filter(None, (benchmark.split, benchmark.shots_split)):
+                if (file := folder / name / f"{split}.jsonl").is_file():
+                    found = True
+                    _check_file(benchmark, file)
+    if not found:
+        raise MissingTaskError(
+            f"{folder} holds no benchmark and no text; expected folders such as piqa, with validation.jsonl and "
+            f"train.jsonl, named as in data/{EMBEDDED_FOLDER}"
+        )
+
+
+def _check_file(benchmark: Benchmark, file: Path) -> None:
+    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise RowError(f"{file}, line {number}: not JSON ({error})") from error
+        for field in benchmark.fields:
+            value = row
+            for part in field.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            if value is None:
+                needs = f"{benchmark.title} needs {', '.join(benchmark.fields)}"
+                raise RowError(f"{file}, line {number}: no field {field!r}; {needs}")
+
+
+def rows_digest(benchmark: Benchmark, datasets: str, most: int | None = None) -> str:
+    """SHA-256 of the files that a benchmark reads; ``hub`` for the hub."""
+    folder, digest = folder_of(datasets), hashlib.sha256()
+    if folder is None:
+        return "hub"
+    for name in at_hand(benchmark, datasets, most):
+        for file in sorted((folder / name).glob("*.jsonl")):
+            digest.update(f"{name}/{file.name}".encode() + file.read_bytes())
+    return digest.hexdigest()
 
 
 class Evaluator:
@@ -31,7 +196,7 @@ class Evaluator:
     Parameters
     ----------
     profile : dict
-        From :func:`harp_lib.profiles.load_profile`.
+        From :func:`harp_lib.config.load_profile`.
     seed : int
         Chooses the few-shot examples.
     section : str
@@ -45,31 +210,23 @@ class Evaluator:
         self._loaded: dict[str, dict[str, Any]] = {}
 
     def inputs(self, benchmark: Benchmark) -> dict[str, Any]:
-        """Everything but the model that a score depends on.
-
-        Raises
-        ------
-        MissingTaskError
-            If the data source has no rows of the benchmark.
-        """
-        source = self.datasets if self.datasets in ("embedded", "hub") else Path(self.datasets).name
-        settings = self.settings["tasks"][benchmark.name]
-        digest = rows_digest(benchmark, self.datasets, self.settings["subtasks"])
-        context = {"context": self.settings["context"]} if benchmark.name in LONGBENCH else {}
+        """Everything but the model that a score depends on; MissingTaskError if there are no rows of the benchmark."""
+        of_longbench = benchmark.name in LONGBENCH
         return {
             "task": benchmark.name,
-            **settings,
-            **context,
+            **self.settings["tasks"][benchmark.name],
+            **({"context": self.settings["context"]} if of_longbench else {}),
             "subtasks": self.settings["subtasks"] if benchmark.is_group else None,
-            "source": source,
-            "sha256": digest,
+            "source": self.datasets if self.datasets in ("embedded", "hub") else Path(self.datasets).name,
+            "sha256": rows_digest(benchmark, self.datasets, self.settings["subtasks"]),
             "batch_size": self.settings["batch_size"],
+            "bos": "tokenizer" if of_longbench else "gemma",  # who puts a token before each prompt
             "shots_seed": SHOTS_SEED + self.seed,
-            "lm_eval": lm_eval.__version__,
+            "lm_eval": importlib.metadata.version("lm_eval"),
         }
 
     def evaluate(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, benchmark: Benchmark
+        self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", benchmark: Benchmark
     ) -> dict[str, Any]:
         """Score a model on one benchmark.
 
@@ -78,87 +235,47 @@ class Evaluator:
         dict
             ``scores`` (one for each question, of the metric that the paper reports), ``beside`` (the same of the
             metric kept beside it), ``subtasks`` (name → number of questions, in order), ``versions`` of lm-eval's
-            tasks and, where answers are written, ``answers`` and ``answer_tokens``; on LongBench also
-            ``prompt_tokens``, before prompts are cut, and ``context``, that they are cut to.
+            tasks, ``revisions`` of hub datasets (repository → commit) and, where answers are written, ``answers`` and
+            ``answer_tokens``; on LongBench also ``prompt_tokens``, before prompts are cut, and ``context``, that they
+            are cut to.
         """
-        inputs = self.inputs(benchmark)
-        with _quiet_lm_eval(), quiet(), evaluating(model):
-            loaded = self._load(benchmark)
-            for task in loaded["tasks"].values():
-                task.set_fewshot_seed(inputs["shots_seed"])
-            runner = _Runner(pretrained=model, tokenizer=tokenizer, batch_size=inputs["batch_size"])
-            runner.context = inputs.get("context")
-            found = lm_eval.evaluate(runner, loaded, limit=inputs["rows"], bootstrap_iters=0)
-        samples = {name: _wanted(rows, benchmark.filter) for name, rows in found["samples"].items()}
-        result = {
-            "scores": [float(row[benchmark.metric]) for rows in samples.values() for row in rows],
-            "subtasks": {name: len(rows) for name, rows in samples.items()},
-            "versions": {name: found["versions"][name] for name in samples},
-        }
-        if benchmark.beside:
-            result["beside"] = [float(row[benchmark.beside]) for rows in samples.values() for row in rows]
-        if not benchmark.choices:
-            answers = [row["resps"][0][0] for rows in samples.values() for row in rows]
-            result["answers"] = answers
-            result["answer_tokens"] = [len(tokenizer(text, add_special_tokens=False).input_ids) for text in answers]
-        if "context" in inputs:
-            prompts = (row["arguments"][0][0] for rows in samples.values() for row in rows)
-            result["prompt_tokens"] = [len(tokenizer(prompt).input_ids) for prompt in prompts]
-            result["context"] = runner.cut_to
-        return result
+        from harp_lib.measure.runner import Runner, evaluate, load_tasks  # lm-eval takes seconds to import
 
-    def _load(self, benchmark: Benchmark) -> dict[str, Any]:
+        inputs = self.inputs(benchmark)
         if benchmark.name not in self._loaded:
             folder = Path(self._folder.name) / benchmark.name
             settings = self.settings["tasks"][benchmark.name]
-            write_overlays(benchmark, self.datasets, settings, folder, self.settings["subtasks"])
-            manager = TaskManager(include_path=folder, include_defaults=False)  # all of lm-eval's take nine seconds
-            self._loaded[benchmark.name] = manager.load(benchmark.name)
-        return self._loaded[benchmark.name]
+            self._loaded[benchmark.name] = load_tasks(
+                benchmark, self.datasets, settings, folder, self.settings["subtasks"]
+            )
+        loaded = self._loaded[benchmark.name]
+        runner = Runner(model, tokenizer, inputs["batch_size"], inputs.get("context"))
+        found = evaluate(runner, loaded, inputs["rows"], inputs["shots_seed"])
+        samples = {
+            name: sorted((row for row in rows if row["filter"] == benchmark.filter), key=lambda row: row["doc_id"])
+            for name, rows in found["samples"].items()
+        }
+        rows = [row for rows in samples.values() for row in rows]
+        result = {
+            "scores": [float(row[benchmark.metric]) for row in rows],
+            "subtasks": {name: len(rows) for name, rows in samples.items()},
+            "versions": {name: found["versions"][name] for name in samples},
+            "revisions": _revisions(loaded["tasks"].values()),
+        }
+        if benchmark.beside:
+            result["beside"] = [float(row[benchmark.beside]) for row in rows]
+        if not benchmark.choices:
+            result["answers"] = [row["resps"][0][0] for row in rows]
+            encoded = tokenizer(result["answers"], add_special_tokens=False).input_ids
+            result["answer_tokens"] = [len(ids) for ids in encoded]
+        if "context" in inputs:
+            result["prompt_tokens"] = [len(tokenizer(row["arguments"][0][0]).input_ids) for row in rows]
+            result["context"] = runner.cut_to
+        return result
 
 
-class _Runner(HFLM):
-    """lm-eval's model, without a progress bar for each task, and with LongBench's prompts and settings."""
-
-    context: int | None = None  # tokens that LongBench's prompts are to be cut to
-    cut_to: int | None = None  # that they were cut to
-
-    def loglikelihood(self, requests: list, disable_tqdm: bool = True) -> list:
-        return super().loglikelihood(requests, disable_tqdm=True)
-
-    def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = True, override_bs: int | None = None) -> list:
-        return super()._loglikelihood_tokens(requests, disable_tqdm=True, override_bs=override_bs)
-
-    def generate_until(self, requests: list, disable_tqdm: bool = True) -> list[str]:
-        if self.context is not None:
-            requests = [self._of_longbench(request) for request in requests]
-        return super().generate_until(requests, disable_tqdm=True)
-
-    def _of_longbench(self, request: Instance) -> Instance:
-        """A request by the official protocol; a model with a short context reads what leaves room for the answer."""
-        self.cut_to = min(self.context, self.max_length - request.args[1]["max_gen_toks"])
-        return longbench.official_request(request, self.tokenizer, self.cut_to)
-
-
-def _wanted(rows: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """The rows of one of a task's filters, in the order of the questions."""
-    return sorted((row for row in rows if row["filter"] == name), key=lambda row: row["doc_id"])
-
-
-@contextmanager
-def _quiet_lm_eval() -> Iterator[None]:
-    """One progress bar counts the cells: those of lm-eval and datasets, and their remarks, stay out of sight."""
-    logger, before, bar = logging.getLogger("lm_eval"), logging.getLogger("lm_eval").level, lm_eval.api.task.tqdm
-    shown = datasets.is_progress_bar_enabled()
-    logger.setLevel(logging.ERROR)
-    datasets.disable_progress_bars()
-    lm_eval.api.task.tqdm = lambda items, **_: items
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="fuzzywuzzy")  # its slow matcher is LongBench's
-            yield
-    finally:
-        logger.setLevel(before)
-        lm_eval.api.task.tqdm = bar
-        if shown:
-            datasets.enable_progress_bars()
+def _revisions(tasks: Iterator[Any]) -> dict[str, str]:
+    """Repository → commit of the hub datasets that tasks were read from, as the datasets remember it."""
+    urls = (url for task in tasks for split in task.dataset.values() for url in split.info.download_checksums or ())
+    found = (re.match(r"hf://datasets/([^@]+)@([0-9a-f]{40})/", url) for url in urls)
+    return {match[1]: match[2] for match in found if match}
