@@ -1,104 +1,129 @@
-# The batch engine behind run_all.sh, which starts it in a folder of its own, with run.json as configuration:
+# The batch engine behind run_all.sh, which starts it in data/results/<profile>, with .run.json as configuration:
 #
-#     search ──▶ plans ──▶ scores-main_tables, scores-longbench ──▶ notebook ──▶ figures ──▶ last (00_start_here)
-#           └──▶ layers ─▶ scores-ablations ───────────────────────▶
+#     search ──▶ plans ──▶ scores, longbench ──▶ notebook ──▶ last (00_start_here) ──▶ figures
+#           └──▶ layers ─▶ ablations ────────────▶
 #
-# harp_lib/graph.py says which jobs a run has and what each needs: those whose cells are stored are left out.
-# harp_lib/job.py does a job. What a job makes here is the note how it fared; results go to the result store.
-import os
+# A job's output is a flag: it came to its end, made this, took so long. Results are cells of the result store, where a
+# job that runs again finds what it had. Where one job runs at a time, notebooks compute their own cells.
 import sys
 
-JOB = f'"{sys.executable}" -P -m harp_lib.job "{os.getcwd()}"'
+from harp_lib.experiments import IN_PARTS, NOTEBOOKS, UNITS
+from harp_lib.measure.models import slug
+
+JOB = f'"{sys.executable}" -P -m harp_lib.jobs {{output:q}}'
+LARGE = ("meta-llama--Llama-3.1-70B",)  # for two GPUs
 
 
-def needs(name):
-    return lambda wildcards: [f"{job}.json" for job in config["jobs"][name.format(**wildcards)]["needs"]]
+def flags(unit, model=None):
+    """The flags of a unit: of one model, or of all that it is computed for."""
+    models = [slug(name) for name in config["models"][unit]]
+    number = config["parts"].get(unit, 1)
+    parts = [f"-{part}of{number}" for part in range(1, number + 1)] if number > 1 else [""]
+    return [f".flags/cells/{name}/{unit}{part}.done" for name in models if model in (None, name) for part in parts]
+
+
+def needs(wildcards):
+    """What the same model has to have before a unit."""
+    return [flag for unit in UNITS[wildcards.unit].needs for flag in flags(unit, wildcards.model)]
+
+
+def shown(wildcards):
+    """What a notebook shows; but what 08 times, it computes itself, alone."""
+    if config["alone"]:
+        return []
+    units = NOTEBOOKS.get(wildcards.notebook[:2], ())
+    return [flag for unit in units for flag in flags(*(("search",) if unit == "efficiency" else (unit,)))]
+
+
+def executed(*without):
+    return [f".flags/notebooks/{name}.done" for name in config["notebooks"] if name[:2] not in without]
 
 
 rule all:
     input:
-        [f"{job}.json" for job in config["jobs"]],
+        executed(),
+        [".flags/figures.done"] if config["whole"] else [],
 
 
-rule search:
+rule cells:
     input:
-        needs("search/{model}"),
+        needs,
     output:
-        "search/{model}.json",
-    priority: 3
+        ".flags/cells/{model}/{unit}.done",
+    wildcard_constraints:
+        model="[^/]+",
+        unit="[a-z]+",
+    params:
+        settings=config["settings"],
+    priority: 100
     threads: config["threads"]
+    resources:
+        gpu=lambda wildcards: 2 if wildcards.model in LARGE else 1,
     shell:
-        JOB + " search/{wildcards.model:q}"
+        JOB + " cells {wildcards.unit} {wildcards.model:q}"
 
 
-rule plans:
+rule tasks:  # one group of the tasks that a unit scores
     input:
-        needs("plans/{model}"),
+        needs,
     output:
-        "plans/{model}.json",
-    priority: 2
+        ".flags/cells/{model}/{unit}-{part}of{parts}.done",
+    wildcard_constraints:
+        model="[^/]+",
+        unit="|".join(IN_PARTS),
+    params:
+        settings=config["settings"],
+    priority: 100
     threads: config["threads"]
+    resources:
+        gpu=1,
     shell:
-        JOB + " plans/{wildcards.model:q}"
-
-
-rule layers:
-    input:
-        needs("layers/{model}"),
-    output:
-        "layers/{model}.json",
-    priority: 2
-    threads: config["threads"]
-    shell:
-        JOB + " layers/{wildcards.model:q}"
-
-
-rule scores:
-    input:
-        needs("scores-{group}"),
-    output:
-        "scores-{group}.json",
-    priority: 1
-    threads: config["threads"]
-    shell:
-        JOB + " scores-{wildcards.group:q}"
+        JOB + " cells {wildcards.unit} {wildcards.model:q} {wildcards.part} {wildcards.parts}"
 
 
 rule notebook:
     input:
-        needs("notebook/{notebook}"),
+        shown,
+        source=lambda wildcards: config["sources"][wildcards.notebook],
     output:
-        "notebook/{notebook}.json",
+        ".flags/notebooks/{notebook}.done",
     wildcard_constraints:
-        notebook="(?!08).*",
+        notebook="(?!00|08).*",
+    params:
+        parameters=lambda wildcards: str(config["notebooks"][wildcards.notebook]),
+        settings=config["settings"] + config["library"],
+    priority: lambda wildcards: 99 - int(wildcards.notebook[:2])
     threads: config["threads"]
+    resources:
+        gpu=1,
     shell:
-        JOB + " notebook/{wildcards.notebook:q}"
+        JOB + " notebook {wildcards.notebook:q}"
 
 
-rule efficiency:  # is timed, so nothing else runs beside it
-    input:
-        needs("notebook/08_{title}"),
+use rule notebook as efficiency with:  # is timed, so nothing else runs beside it
     output:
-        "notebook/08_{title}.json",
+        ".flags/notebooks/{notebook}.done",
+    wildcard_constraints:
+        notebook="08.*",
     threads: config["cores"]
-    shell:
-        JOB + " notebook/08_{wildcards.title:q}"
+
+
+use rule notebook as last with:  # judges what the others found
+    input:
+        executed("00"),
+        source=lambda wildcards: config["sources"][wildcards.notebook],
+    wildcard_constraints:
+        notebook="00.*",
+    resources:
+        gpu=0,
 
 
 rule figures:
     input:
-        needs("figures/all"),
+        executed(),
     output:
-        "figures/all.json",
+        ".flags/figures.done",
+    params:
+        settings=config["settings"] + config["library"],
     shell:
-        JOB + " figures/all"
-
-
-rule last:
-    input:
-        needs("last/{notebook}"),
-    output:
-        "last/{notebook}.json",
-    shell:
-        JOB + " last/{wildcards.notebook:q}"
+        JOB + " figures"

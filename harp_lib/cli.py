@@ -1,205 +1,188 @@
 """The command line behind ``run_all.sh``; the standard library only at import, because it also runs before set-up.
 
-``python -m harp_lib.cli --check ARGUMENTS`` only judges the arguments: exit code 0 (go on), 2 (refused) or 3 (help
-was shown, nothing is left to do).
+``python -m harp_lib.cli --check ARGUMENTS`` only judges the arguments: exit code 0 (go on), 2 (refused) or 3 (help was
+shown). ``--lacks`` prints which packages of requirements.lock this interpreter has not; exit code 1 if there are any.
 """
 
 import argparse
 import difflib
-import errno
+import keyword
 import os
+import re
 import sys
+from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-from harp_lib import cli_values as values
-from harp_lib import paths
+from harp_lib import config
+from harp_lib.measure.registry import MODEL_NAMES
 
-COMMANDS = ("setup", "run", "test", "figures", "book")
+CHECKOUT = Path(__file__).resolve().parents[1]
 HELP_SHOWN = 3
-_OF_RUN = {"--only": "only", **{f"--{name}": name for name in values.SHARED}, "-p": "parameters"}
-_OF_RUN |= {"--jobs": "jobs", "--executor": "executor", "--dry-run": "dry_run"}
-
-_DESCRIPTION = """\
+COMMANDS = ("run", "lab", "figures", "book", "test", "setup")
+PASSED_ON = {"test": "pytest: ./run_all.sh test -k plan", "lab": "JupyterLab: ./run_all.sh lab --no-browser"}
+OWN_OPTION = ("profile", "models", "datasets", "limit", "force")  # parameters of notebooks that -p may not set
+SIZES = ("smoke", "mini", "small", "paper")  # profiles are listed from small to large
+DESCRIPTION = """\
 Reproduces the paper: sets itself up, then does what COMMAND says.
 
   run      run the notebooks (default); outputs go to notebooks/executed/<profile>
+  lab      open the notebooks in JupyterLab; what follows goes to it: ./run_all.sh lab --no-browser
   figures  redraw every figure and table from stored results: no model, under a minute
   book     make an HTML book of the executed notebooks, to read without a network
   test     run the tests side by side; what follows goes to pytest: ./run_all.sh test -k plan
   setup    set up and stop there
 """
-_EPILOG = """\
+EPILOG = """\
 Exit codes: 0 all well, 1 something failed, 2 an argument was refused, 130 interrupted.
 HARP_PYTHON names an interpreter to use in place of .venv."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Parser of everything but ``test``, whose arguments are pytest's."""
-    parser = argparse.ArgumentParser(
-        prog="run_all.sh",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("command", nargs="?", default="run", metavar="COMMAND")
-    parser.add_argument(
-        "--profile",
-        type=values.profile,
-        default="mini",
-        metavar="NAME",
-        help=f"{', '.join(values.known_profiles())} (default: mini)",
-    )
-    run = parser.add_argument_group("options of run")
-    run.add_argument("--only", type=values.numbers, metavar="03,05", help="run these notebooks")
-    run.add_argument(
-        "--models", type=values.models, metavar="A,B", help="models, folders or hub ids, where a notebook can"
-    )
-    run.add_argument(
-        "--datasets", type=values.datasets, metavar="FROM", help="embedded, hub, or a folder of benchmarks"
-    )
-    run.add_argument("--limit", type=values.limit, metavar="N", help="ask only the first N questions of each task")
-    run.add_argument("--force", action="store_true", help="compute results again that are already stored")
-    run.add_argument("--jobs", type=values.jobs, metavar="N", help="jobs at once (default: 1; on a cluster, many)")
-    run.add_argument("--executor", type=values.executor, metavar="NAME", help="local (default), or slurm: on a cluster")
-    run.add_argument("--dry-run", action="store_true", help="show what would run, why, and what it should take")
-    run.add_argument(
-        "-p",
-        dest="parameters",
-        type=values.assignment,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="any other parameter of the notebooks; the value is read as YAML",
-    )
+    """Parser of everything but ``test`` and ``lab``, whose arguments are other programs'."""
+    look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    parser = argparse.ArgumentParser(prog="run_all.sh", description=DESCRIPTION, epilog=EPILOG, **look)
+    profiles = sorted((path.stem for path in config.PROFILES.glob("*.yaml")), key=_size)
+    parser.add_argument("command", nargs="?", default="run", metavar="COMMAND", type=_one_of("command", COMMANDS))
+    named = {"metavar": "NAME", "help": f"{', '.join(profiles)} (default: mini)"}
+    parser.add_argument("--profile", type=_one_of("profile", profiles), default="mini", **named)
+    add = parser.add_argument_group("options of run").add_argument
+    add("--only", type=_notebooks, metavar="03,05", help="run these notebooks")
+    add("--models", type=_models, metavar="A,B", help="models, folders or hub ids, where a notebook can")
+    add("--datasets", type=_datasets, metavar="FROM", help="embedded, hub, or a folder of benchmarks")
+    add("--limit", type=_number, metavar="N", help="ask only the first N questions of each task")
+    add("--force", action="store_true", help="compute the stored results of these notebooks again")
+    add("--jobs", type=_number, metavar="N", help="jobs at once (default: 1; on a cluster, many)")
+    where = {"metavar": "NAME", "help": "local (default), or slurm: on a cluster"}
+    add("--executor", type=_one_of("executor", ("local", "slurm")), default="local", **where)
+    add("--dry-run", action="store_true", help="show what would run, and why")
+    other = {"metavar": "NAME=VALUE", "help": "any other parameter of the notebooks; the value is read as YAML"}
+    add("-p", dest="parameters", type=_assignment, action="append", default=[], **other)
     return parser
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Read and judge the arguments.
-
-    Raises
-    ------
-    SystemExit
-        As argparse does: code 2 for what is refused, code 0 after ``--help``.
-    """
-    if arguments[:1] == ["test"] and arguments[1:] not in (["-h"], ["--help"]):
-        return argparse.Namespace(command="test", pytest=arguments[1:])
+    """Read and judge the arguments; SystemExit as argparse's: code 2 for what is refused, 0 after ``--help``."""
+    if arguments and arguments[0] in PASSED_ON and arguments[1:] not in (["-h"], ["--help"]):
+        return argparse.Namespace(command=arguments[0], rest=arguments[1:])
     parser = build_parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        near = difflib.get_close_matches(unknown[0].partition("=")[0], ("--profile", "--help", *_OF_RUN), n=1)
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
         parser.error(f"unknown argument {unknown[0]!r}" + (f" (did you mean {near[0]}?)" if near else ""))
-    if options.command not in COMMANDS:
-        parser.error(str(values.refusal("command", options.command, COMMANDS)))
-    given = [flag for flag, name in _OF_RUN.items() if getattr(options, name)]
-    if options.command == "test":
-        parser.error("'test' goes first; what follows goes to pytest: ./run_all.sh test -k plan")
-    if options.command != "run" and given:
-        parser.error(f"{given[0]} goes with 'run', not with {options.command!r}")
+    if options.command in PASSED_ON:
+        parser.error(f"{options.command!r} goes first; what follows goes to {PASSED_ON[options.command]}")
+    if options.command != "run":
+        for action in parser._actions:
+            if action.dest not in ("help", "command", "profile") and getattr(options, action.dest) != action.default:
+                parser.error(f"{action.option_strings[0]} goes with 'run', not with {options.command!r}")
     return options
 
 
-def check(arguments: list[str]) -> int:
-    """Judge the arguments, and do nothing."""
-    try:
-        parse(arguments)
-    except SystemExit as stop:
-        return stop.code or HELP_SHOWN
-    return 0
+def _one_of(kind: str, choices: Sequence[str], otherwise: str = ""):
+    """A type of argparse: one of some names; an unknown one is named, with what there is."""
+
+    def judge(value: str) -> str:
+        if value in choices:
+            return value
+        near = difflib.get_close_matches(value, choices, n=1)
+        listed = f"choose from {', '.join(choices)}" if choices else "there is none"
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise argparse.ArgumentTypeError(f"unknown {kind} {value!r}; {listed}{otherwise}{hint}")
+
+    return judge
+
+
+def _size(profile: str) -> tuple[int, str]:
+    return SIZES.index(profile) if profile in SIZES else len(SIZES), profile
+
+
+def _items(value: str) -> list[str]:
+    items = [item.strip() for item in value.split(",")]
+    if not all(items):
+        raise argparse.ArgumentTypeError(f"empty item in {value!r}; separate items with one comma")
+    return list(dict.fromkeys(items))
+
+
+def _notebooks(value: str) -> list[str]:
+    known = sorted({path.name[:2] for path in config.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")})
+    return sorted({_one_of("notebook", known)(item.zfill(2)) for item in _items(value)})
+
+
+def _models(value: str) -> list[str]:
+    return [_model(item) for item in _items(value)]
+
+
+def _model(value: str) -> str:
+    folder = Path(value).expanduser()
+    if value in MODEL_NAMES:
+        return value
+    if (folder / "config.json").is_file():
+        return str(folder.absolute())
+    if value.startswith((".", "/", "~")):
+        problem = "has no config.json" if folder.is_dir() else "does not exist"
+        raise argparse.ArgumentTypeError(f"model folder {value!r} {problem}")
+    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", value):  # a hub id
+        return value
+    return _one_of("model", MODEL_NAMES, ", a folder with a config.json, or a hub id owner/name")(value)
+
+
+def _datasets(value: str) -> str:
+    folder = Path(value).expanduser()
+    if value and value not in ("embedded", "hub") and folder.is_dir():
+        return str(folder.absolute())
+    return _one_of("datasets", ("embedded", "hub"), ", or a folder that exists")(value)
+
+
+def _number(value: str) -> int:
+    if not value.isdecimal() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number, 1 or more, not {value!r}")
+    return int(value)
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier() or keyword.iskeyword(name):
+        raise argparse.ArgumentTypeError(f"malformed parameter {text!r}; write NAME=VALUE, as in seed=1")
+    if name in OWN_OPTION:
+        raise argparse.ArgumentTypeError(f"parameter {name!r} has an option of its own: --{name}")
+    return name, value
+
+
+def lacking() -> list[str]:
+    """Packages of requirements.lock that this interpreter has not, in whatever version."""
+    pins = re.findall(r"^([\w.-]+)==", (CHECKOUT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE)
+    there = {re.sub(r"[-_.]+", "-", found.name).lower() for found in metadata.distributions() if found.name}
+    return [pin for pin in pins if re.sub(r"[-_.]+", "-", pin).lower() not in there]
 
 
 def main(arguments: list[str]) -> int:
     """Do what the arguments say and return the exit code."""
+    if arguments[:1] == ["--lacks"]:
+        print(", ".join(lacks := lacking()))
+        return int(bool(lacks))
     if arguments[:1] == ["--check"]:
-        return check(arguments[1:])
+        try:
+            parse(arguments[1:])
+        except SystemExit as stop:
+            return stop.code or HELP_SHOWN
+        return 0
     options = parse(arguments)
     if options.command == "setup":
         print(f"ready: {sys.executable}")
         return 0
     if options.command == "test":
-        os.chdir(Path(__file__).resolve().parents[1])
+        os.chdir(CHECKOUT)
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each process, as they share the cores
-        side_by_side = ["--numprocesses=logical", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder"]
-        os.execv(sys.executable, [sys.executable, "-m", "pytest", *side_by_side, *options.pytest])
-    if options.command == "run":
-        return _run(options)
-    try:
-        return (_figures if options.command == "figures" else _book)(options.profile)
-    except FileNotFoundError as error:
-        print(error, file=sys.stderr)
-        return 1
+        side_by_side = ["--numprocesses=logical", "--maxprocesses=4", "--dist=loadgroup", "--no-loadscope-reorder"]
+        os.execv(sys.executable, [sys.executable, "-m", "pytest", *side_by_side, *options.rest])
+    if options.command == "lab":
+        lab = ["-P", "-m", "jupyterlab", f"--ServerApp.root_dir={config.NOTEBOOKS}"]
+        os.execv(sys.executable, [sys.executable, *lab, *options.rest])
+    from harp_lib import batch
 
-
-def _figures(profile: str) -> int:
-    from harp_lib import figures
-
-    written = figures.redraw(profile)
-    for path in written:
-        print(os.path.relpath(path, paths.ROOT))
-    print(f"{len(written)} files written")
-    return 0
-
-
-def _book(profile: str) -> int:
-    from harp_lib import book
-
-    print(f"open it in a browser: {os.path.relpath(book.build(profile), paths.ROOT)}")
-    return 0
-
-
-def _run(options: argparse.Namespace) -> int:
-    from harp_lib import runner
-
-    given: dict[str, Any] = {name: getattr(options, name) for name in values.SHARED}
-    shared = {name: value for name, value in given.items() if value}
-    try:
-        _check_rows(options.datasets)
-        explicit = {name: _yaml(name, value) for name, value in options.parameters}
-        how = {"at_once": options.jobs, "executor": options.executor or "local"}
-        run = runner.Run(options.profile, options.only, shared, explicit, **how)
-    except runner.RefusedError as error:
-        print(f"run_all.sh: error: {error}", file=sys.stderr)
-        return 2
-    if options.dry_run:
-        from harp_lib.dry_run import show
-
-        print(show(run.jobs()))
-        return 0
-    try:
-        code = run()
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        print(f"run_all.sh: error: no space left on the disk of {paths.RESULTS}", file=sys.stderr)
-        return 1
-    if (drawn := paths.FIGURES / options.profile).is_dir():
-        print(f"\nfigures and tables: {os.path.relpath(drawn, paths.ROOT)}")
-    return code
-
-
-def _check_rows(datasets: str | None) -> None:
-    """Refuse a folder without benchmarks, or with a row that no task could use, before anything runs."""
-    if datasets not in (None, "embedded", "hub"):
-        from harp_lib.measure.benchmarks import MissingTaskError, RowError, check_rows
-        from harp_lib.runner import RefusedError
-
-        try:
-            check_rows(datasets)
-        except (RowError, MissingTaskError) as error:
-            raise RefusedError(str(error)) from error
-
-
-def _yaml(name: str, value: str) -> Any:
-    import yaml
-
-    from harp_lib.runner import RefusedError
-
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise RefusedError(f"malformed parameter {name}={value!r}: not YAML ({error.args[0]})") from error
+    return getattr(batch, options.command)(options)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,268 @@
+"""Runs of the notebooks: Snakemake schedules (see Snakefile), and each of its jobs is one of ``harp_lib.jobs``.
+
+A job's output is a flag, ``data/results/<profile>/.flags/….done``: what the job made, how long it took, which cells failed.
+Results go to the result store, where a job that runs again finds what it had.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from argparse import Namespace
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from harp_lib import __version__, config
+from harp_lib.experiments import IN_PARTS, UNITS, models_of
+from harp_lib.measure.models import slug
+from harp_lib.results import digest, write_json
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+RUN_FILE = ".run.json"  # in the folder of a profile's results: what Snakefile and jobs know of a run
+LAST = "00"  # reads what the other notebooks store
+
+
+class RefusedError(ValueError):
+    """The notebooks cannot be run like this; nothing was run."""
+
+
+def run(options: Namespace) -> int:
+    """``./run_all.sh run``: one run of Snakemake; returns the exit code."""
+    try:
+        settings = _settings(options)
+    except RefusedError as error:
+        print(f"run_all.sh: error: {error}", file=sys.stderr)
+        return 2
+    folder = config.RESULTS / options.profile
+    folder.mkdir(parents=True, exist_ok=True)
+    if options.dry_run:
+        _drop_stale(folder)
+        write_json(folder / ".dry-run.json", settings)
+        command = [*_command(folder / ".dry-run.json", settings, options), "--dry-run", "--quiet", "host"]
+        return subprocess.run(command + ["--forceall"] * options.force, stdin=subprocess.DEVNULL).returncode
+    lock = FileLock(config.RESULTS / ".run.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print("another run of this checkout is at work: waiting for it", flush=True)
+        lock.acquire()
+    with lock:
+        for old in folder.glob(".flags/**/*.error"):
+            old.unlink()
+        if options.force:
+            _put_aside(folder, settings)
+        _drop_stale(folder)
+        write_json(folder / RUN_FILE, settings)
+        code = _snakemake(_command(folder / RUN_FILE, settings, options), folder)
+        return _conclude(folder, settings, code)
+
+
+def _settings(options: Namespace) -> dict[str, Any]:
+    """What Snakefile and jobs read of a run."""
+    given = {name: getattr(options, name) for name in ("models", "datasets", "limit") if getattr(options, name)}
+    parameters = _parameters(options, given)
+    seed = next((values["seed"] for values in parameters.values() if "seed" in values), 0)
+    profile = config.load_profile(options.profile, **given)
+    local, jobs = options.executor == "local", options.jobs or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = int(asked) if asked.isdecimal() else max(1, cores // jobs)
+    tasks = {unit: len(profile["longbench" if unit == "longbench" else "evaluation"]["tasks"]) for unit in IN_PARTS}
+    return {
+        "began": datetime.now(UTC).isoformat(),
+        "runner": os.getpid() if local else None,
+        "alone": local and jobs == 1,  # one job at a time: notebooks compute their own cells, and show how
+        "whole": not options.only,
+        "profile": options.profile,
+        "given": given,
+        "seed": seed,
+        "notebooks": parameters,
+        "sources": {name: str(config.NOTEBOOKS / f"{name}.ipynb") for name in parameters},
+        "models": {unit: models_of(profile, unit) for unit in UNITS},
+        "parts": {unit: min(jobs, number) if local else number for unit, number in tasks.items()},
+        "threads": threads,
+        "cores": threads * jobs,
+        "gpus": _gpus() if local and jobs > 1 else [],
+        # Another value lets jobs run again, to see what they find stored.
+        "settings": digest({**profile, "models": None, "dtype": None, "seed": seed, "version": __version__}),
+        "library": _library_digest(),
+    }
+
+
+def _parameters(options: Namespace, given: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Parameters to run each chosen notebook with; RefusedError for one that none, or not every one, has."""
+    import papermill
+    import yaml
+
+    explicit = {}
+    for name, value in options.parameters:
+        try:
+            explicit[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise RefusedError(f"malformed parameter {name}={value!r}: not YAML ({error.args[0]})") from error
+    if type(explicit.get("seed", 0)) is not int:
+        raise RefusedError(f"seed is a whole number, not {explicit['seed']!r}")
+    have = {}
+    for source in sorted(config.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")):
+        if not options.only or source.name[:2] in options.only:
+            try:
+                have[source.stem] = list(papermill.inspect_notebook(source))
+            except Exception as error:  # JSON, nbformat and papermill each raise their own
+                raise RefusedError(f"{source.name} cannot be read as a notebook: {error}") from error
+    if not have:
+        raise RefusedError("no notebook to run: there is no notebooks/NN_*.ipynb")
+    for name in (*explicit, *given):
+        without = [stem for stem, names in have.items() if name not in names]
+        without = [stem for stem in without if stem[:2] != LAST or len(have) == 1]
+        if without and (name in explicit or len(without) == len(have) - any(stem[:2] == LAST for stem in have)):
+            listed = "; ".join(f"{stem} has {', '.join(have[stem]) or 'none'}" for stem in without)
+            raise RefusedError(f"no parameter {name!r}: {listed}")
+    values = {"profile": options.profile, **given, **explicit}
+    return {stem: {name: values[name] for name in names if name in values} for stem, names in have.items()}
+
+
+def _library_digest() -> str:
+    """Of what an executed notebook may depend on beside its source and the results."""
+    files = [*(CHECKOUT / "harp_lib").rglob("*.py"), *config.PAPER.glob("*.*"), *config.PROFILES.glob("*.yaml")]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:8]
+
+
+def _gpus() -> list[str]:
+    """The GPUs among which the jobs of a run choose, as CUDA_VISIBLE_DEVICES names them."""
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+
+
+def _command(run_file: Path, settings: dict[str, Any], options: Namespace) -> list[str]:
+    command = [sys.executable, "-P", "-m", "snakemake", "--snakefile", str(CHECKOUT / "Snakefile")]
+    command += ["--directory", str(run_file.parent), "--configfile", str(run_file), "--scheduler", "greedy"]
+    # The lock is ours; what a job computes is told by its parameters, not by what Snakefile says of others.
+    command += ["--keep-going", "--nolock", "--rerun-incomplete", "--rerun-triggers", "mtime", "params"]
+    if options.executor == "local":
+        gpus = ["--resources", f"gpu={len(settings['gpus'])}"] if settings["gpus"] else []
+        return [*command, "--cores", str(settings["cores"]), *gpus]
+    command += ["--executor", "slurm", "--workflow-profile", str(config.DATA / "slurm")]
+    command += ["--slurm-logdir", str(run_file.parent / ".slurm")]
+    return command + (["--jobs", str(options.jobs)] if options.jobs else [])
+
+
+def _snakemake(command: list[str], folder: Path) -> int:
+    """Run the engine to its end; 130 if the user interrupted it, or a batch system by SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with (folder / ".snakemake.log").open("w") as log:
+        shown = None if "slurm" in command else log  # jobs on other machines do not speak for themselves
+        # A session of its own, so that Ctrl-C reaches engine and jobs once, and by our hand.
+        how = {"stdin": subprocess.DEVNULL, "stderr": shown, "start_new_session": True}
+        engine = subprocess.Popen(command, preexec_fn=_die_with_parent, **how)
+        interrupted = False
+        while engine.returncode is None:
+            try:
+                engine.wait()
+            except KeyboardInterrupt:
+                print("\ninterrupted: ending what is under way", flush=True)
+                os.killpg(engine.pid, signal.SIGKILL if interrupted else signal.SIGINT)
+                interrupted = True
+    with suppress(ProcessLookupError):  # jobs of an engine that was killed
+        os.killpg(engine.pid, signal.SIGKILL)
+    return 130 if interrupted else engine.returncode
+
+
+def _die_with_parent() -> None:
+    """Let Linux end the engine when its runner is killed; elsewhere its jobs do so."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _conclude(folder: Path, settings: dict[str, Any], code: int) -> int:
+    """Say how each notebook fared, and what failed; returns the exit code."""
+    names = [f"notebooks/{name}" for name in settings["notebooks"]] + ["figures"] * settings["whole"]
+    errors = {str(file.relative_to(folder / ".flags"))[:-6]: file for file in sorted(folder.glob(".flags/**/*.error"))}
+    failed = []
+    print()
+    for name in [*names, *(name for name in errors if name not in names)]:
+        file = folder / ".flags" / f"{name}.done"
+        outcome = "not run"
+        if name in errors:
+            outcome = "interrupted" if code == 130 else f"failed: {errors[name].read_text(encoding='utf-8')}"
+        elif file.is_file():
+            flag = json.loads(file.read_text(encoding="utf-8"))
+            outcome = f"done, {flag['seconds']:.0f} s" if flag["began"] == settings["began"] else "up to date"
+            failed += flag["failed"]
+        print(f"{name.removeprefix('notebooks/'):20} {outcome}")
+    if failed:
+        print(f"failed cells, dashes in the tables: {len(failed)}", *failed, sep="\n  ")
+    if code not in (0, 130) and not errors:
+        print("the batch engine stopped:", (folder / ".snakemake.log").read_text(errors="replace")[-3000:], sep="\n")
+    places = (config.NOTEBOOKS / "executed" / settings["profile"], config.FIGURES / settings["profile"])
+    print("the same command continues" if code or failed else " and ".join(map(shown, places)))
+    return code if code == 130 else int(bool(code or failed))
+
+
+def shown(path: Path) -> str:
+    """A path as messages give it."""
+    return os.path.relpath(path, config.ROOT)
+
+
+def _drop_stale(folder: Path) -> None:
+    """Remove flags under which a cell failed, or of which something is gone or was changed since."""
+    for file in folder.glob(".flags/**/*.done"):
+        try:
+            flag = json.loads(file.read_text(encoding="utf-8"))
+            changed = max(((config.ROOT / made).stat().st_mtime_ns for made in flag["made"]), default=0)
+            stale = flag["failed"] or changed > file.stat().st_mtime_ns
+        except (OSError, ValueError):
+            stale = True
+        if stale:
+            file.unlink()
+
+
+def _put_aside(folder: Path, settings: dict[str, Any]) -> None:
+    """Move the cells of the chosen notebooks to ``.before``, once, where they stay until the next time."""
+    for name in settings["notebooks"]:
+        for unit in (unit for unit in UNITS if UNITS[unit].notebook == name[:2]):
+            for model in map(slug, settings["models"][unit]):
+                cells, aside = (root / UNITS[unit].store / model for root in (folder, folder / ".before"))
+                if cells.is_dir():  # else another unit of the same store was here
+                    shutil.rmtree(aside, ignore_errors=True)
+                    aside.parent.mkdir(parents=True, exist_ok=True)
+                    cells.rename(aside)
+        (folder / ".flags" / "notebooks" / f"{name}.done").unlink(missing_ok=True)
+
+
+def figures(options: Namespace) -> int:
+    """``./run_all.sh figures``."""
+    from harp_lib import report
+
+    try:
+        written = report.redraw(config.load_profile(options.profile))
+    except FileNotFoundError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(*map(shown, written), f"{len(written)} files written", sep="\n")
+    return 0
+
+
+def book(options: Namespace) -> int:
+    """``./run_all.sh book``: Sphinx, with the configuration of ``notebooks/book``."""
+    profile, html = options.profile, config.ROOT / "book" / options.profile
+    if not list((config.NOTEBOOKS / "executed" / profile).glob("*.ipynb")):
+        print(
+            f"no executed notebook of the profile {profile!r}: ./run_all.sh --profile {profile} first", file=sys.stderr
+        )
+        return 1
+    command = [sys.executable, "-P", "-m", "sphinx", "-q", "-E", "-b", "html", "-D", f"html_title=HARP · {profile}"]
+    command += ["-c", str(CHECKOUT / "notebooks" / "book"), "-d", str(html.with_name(f".{profile}"))]
+    code = subprocess.run([*command, str(config.ROOT), str(html)], env={**os.environ, "HARP_BOOK": profile}).returncode
+    print(f"open it in a browser: {shown(html / 'index.html')}" if code == 0 else "the book could not be built")
+    return int(code != 0)
