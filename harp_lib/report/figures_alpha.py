@@ -13,7 +13,7 @@ from harp_lib.report import data, figure, plots
 from harp_lib.report.comparisons import log_change, perplexity_interval
 from harp_lib.report.figures_layers import note, rank_trend
 from harp_lib.report.plots import DENSE, FIRST, HARP, LOOKS, PAPER, SECOND, Look, span
-from harp_lib.report.tables import scores
+from harp_lib.report.scores import scores
 
 STRATEGIES = {  # of choosing layers, all at α = 1
     "dense": LOOKS["dense"],
@@ -78,31 +78,37 @@ def alpha_by_layer(profile: dict) -> Figure:
 
 
 @figure("alpha_search")
-def alpha_perplexity(profile: dict) -> Figure:
-    """Perplexity of the dense model and of each choice of α, on held-out text of both corpora."""
+def alpha_held_out(profile: dict) -> Figure:
+    """Perplexity of the dense model and of each choice of α on held-out text; the paper's two by two beside it."""
     found = data.tidy(profile["name"], "alpha_search", "nll", "tokens").query("split == 'validation'")
     rows = [
         (*key, *perplexity_interval(*(part[part["quantity"] == name]["value"] for name in ("nll", "tokens"))))
         for key, part in found.groupby(["model", "corpus", "method"], sort=False)
     ]
     frame = pd.DataFrame(rows, columns=["model", "corpus", "plan", "value", "low", "high", "documents"])
-    frame["text"] = frame["corpus"].map(TITLES)
-    names = {f"searched-on-{corpus}": f"α searched on\n{TITLES[corpus]}" for corpus in frame["corpus"].unique()}
-    looks = {"dense": LOOKS["dense"], **dict.fromkeys(names, LOOKS["harp"])}
-    names = {"dense": "dense"} | names | {"alpha-1": "α = 1", "alpha-0": "α = 0"}
-    looks |= {plan: LOOKS[plan] for plan in ("alpha-1", "alpha-0")}
-    frame = frame.assign(name=frame["plan"].map(names)).set_index("plan").loc[list(names)].reset_index()
-    layout = {"panel": ["model", "text"], "size": (4.4, 2.6), "dodge": 0}
-    drawn, grid = plots.dots(frame, "value", "name", "plan", looks, **layout)
-    for axis, _ in grid:
-        plots.log_axis(axis, "x")
-    own = frame[frame["plan"] == "searched-on-" + frame["corpus"]]["value"]
-    others = {plan: span(frame[frame["plan"] == plan]["value"], ".0f") for plan in ("alpha-1", "alpha-0", "dense")}
+    printed = data.paper("alpha_robustness").rename(columns={"task": "corpus", "method": "plan"})
+    printed = printed.assign(model=printed["model"] + " (paper)", kind="paper")
+    frame = pd.concat([frame.assign(kind=frame["plan"]), printed])
+    searched = frame["plan"].str.startswith("searched-on-")
+    own = frame["plan"] == "searched-on-" + frame["corpus"]
+    names = {"dense": "dense", "own": "α searched on this text", "other": "α searched on the other"}
+    names |= {"alpha-1": "α = 1", "alpha-0": "α = 0"}
+    frame["plan"] = frame["plan"].mask(searched, "other").mask(own, "own")
+    frame["kind"] = frame["kind"].mask(searched & (frame["kind"] != "paper"), "harp")
+    frame = frame.assign(name=frame["plan"].map(names), text=frame["corpus"].map(TITLES)).set_index("plan")
+    frame = frame.loc[list(names)].reset_index().sort_values("kind", key=lambda kind: kind == "paper", kind="stable")
+    layout = {"panel": ["model", "text"], "size": (3.4, 2.6), "dodge": 0}
+    drawn, grid = plots.dots(frame, "value", "name", "kind", LOOKS, **layout)
+    plots.log_axis(grid[0][0], "x")
+    mean = frame[frame["kind"] != "paper"].groupby("plan")["value"].apply(lambda values: span(values, ".0f"))
     title = (
-        f"On held-out text perplexity is {span(own, '.0f')} with the searched α, {others['alpha-1']} with α = 1, "
-        f"{others['alpha-0']} with α = 0, {others['dense']} dense"
+        f"On held-out text perplexity is {mean['own']} with α searched on the same corpus, {mean['other']} on the "
+        f"other, {mean['alpha-1']} with α = 1, {mean['alpha-0']} with α = 0, {mean['dense']} dense"
     )
-    return plots.finish(drawn, grid, title, note(frame), x="perplexity per token (log scale)", legend=False)
+    about = note(
+        frame[frame["kind"] != "paper"], "95 % intervals over {} documents; the paper's perplexities are per word"
+    )
+    return plots.finish(drawn, grid, title, about, x="perplexity per token (log scale)", legend=False)
 
 
 @figure("ablations")
@@ -181,7 +187,7 @@ def ablation_single_layers(profile: dict) -> Figure:
         axis.set_yscale("symlog", linthresh=0.1, linscale=0.6)
         axis.yaxis.set_major_locator(FixedLocator([-0.1, -0.03, 0, 0.03, 0.1, 0.3, 1, 3, 10]))
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_ylim(min(0, frame["low"].min()) - 0.02, None)
+        axis.set_ylim(min(0, frame["low"].min()) - 0.02, 2 * frame["value"].max())
     trend = {alpha: span(rank_trend(frame[frame["alpha"] == alpha]), "+.2f") for alpha in looks}
     title = (
         f"Does a higher layer cost less? Rank correlation of cost and layer {trend['1']} without queries and keys, "
@@ -196,12 +202,12 @@ def teaser_right(profile: dict) -> Figure:
     """The paper's Figure 1, right: α = 1 against searched α on all benchmarks, the paper's beneath ours."""
     kinds = {name: benchmark.kind for name, benchmark in BENCHMARKS.items()}
     methods, parts = {"dense": "dense", "top": "alpha-1", "harp": "harp"}, []
-    printed = pd.concat([data.paper(name) for name in ("alpha_ablation", "generation", "discriminative")])
-    printed = printed[(printed["model"] == "LLaMA3.1-8B") & (printed["quantity"] == "score")]
     for kind in ("generation", "discriminative"):
         tasks = [name for name in kinds if kinds[name] == kind]
         ours = scores(profile, ("ablations", "main_tables"), tasks, methods)
-        theirs = printed.replace({"task": {f"average {kind}": "average"}})
+        printed = pd.concat([data.paper("alpha_ablation"), data.paper(kind)])
+        theirs = printed.query("model == 'LLaMA3.1-8B' and quantity == 'score'")
+        theirs = theirs.replace({"task": {f"average {kind}": "average"}})
         theirs = theirs[theirs["task"].isin([*tasks, "average"]) & theirs["method"].isin(methods)]
         theirs = theirs.drop_duplicates(["method", "task"]).assign(model="LLaMA3.1-8B (paper)")
         parts += [ours.assign(kind=kind), theirs.assign(kind=kind)]

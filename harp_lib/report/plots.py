@@ -17,12 +17,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-try:
-    from harp_lib.methods import COLOURS, TITLES
-except ImportError:  # until these exist
-    COLOURS = {"dense": "#4d4d4d", "mag-sp": "#d55e00", "wanda-sp": "#029e73", "llm-pruner": "#cc78bc"}
-    COLOURS |= {"flap": "#de8f05", "harp": "#0173b2", "harp+flap": "#56b4e9"}
-    TITLES = {name: name for name in COLOURS}
+from harp_lib.methods import COLOURS, TITLES
 
 
 class Look(NamedTuple):
