@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from harp_lib import config
 
 FORMATS = ("png", "pdf", "svg")
-MODULES = ("figures_layers", "figures_scores", "tables", "claims")  # that register something
+MODULES = ("figures_layers", "figures_alpha", "figures_scores", "scores", "tables", "claims")  # that register something
 
 
 class Entry(NamedTuple):
