@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from harp_lib import PruningPlan, apply_plan, perplexity, search_alphas
 from harp_lib.accounting import removed_fraction, top_groups_plan
 from harp_lib.measure.registry import SHAPE
-from harp_lib.methods import BASELINES, METHODS, PROPERTIES, make_plan, planner
+from harp_lib.methods import BASELINES, COLOURS, METHODS, PROPERTIES, TITLES, make_plan, planner
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 
@@ -108,21 +108,12 @@ def test_windows_visited_in_any_order_are_as_fresh_ones(tiny, tokens, method):
         planner(method, model, tokens, [2, 3])(2, [0, 2])
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_bfloat16_plans_come_from_float32_statistics(tiny, tokens, method):
-    model = tiny().bfloat16()
-    plan = make_plan(method, model, tokens, kv_groups=6)
-    assert taken(plan, model) == 6
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    assert all(np.isfinite(one.group_means or ()).all() for one in plan.layers.values())
-
-
 def test_the_properties_are_complete():
     assert METHODS == ("mag-sp", "wanda-sp", "llm-pruner", "flap", "harp", "harp+flap")
     for method in PROPERTIES:
         assert all(method), method.name
-    assert [method.name for method in PROPERTIES if method.weight_update == "none"] == list(METHODS[:3])
-    assert [method.name for method in PROPERTIES if method.calibration == "none"] == ["mag-sp"]
+    assert set(TITLES) == {"dense", *METHODS}
+    assert len(set(COLOURS.values())) == len(COLOURS) > len(METHODS), "one meaning each"
 
 
 @pytest.mark.parametrize(
@@ -182,19 +173,15 @@ def test_models_that_cannot_be_planned_for(tiny, tokens, method):
         make_plan(method, fused, Unread(), kv_groups=6)
 
 
-def test_only_baselines_have_ranges(tiny, tokens):
+def test_other_arguments(tiny, tokens):
     with pytest.raises(ValueError, match="'harp' has no layer range to plan for; choose from mag-sp"):
         planner("harp", tiny(), tokens)
-
-
-def test_numbers_of_numpy_are_numbers(tiny, tokens):
-    plain = make_plan("flap", tiny(), tokens, kv_groups=3, layers=[1, 2])
-    assert make_plan("flap", tiny(), tokens, kv_groups=np.int64(3), layers=np.array([1, 2])) == plain
-
-
-def test_text_is_not_a_calibration(tiny):
     with pytest.raises(ValueError, match="one sequence is text"):
         make_plan("flap", tiny(), ["some text"], kv_groups=3)
+    with pytest.raises(ValueError, match="harp does not take squared; it is for mag-sp"):
+        make_plan("harp", tiny(), tokens, kv_groups=4, squared=True)
+    plain = make_plan("flap", tiny(), tokens, kv_groups=3, layers=[1, 2])
+    assert make_plan("flap", tiny(), tokens, kv_groups=np.int64(3), layers=np.array([1, 2])) == plain, "of numpy"
 
 
 @pytest.mark.parametrize("method", BASELINES)

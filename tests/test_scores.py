@@ -1,7 +1,5 @@
 """Scores of the forward-only methods against slow twins: loops over the inputs of whole models."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -10,10 +8,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from harp_lib import PruningPlan, apply_plan, perplexity
 from harp_lib.measure.registry import SHAPE
-from harp_lib.methods import make_plan, planner
+from harp_lib.methods import make_plan
 from harp_lib.pruning.architecture import decoder_layers
-from harp_lib.pruning.plan import LayerPlan
 from harp_lib.pruning.layers import num_groups
+from harp_lib.pruning.plan import LayerPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 
 HEADS = {"multi-head": 4, "grouped": 2, "multi-query": 1}  # key/value groups, for four query heads
@@ -92,39 +90,27 @@ def test_wanda_stream_is_the_whole_model(tiny, tokens, name):
     assert make_plan("wanda-sp", model, texts, kv_groups=6) == wanda_twin(model, texts, range(6), 1)
 
 
-def test_wanda_scores_see_what_goes_below(llama, tokens):
-    """The layers of a range could be scored on the dense model instead; somewhere that has to differ."""
-    plans = [planner("wanda-sp", model := llama(4), tokens * k % 500)(18, range(6)) for k in (1, 7, 11)]
-    dense = [
-        [
-            make_plan("wanda-sp", model, tokens * k % 500, kv_groups=3, layers=[layer]).layers[layer]
-            for layer in range(6)
-        ]
-        for k in (1, 7, 11)
-    ]
-    assert [list(plan.layers.values()) for plan in plans] != dense
-
-
-def flap_twin(weight, inputs):
-    """Standardised fluctuation of each input channel, in loops."""
+def flap_twin(weight, inputs, power=1):
+    """Standardised fluctuation of each input channel, in loops; upstream's of W_O to the power of 2."""
     raw = []
     for j in range(weight.shape[1]):
         mean = sum(inputs[:, j]) / len(inputs)
         variance = sum((x - mean) ** 2 for x in inputs[:, j]) / (len(inputs) - 1)
-        raw.append(variance * sum(w**2 for w in weight[:, j]))
+        raw.append((variance * sum(w**2 for w in weight[:, j])) ** power)
     centre = sum(raw) / len(raw)
     spread = np.sqrt(sum((r - centre) ** 2 for r in raw) / (len(raw) - 1))
     return [(r - centre) / spread for r in raw]
 
 
+@pytest.mark.parametrize("squared", [False, True])
 @pytest.mark.parametrize(("groups", "kv_groups"), [(4, 7), (2, 5)], ids=["multi-head", "grouped"])
-def test_flap_has_one_threshold_over_the_range(llama, tokens, groups, kv_groups):
+def test_flap_has_one_threshold_over_the_range(llama, tokens, groups, kv_groups, squared):
     model, layers = llama(groups), [0, 2, 3, 5]
-    plan = make_plan("flap", model, tokens, kv_groups=kv_groups, layers=layers)
+    plan = make_plan("flap", model, tokens, kv_groups=kv_groups, layers=layers, squared=squared)
     scores, means = {}, {}
     for layer in layers:
         inputs = output_inputs(model, tokens, f"model.layers.{layer}.self_attn.o_proj")
-        columns, width = flap_twin(output_weight(model, layer), inputs), 64 // groups
+        columns, width = flap_twin(output_weight(model, layer), inputs, 1 + squared), 64 // groups
         for group, total in enumerate(sums_by_group(columns, groups)):
             scores[layer, group] = total / width
             means[layer, group] = inputs[:, group * width : (group + 1) * width].mean(axis=0)
@@ -147,14 +133,6 @@ def test_flap_warns_where_groups_cannot_be_ranked(llama, tokens):
     with pytest.warns(UserWarning, match="each layer holds one key/value group"):
         plan = make_plan("flap", llama(1), tokens, kv_groups=2)
     assert [layer.removed_groups for layer in plan.layers.values()] == [(0,), (0,)]
-
-
-def test_means_are_written_with_seven_digits(tiny, tokens):
-    plan = make_plan("flap", tiny(), tokens, kv_groups=3)
-    means = [mean for layer in plan.layers.values() for mean in layer.group_means]
-    assert len(means) == 3 * 32
-    assert all(mean == float(f"{mean:.7g}") for mean in means)
-    assert PruningPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -8,8 +8,8 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib.measure.models import evaluating
-from harp_lib.measure.text import Batch, Tokens, make_batches
-from harp_lib.methods.llm_pruner import projection_weights, weight_gradients
+from harp_lib.measure.text import Tokens, make_batches
+from harp_lib.methods.llm_pruner import weight_gradients
 from harp_lib.pruning.architecture import branch_exit, check_plan, decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.theory import block_influence
@@ -19,7 +19,7 @@ SCORED = LAYER_SELECTIONS[2:]
 
 
 def select_layers(strategy: str, model: PreTrainedModel, calibration: Tokens | None, count: int) -> list[int]:
-    """The ``count`` layers that a strategy holds to be least important.
+    """The ``count`` layers that a strategy holds to be least important, as rising indices from the bottom.
 
     Parameters
     ----------
@@ -32,16 +32,6 @@ def select_layers(strategy: str, model: PreTrainedModel, calibration: Tokens | N
         As in :func:`harp_lib.perplexity`. The paper takes WikiText. Not read, and may be None, for top and bottom.
     count : int
         How many layers, from 1 to all.
-
-    Returns
-    -------
-    list of int
-        Layer indices from the bottom, rising.
-
-    Raises
-    ------
-    ValueError
-        For an unknown strategy, another count, and as :func:`layer_scores` does.
     """
     if strategy not in LAYER_SELECTIONS:
         raise ValueError(f"unknown strategy {strategy!r}; choose from {', '.join(LAYER_SELECTIONS)}")
@@ -61,41 +51,22 @@ def lowest_layers(scores: Sequence[float], count: int) -> list[int]:
 
 
 def layer_scores(strategy: str, model: PreTrainedModel, calibration: Tokens | None) -> list[float]:
-    r"""Importance of each layer by one of three metrics (paper, appendix "Layer Selection with Heuristic Metric").
+    r"""Importance of each layer, low is unimportant (paper, appendix "Layer Selection with Heuristic Metric").
 
-    ``hessian``, of first order despite its name, the squared effect of a matrix' scale on the loss. It needs the
-    float32 gradients of Q, K and V of all layers, and the memory of :func:`.weight_gradients`:
+    ``hessian``, of first order despite its name: the squared effect of a matrix' scale on the loss L, the mean over all
+    predicted tokens. In memory it needs what :func:`.weight_gradients` does:
 
     .. math:: I(l) = \sum_{s \in \{q, k, v\}}
               \Bigl( \sum_{ij} \frac{\partial L}{\partial W^s_{ij}} W^s_{ij} \Bigr)^2
 
     ``similarity``, with X the residual stream that enters the layer and the attention branch as it is added to it
-    (after the norm that some families have there):
+    (after the norm that some families have there); **E** is the mean over all tokens that the model reads:
 
     .. math:: S(l) = 1 - \mathbf{E} \cos\bigl(X, X + \mathrm{Attention}(\mathrm{LayerNorm}(X))\bigr)
 
     ``block-influence``, the same over the whole layer, attention and FFN: :func:`harp_lib.theory.block_influence`.
 
-    Parameters
-    ----------
-    strategy : {"hessian", "similarity", "block-influence"}
-        The metric.
-    model : PreTrainedModel
-        Dense; unchanged afterwards.
-    calibration : Tensor or sequence
-        As in :func:`harp_lib.perplexity`. L is the mean over all predicted tokens, **E** the mean over all tokens that
-        the model reads, those included that are context only.
-
-    Returns
-    -------
-    list of float
-        One for each layer, from the bottom; low is unimportant. The first is the square of nats per predicted token,
-        the other two are numbers from 0 to 2.
-
-    Raises
-    ------
-    ValueError
-        For an unknown metric, no calibration, or a model that is pruned or not supported.
+    Parameters and errors are those of :func:`select_layers`; a model that is pruned or not supported is a ValueError.
     """
     if strategy not in SCORED:
         raise ValueError(f"no scores for {strategy!r}; choose from {', '.join(SCORED)}")
@@ -103,24 +74,16 @@ def layer_scores(strategy: str, model: PreTrainedModel, calibration: Tokens | No
         raise ValueError(f"{strategy!r} is measured on a text; give calibration tokens")
     total = len(decoder_layers(model))
     check_plan(model, PruningPlan.value_only(total, [1.0] * total))
-    batches = make_batches(calibration)
-    return _hessian(model, batches) if strategy == "hessian" else _turns(model, batches, strategy)
-
-
-def _hessian(model: PreTrainedModel, batches: list[Batch]) -> list[float]:
-    parts = ("q_proj", "k_proj", "v_proj")
-    weights = [projection_weights(model, layer, parts) for layer in range(len(decoder_layers(model)))]
-    gradients = iter(weight_gradients(model, batches, [weight for of_layer in weights for weight in of_layer]))
-    return [
-        sum((weight.detach().float() * next(gradients)).sum().item() ** 2 for weight in of_layer)
-        for of_layer in weights
-    ]
+    if strategy != "hessian":
+        return _turns(model, calibration, strategy)
+    of_layers = weight_gradients(model, calibration, range(total), ("q_proj", "k_proj", "v_proj")).values()
+    return [sum((w.float() * gradient).sum().item() ** 2 for w, gradient in pairs) for pairs in of_layers]
 
 
 @torch.no_grad()
-def _turns(model: PreTrainedModel, batches: list[Batch], strategy: str) -> list[float]:
+def _turns(model: PreTrainedModel, calibration: Tokens, strategy: str) -> list[float]:
     """How far attention, or the layer, turns each token, in one forward pass that keeps one layer's input."""
-    layers = decoder_layers(model)
+    layers, batches, handles = decoder_layers(model), make_batches(calibration), []
     totals, tokens = [0.0] * len(layers), sum(batch.ids.numel() for batch in batches)
     multiplier = getattr(model.config, "residual_multiplier", 1.0)  # Granite has one
     entering: list[torch.Tensor] = []
@@ -138,13 +101,12 @@ def _turns(model: PreTrainedModel, batches: list[Batch], strategy: str) -> list[
 
         return hook
 
-    handles = []
     try:
         for index, layer in enumerate(layers):
             # The last layer's output is seen here as it leaves the layer: before the final norm.
-            exit_module = branch_exit(layer) if strategy == "similarity" else layer
+            leaving = branch_exit(layer) if strategy == "similarity" else layer
             handles.append(layer.register_forward_pre_hook(enter))
-            handles.append(exit_module.register_forward_hook(leave(index)))
+            handles.append(leaving.register_forward_hook(leave(index)))
         with evaluating(model):
             for batch in tqdm(batches, desc=strategy, unit="batch", delay=5, leave=False):
                 model.get_decoder()(input_ids=batch.ids.to(model.device), use_cache=False)

@@ -1,0 +1,221 @@
+"""Importance of groups and layers: gradients against autograd on the whole model, angles against the eager probe."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import FAMILIES
+from test_surgery import small_model
+
+from harp_lib import apply_plan
+from harp_lib.measure.probe import observe_layers
+from harp_lib.measure.text import Window
+from harp_lib.methods import layer_selection, llm_pruner
+from harp_lib.methods.layer_selection import SCORED, layer_scores, select_layers
+from harp_lib.methods.llm_pruner import group_importance, planner, weight_gradients
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.plan import PruningPlan
+
+PARTS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def small(family, tiny):
+    if family in FAMILIES:
+        return tiny(family)
+    # Attention and FFN in parallel, scaled logits; a multiplier of what is added.
+    particulars = {"cohere": {"logit_scale": 0.3}, "granite": {"logits_scaling": 4.0, "residual_multiplier": 0.3}}
+    return small_model(family, vocab_size=512, **particulars[family])
+
+
+def assert_gradients(found, twin):
+    for layer, pairs in found.items():
+        for part, (weight, gradient) in zip(PARTS, pairs, strict=True):
+            wanted = getattr(decoder_layers(twin)[layer].self_attn, part).weight
+            assert torch.equal(weight, wanted)
+            assert gradient.dtype == torch.float32
+            assert (gradient - wanted.grad).norm() < 1e-5 * wanted.grad.norm()
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "cohere", "granite"])
+@pytest.mark.parametrize("tokens_per_pass", [1024, 50])
+def test_gradients_are_those_of_the_whole_model(tiny, tokens, family, tokens_per_pass, monkeypatch):
+    monkeypatch.setattr(llm_pruner, "TOKENS_PER_PASS", tokens_per_pass)  # 50: one sequence at a time
+    model = small(family, tiny)
+    twin = copy.deepcopy(model)
+    twin(tokens, labels=tokens).loss.backward()
+    assert_gradients(weight_gradients(model, tokens, [0, 1, 3], PARTS), twin)
+
+
+def test_windows_predict_their_last_tokens_and_weigh_by_them(tiny, tokens):
+    """Loss of the model's own logits, window by window; two windows of another length, one that repeats context."""
+    model = tiny("tiny-gemma2")
+    windows = [Window(tokens[0], 47), Window(tokens[1, :20], 5), Window(tokens[2, :20], 5), Window(tokens[3], 9)]
+    twin, losses = copy.deepcopy(model), []
+    for ids, scored in windows:
+        logits = twin(ids[None]).logits[0]
+        losses += [F.cross_entropy(logits[i - 1], ids[i]) for i in range(len(ids) - scored, len(ids))]
+    torch.stack(losses).mean().backward()
+    assert_gradients(weight_gradients(model, windows, range(6), PARTS), twin)
+
+
+def test_layers_are_computed_again_from_the_lowest_weight_up(tiny, tokens):
+    model, calls = tiny(), []
+    for index, layer in enumerate(decoder_layers(model)):
+        layer.mlp.register_forward_pre_hook(lambda module, args, index=index: calls.append(index))
+    own = decoder_layers(model)[1].forward = lambda *args, **kw: type(layer).forward(
+        decoder_layers(model)[1], *args, **kw
+    )
+    weight_gradients(model, tokens, [3], PARTS)
+    assert sorted(calls) == [0, 1, 2, 3, 3, 4, 4, 5, 5]
+    assert decoder_layers(model)[1].forward is own, "accelerate's is put back"
+    assert "forward" not in vars(decoder_layers(model)[0])
+
+
+def test_bfloat16_is_summed_up_in_float32(tiny, tokens, monkeypatch):
+    """Three hundred equal passes: a sum in bfloat16 would stand still at 256 times the first."""
+    monkeypatch.setattr(llm_pruner, "TOKENS_PER_PASS", 8)
+    model, ids = tiny().to(torch.bfloat16), tokens[:1, :8]
+    once, often = (weight_gradients(model, ids.expand(n, -1), [5], PARTS)[5] for n in (1, 300))
+    for (_, same), (_, gradient) in zip(once, often, strict=True):
+        assert torch.allclose(gradient, same, rtol=1e-5, atol=0)
+
+
+def test_the_model_is_as_before_also_after_an_error(tiny, tokens):
+    model = tiny("tiny-gemma2").train()
+    model.get_input_embeddings().requires_grad_(False)
+    own = model.model.norm.weight.grad = torch.ones_like(model.model.norm.weight)  # somebody's training step
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    required = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    for layer in decoder_layers(model):
+        layer.self_attn.attention_dropout = 0.5  # in training mode
+
+    def assert_untouched():
+        assert model.training
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+        assert required == {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+        assert [parameter.grad for parameter in model.parameters() if parameter.grad is not None] == [own]
+        assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        assert not any("forward" in vars(module) for module in model.modules())
+
+    def stop(module, args, output):
+        if args[0].shape[1] > 3:  # not in the check that comes first, of three tokens
+            raise RuntimeError("stop")
+
+    for strategy in SCORED:
+        with torch.no_grad():
+            scores = layer_scores(strategy, model, tokens)
+        assert_untouched()
+        assert scores == layer_scores(strategy, tiny("tiny-gemma2"), tokens), "no dropout"
+        handle = decoder_layers(model)[4].mlp.register_forward_hook(stop)
+        with pytest.raises(RuntimeError, match="stop"):
+            layer_scores(strategy, model, tokens)
+        handle.remove()
+        assert_untouched()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_importance_group_by_group(tiny, tokens, family):
+    """The slow twin: each element's place says which group it belongs to."""
+    model = tiny(family)
+    twin = copy.deepcopy(model)
+    twin(tokens, labels=tokens).loss.backward()
+    importance = group_importance(model, tokens, range(6))
+    for layer, scores in importance.items():
+        expected = [0.0, 0.0]
+        for part in PARTS:
+            weight = getattr(decoder_layers(twin)[layer].self_attn, part).weight
+            for i, row in enumerate((weight * weight.grad).abs().tolist()):
+                for j, product in enumerate(row):
+                    head = (j if part == "o_proj" else i) // 16  # of 4 query heads, two for each of the 2 groups
+                    expected[head if part in ("k_proj", "v_proj") else head // 2] += product
+        assert scores.tolist() == pytest.approx(expected, rel=1e-4)
+    plan = planner(model, tokens, range(1, 6))
+    for layers in ([3, 4, 5], [1, 2]):
+        lowest = {layer: (importance[layer].argmin().item(),) for layer in layers}
+        assert {layer: lost.removed_groups for layer, lost in plan(len(layers), layers).layers.items()} == lowest
+
+
+def test_weights_without_a_gradient_are_named(tiny, tokens):
+    model = tiny()
+    decoder_layers(model)[4].self_attn.k_proj.to("meta")
+    with pytest.raises(ValueError, match="layer 4: weights that are offloaded"):
+        weight_gradients(model, tokens, range(6), PARTS)
+    model = tiny()
+    decoder_layers(model)[5].mlp.down_proj.weight.data.fill_(torch.inf)
+    with pytest.raises(ValueError, match=r"layer 0: gradients are not finite in torch\.float32"):
+        weight_gradients(model, tokens, range(6), PARTS)
+
+
+def observed(model, ids):
+    """Both angles of each layer, token by token, from the probe's views: (layers,) sums over tokens."""
+    sums = {"similarity": [], "block-influence": []}
+
+    def visit(view):
+        for strategy, after in (("similarity", view.entering + view.branch), ("block-influence", view.leaving)):
+            pairs = zip(view.entering.double().flatten(0, 1), after.double().flatten(0, 1), strict=True)
+            sums[strategy].append(sum(1 - (x @ y / (x.norm() * y.norm())).item() for x, y in pairs))
+
+    observe_layers(model, ids, visit)
+    return sums
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "cohere", "granite"])
+def test_angles_are_those_of_the_probe(tiny, tokens, family):
+    model = small(family, tiny)
+    texts = [Window(tokens[0], 47), Window(tokens[1, :20], 19), Window(tokens[2, :33], 4)]  # weigh by their tokens
+    sums = [observed(model, text.ids[None]) for text in texts]
+    for strategy in ("similarity", "block-influence"):
+        wanted = [sum(values) / (48 + 20 + 33) for values in zip(*(s[strategy] for s in sums), strict=True)]
+        assert layer_scores(strategy, model, texts) == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("family", ["tiny-llama", "tiny-gemma2"])
+def test_hessian_is_the_slope_of_the_loss_in_the_scale_of_a_matrix(tiny, tokens, family):
+    model = tiny(family)
+    scores = layer_scores("hessian", model, tokens)
+    model, step = model.double(), 3e-3  # norms compute in float32 all the same: smaller steps drown in rounding
+
+    @torch.no_grad()
+    def loss(weight, value):
+        weight.data = value
+        logits = model(tokens).logits[:, :-1].double()
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).item()
+
+    for layer in (0, 3, 5):
+        expected = 0.0
+        for part in PARTS[:3]:
+            weight = getattr(decoder_layers(model)[layer].self_attn, part).weight
+            original = weight.detach().clone()
+            slope = (loss(weight, original * (1 + step)) - loss(weight, original * (1 - step))) / (2 * step)
+            weight.data, expected = original, expected + slope**2
+        assert scores[layer] == pytest.approx(expected, rel=5e-3)
+
+
+@pytest.mark.parametrize("strategy", SCORED)
+def test_the_lowest_scores_are_selected(tiny, tokens, strategy, monkeypatch):
+    model = tiny("tiny-mistral")
+    scores, taken = layer_scores(strategy, model, tokens), select_layers(strategy, model, tokens, 2)
+    assert taken == sorted(taken)
+    assert max(scores[layer] for layer in taken) < min(scores[layer] for layer in range(6) if layer not in taken)
+    assert all(isinstance(score, float) for score in layer_scores(strategy, model.to(torch.bfloat16), tokens))
+    monkeypatch.setattr(layer_selection, "layer_scores", lambda *_: [0.5, 0.1, 0.3, 0.3, 0.3, 0.9])
+    assert select_layers(strategy, model, tokens, 3) == [1, 3, 4], "of equal scores the higher layer goes"
+
+
+def test_what_cannot_be_selected_is_refused(tiny, tokens):
+    model = tiny()
+    assert select_layers("top", model, None, 2) == [4, 5]
+    assert select_layers("bottom", model, None, 2) == [0, 1]
+    for count in (0, 7):
+        with pytest.raises(ValueError, match=f"{count} layers cannot be selected; LlamaForCausalLM has 6"):
+            select_layers("top", model, None, count)
+    with pytest.raises(ValueError, match="unknown strategy 'middle'; choose from top, bottom, hessian"):
+        select_layers("middle", model, tokens, 2)
+    with pytest.raises(ValueError, match="no scores for 'top'; choose from hessian"):
+        layer_scores("top", model, tokens)
+    with pytest.raises(ValueError, match="'hessian' is measured on a text"):
+        select_layers("hessian", model, None, 2)
+    with pytest.raises(ValueError, match="pruned already"):
+        layer_scores("similarity", apply_plan(model, PruningPlan.value_only(6, [0.5])), tokens)
