@@ -1,7 +1,7 @@
 """Runs of the notebooks: Snakemake schedules (see Snakefile), and each of its jobs is one of ``harp_lib.jobs``.
 
-A job's output is a flag, ``data/results/<profile>/.flags/….done``: what the job made, how long it took, which cells failed.
-Results go to the result store, where a job that runs again finds what it had.
+A job's output is a flag, ``data/results/<profile>/.flags/….done``: what the job made, how long it took, and which cells
+failed. Results go to the result store, where a job that runs again finds what it had.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """What a job of Snakefile runs: ``python -m harp_lib.jobs FLAG WHAT …``, in the folder of a profile's results.
 
-WHAT is ``cells UNIT MODEL [PART PARTS]``, ``notebook NAME`` or ``figures``. Beside the flag lies, until it is written, what
-went wrong (``.error``), and where jobs run side by side, what the job printed (``.log``).
+WHAT is ``cells UNIT MODEL [PART PARTS]``, ``notebook NAME`` or ``figures``. Beside the flag lies, until it is written,
+what went wrong (``.error``), and where jobs run side by side, what the job printed (``.log``).
 """
 
 import hashlib

@@ -1,19 +1,18 @@
-"""The drawing on the front page: what HARP does to a decoder, drawn by hand in code."""
+"""Draws harp.svg beside this file, what HARP does to a decoder: ``python figures/draw_harp.py [FILE]``."""
 
+import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Polygon
 
-from harp_lib import colours
-from harp_lib.figures import use_style
-
 INK, STAYS, GHOST = "#333333", "#ffffff", "#6b6b6b"
-KEPT, PRUNED = colours.METHOD["dense"], colours.METHOD["harp"]
-GOES = "#e6dff0"  # queries, keys and what only they need: a pale colours.SECOND
+KEPT, PRUNED = "#4d4d4d", "#0173b2"  # as in every figure: dense, HARP
+GOES = "#e6dff0"  # queries, keys and what only they need
 HEIGHT, WIDE, NARROW = 4.6, 27, 7.6  # of boxes, in the picture's units
 COLUMNS = (-9.7, 0, 9.7)  # values, keys, queries: to the left and right of the middle of a layer
 NORM, PROJECTIONS, CACHE, ATTENTION, OUTPUT, FFN = 9.5, 16.7, 23.9, 31.1, 38.3, 51.2  # heights in the picture
@@ -23,7 +22,8 @@ FORMULAS = (r"$H + \mathrm{Attention}(H)$", r"$H + \alpha\, H\, W_V W_O$")
 
 def draw(file: Path) -> None:
     """Draw the picture as SVG, the same bytes each time."""
-    use_style()
+    sns.set_theme(context="notebook", style="ticks", palette="colorblind", font_scale=0.9)
+    plt.rcParams["svg.hashsalt"] = "harp"
     figure = harp_in_a_picture()
     figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     plt.close(figure)
@@ -144,3 +144,7 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> 
 def _pale(colour: str) -> tuple[float, float, float]:
     """A little of a colour on white; no transparency, so that overlapping patches look like one."""
     return tuple(0.92 + 0.08 * part for part in to_rgb(colour))
+
+
+if __name__ == "__main__":
+    draw(Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).with_name("harp.svg"))
