@@ -1,12 +1,14 @@
 """Stored cells, and the paper's printed numbers, as long frames: one row for each number."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pandas as pd
 
-from harp_lib import paths
+from harp_lib import config
+from harp_lib.measure.evaluation import ALL_BENCHMARKS
+from harp_lib.report.comparisons import Compared, floor
 from harp_lib.results import Cells, read_results
 
 AXES: dict[str, tuple[str, ...]] = {
@@ -38,6 +40,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "lengths": ("row",),
     # lists whose items are all the same to us
     **dict.fromkeys(("layers", "subtasks"), ("item",)),
+    **dict.fromkeys(("only_printed", "only_squared"), ("item", "layer and group")),
 }
 """What each index of a stored quantity counts, from the outside in; a quantity that is not here is a single number.
 
@@ -63,6 +66,7 @@ _TASKS = (  # what the names of cells say: columns of their own
     r"range-(?P<start>\d+)-(?P<end>\d+)",
     r"(prefill|decode|split)-(?P<length>\d+)",
     r"(search|contraction)-(?P<corpus>.+)",
+    r"(.+-)?seed-(?P<seed>\d+)",
     r"(?P<corpus>.+)-(?P<split>train|test|validation)",
 )
 
@@ -131,11 +135,64 @@ def paper(name: str) -> pd.DataFrame:
     Columns model (as the paper spells it), method, task, quantity and value, and axes where it has them. Scores and
     shares are in per cent, as printed; "all" stands where a number belongs to no single model, method or task.
     """
-    file = paths.PAPER / f"{name}.csv"
+    file = config.PAPER / f"{name}.csv"
     if not file.is_file():
-        known = ", ".join(sorted(path.stem for path in paths.PAPER.glob("*.csv")))
+        known = ", ".join(sorted(path.stem for path in config.PAPER.glob("*.csv")))
         raise ValueError(f"unknown table {name!r}; choose from {known}")
     return pd.read_csv(file)
+
+
+class Missing(Exception):
+    """What is asked for is not stored; the message says what it needs."""
+
+
+class Source:
+    """The stored results of a profile, each store read once, and the scores of one model side by side."""
+
+    def __init__(self, profile: str) -> None:
+        self.profile, self._stores = profile, {}
+
+    def cells(self, store: str) -> Cells:
+        if store not in self._stores:
+            self._stores[store] = cells(self.profile, store)
+        return self._stores[store]
+
+    def models(self, store: str) -> list[str]:
+        return list(dict.fromkeys(model for model, *_ in self.cells(store)))
+
+    def result(self, store: str, model: str, method: str, task: str) -> dict[str, Any]:
+        """Of one cell; raises Missing where there is none, or it failed."""
+        found = self.cells(store).get((model, method, task), {}).get("result", {"failed": "not run"})
+        if "failed" in found:
+            raise Missing(f"needs {method}/{task} of {store}")
+        return found
+
+    def scores(self, store: str, model: str, method: str, task: str) -> list[float]:
+        """By question; those of the ablations that are HARP's and the dense model's are in the main tables."""
+        shared = store == "ablations" and method in ("dense", "harp")
+        return self.result("main_tables" if shared else store, model, method, task)["scores"]
+
+    def compared(self, store: str, model: str, method: str, task: str) -> Compared:
+        choices, dense = ALL_BENCHMARKS[task].choices, self.scores(store, model, "dense", task)
+        return Compared(self.scores(store, model, method, task), dense, 1 / choices if choices else 0.0)
+
+    def complete(self, store: str, model: str, methods: Iterable[str], tasks: Iterable[str]) -> list[str]:
+        """The tasks that the dense model and all the methods have scores on: every average is of these."""
+        wanted, found = ["dense", *methods], []
+        for task in tasks:
+            try:
+                for method in wanted:
+                    self.scores(store, model, method, task)
+                found.append(task)
+            except Missing:
+                pass
+        if not found:
+            raise Missing(f"needs scores of {store}")
+        return found
+
+    def above(self, store: str, model: str, tasks: Iterable[str]) -> list[str]:
+        """Those of some tasks on which the dense model is above chance."""
+        return [task for task in tasks if not floor([self.compared(store, model, "dense", task)])]
 
 
 def _axes(task: str, quantity: str) -> tuple[str, ...]:

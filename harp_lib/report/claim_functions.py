@@ -1,0 +1,310 @@
+"""The tests of layers, ranges and times, most of them of one claim: named in ``data/paper/claims.yaml`` like the rest."""
+
+import numpy as np
+from scipy import stats
+
+from harp_lib import accounting
+from harp_lib.measure.text import TITLES as CORPORA
+from harp_lib.methods import BASELINES, TITLES
+from harp_lib.report import comparisons
+from harp_lib.report.claim_tests import Finding, named, paper_model, weakest
+from harp_lib.report.comparisons import Interval
+from harp_lib.report.data import Missing, paper
+from harp_lib.report.tables import pruning_ratios
+
+NEARLY_ONE = 0.95  # from here on Sim and normalised entropy count as close to 1
+HIGH = 0.8  # "high" are the layers above this share of the depth: the top fifth
+CHANGED = 0.05  # a norm that is further from what it was than this has changed
+NEARLY_ALL = 0.9  # of a deviation that has to be gone for it to be gone
+CLOSE = 1e-4  # two shares of FFN channels that count as equal
+EXACT = 1 - 1e-9
+
+
+def exactly(value: float, n: int = 0) -> Interval:
+    """What is counted has no error."""
+    return Interval(value, value, value, n)
+
+
+# ---- layers: notebooks 01, 02, 03, 06
+
+
+def _documents(source, store: str, model: str, method: str, quantity: str) -> dict[str, np.ndarray]:
+    """A quantity (documents, layers, …) on each corpus."""
+    found = {
+        task: np.array(cell["result"][quantity])
+        for (name, m, task), cell in source.cells(store).items()
+        if (name, m) == (model, method) and np.ndim(cell["result"].get(quantity)) > 1 and task in CORPORA
+    }
+    if not found:
+        raise Missing(f"needs {quantity} of {store}")
+    return found
+
+
+@named("similarity")
+def top_fifth(source, model, quantities, of) -> list[Finding]:
+    """The median, or the highest, of what enters the top fifth of the layers, on each corpus."""
+    found = []
+    for corpus in _documents(source, "similarity", model, "trained", "entropy"):
+        parts = [_documents(source, "similarity", model, "trained", name)[corpus] for name in quantities]
+        layers = min(part.shape[1] for part in parts)
+        high = [part[:, int(np.ceil(HIGH * layers)) : layers].reshape(len(part), -1) for part in parts]
+        values = np.concatenate(high, axis=1)
+        values = np.median(values, axis=1) if of == "median" else values.max(axis=1)
+        found.append(Finding(comparisons.mean_interval(values), "", f"is the {of}, {CORPORA[corpus]}", goal=NEARLY_ONE))
+    return found
+
+
+@named("similarity")
+def small_bound(source, model) -> list[Finding]:
+    """In which share of the layers with v < 1 d(H) shrinks: the claim has a condition, and says nothing without it."""
+    bound = np.array(source.result("similarity", model, "trained", "block-bound")["v"])
+    small = bound < 1
+    if not small.any():
+        lowest = exactly(float(bound.min()), len(bound))
+        return [Finding(lowest, "v", "at least", reason="v is below 1 in no layer")]
+    distances = next(iter(_documents(source, "similarity", model, "trained", "distance").values()))[0]
+    shrinks = (distances[1:] < distances[:-1])[small]
+    return [Finding(exactly(shrinks.mean(), small.sum()), "share", "of the layers with v < 1", goal=EXACT)]
+
+
+@named("norm_change")
+def norms_changed(source, model) -> list[Finding]:
+    """Which share of the heads takes the norm of its values more than 5 % away: most have to."""
+    found = []
+    for corpus, ratios in _documents(source, "norm_change", model, "dense", "ratios").items():
+        away = np.abs(ratios - 1) > CHANGED
+        share = comparisons.mean_interval(away.reshape(len(away), -1).mean(axis=1))
+        found.append(Finding(share, "share", f"of the heads, {CORPORA[corpus]}", goal=0.5))
+    return found
+
+
+def _streams(source, model: str) -> dict[str, np.ndarray]:
+    """Log ratio of the stream's norm to the dense model's, above the lowest pruned layer: (documents, depths)."""
+    plans = ("dense", "alpha-1", "searched")
+    norms = {plan: np.array(source.result("norm_change", model, plan, "reading")["without first"]) for plan in plans}
+    alphas = source.cells("norm_change")[model, "alpha-1", "reading"]["inputs"]["alphas"]
+    above = min(map(int, alphas)) + 1
+    return {plan: np.log(norms[plan] / norms["dense"])[:, above:] for plan in plans[1:]}
+
+
+@named("norm_change")
+def stream_changed(source, model) -> list[Finding]:
+    """How much larger the residual stream is at the top with α = 1."""
+    change = comparisons.mean_interval(np.expm1(_streams(source, model)["alpha-1"][:, -1]))
+    return [Finding(change, "%", "at the top, α = 1", less=change.value < 0)]
+
+
+@named("norm_change")
+def norm_restored(source, model) -> list[Finding]:
+    """Which share of the deviation from the dense norm is gone with the searched α, at the top and over the layers."""
+    off = {plan: np.abs(logs) for plan, logs in _streams(source, model).items()}
+    found = []
+    for about, of in (("at the top", np.s_[:, -1:]), ("over all pruned layers", np.s_[:, :])):
+        before, after = (off[plan][of].mean(axis=1) for plan in ("alpha-1", "searched"))
+        gone = comparisons.mean_interval((before - after) / before.mean())
+        found.append(Finding(gone, "share", f"of the deviation is gone {about}", goal=NEARLY_ALL, part=0.0))
+    return found
+
+
+@named("norm_change")
+def norm_reason(source, model) -> list[Finding]:
+    """Is the α that keeps the norm better than others that shrink (``constant`` knows nothing), and than the searched?"""
+    plans = ("alpha-1", "searched", "norm-matching", "reconstructing", "constant")
+    read = {plan: source.result("norm_change", model, plan, "reading") for plan in plans}
+
+    def worse(first: str, second: str) -> Interval:
+        return comparisons.change(read[first]["nll"], read[second]["nll"], read[first]["tokens"])
+
+    if not worse("searched", "alpha-1").low > 0:
+        return [Finding(worse("searched", "alpha-1"), "%", "α = 1", reason="the search wins nothing over α = 1")]
+    pieces = [Finding(worse("searched", "norm-matching"), "%", "norm-keeping against searched α", less=True)]
+    for plan, about in (("alpha-1", "α = 1"), ("reconstructing", "branch-keeping α"), ("constant", "α = 0.5")):
+        pieces.append(Finding(worse("norm-matching", plan), "%", f"{about} against norm-keeping α"))
+    return [weakest(pieces)]
+
+
+@named("alpha_search")
+def alphas_alike(source, model) -> list[Finding]:
+    """The rank correlation of the α searched on two corpora."""
+    tasks = [task for name, method, task in source.cells("alpha_search") if (name, method) == (model, "harp")]
+    found = [
+        source.result("alpha_search", model, "harp", task)["alphas"] for task in tasks if task.startswith("search-")
+    ]
+    if len(found) < 2:
+        raise Missing("needs α searched on two corpora")
+    own = paper("alpha_search").query("model == 'LLaMA3.1-8B'").pivot_table("value", "layer", "task")
+    told = (comparisons.rank_correlation(*own.to_numpy().T).value,)
+    return [Finding(comparisons.rank_correlation(*found[:2]), "ρ", paper=told)]
+
+
+@named("ablations")
+def similar_layers(source, model) -> list[Finding]:
+    """Which share of the layers that the similarity metric picks is among the top ones: most have to be."""
+    picked, top = (source.result("ablations", model, m, "selection")["layers"] for m in ("similarity", "top"))
+    theirs = paper("selected_layers").query("method == 'similarity'")["layer"]
+    told = (float(np.mean(theirs >= 24)),)  # of 32, of which the paper prunes 8
+    return [Finding(exactly(np.mean(np.isin(picked, top)), len(top)), "share", "of its layers", goal=0.5, paper=told)]
+
+
+@named("ablations")
+def layer_gains(source, model) -> list[Finding]:
+    """The least that one layer's searched α lowers perplexity: by itself, after those above, or after all others."""
+    found = [cell for (name, method, _), cell in source.cells("ablations").items() if (name, method) == (model, "gain")]
+    if not found:
+        raise Missing("needs gain of ablations")
+    tokens = [cell["result"]["tokens"] for cell in found]
+    order = sorted(map(int, found[0]["inputs"]["alphas"]), reverse=True)
+
+    def gain(layer: int, before: str, after: str, about: str) -> Finding:
+        first, second = ([cell["result"]["nll"][plan] for cell in found] for plan in (after, before))
+        change = comparisons.change(first, second, tokens)
+        return Finding(change, "%", f"layer {layer} {about}")
+
+    pieces = []
+    for k, layer in enumerate(order):
+        if found[0]["inputs"]["alphas"][str(layer)] != 1:  # where α stays 1 there is nothing to gain
+            pieces.append(gain(layer, "top-0", f"only-{layer}", "by itself"))
+            pieces.append(gain(layer, f"top-{k}", f"top-{k + 1}", "after those above"))
+            pieces.append(gain(layer, f"without-{layer}", f"top-{len(order)}", "after all others"))
+    return [weakest(pieces)]
+
+
+# ---- baselines: notebook 04
+
+
+def _ranges(source, model: str, method: str) -> dict[tuple[int, int], dict]:
+    """The layer ranges that were tried, by perplexity."""
+    cells = source.cells("baselines").items()
+    tried = {
+        tuple(cell["inputs"]["layers"]): cell["result"]
+        for (name, m, task), cell in cells
+        if (name, m) == (model, method) and task.startswith("range-") and "failed" not in cell["result"]
+    }
+    return dict(sorted(tried.items(), key=lambda item: sum(item[1]["nll"]) / sum(item[1]["tokens"])))
+
+
+@named("baselines")
+def tuned_ranges(source, model) -> list[Finding]:
+    """How much higher perplexity is with the paper's range of each baseline than with the best of ours."""
+    rows, found = paper("layer_ranges").query("model == @name", local_dict={"name": paper_model(model)}), []
+    for row in rows.itertuples():
+        tried = _ranges(source, model, row.method)
+        if (theirs := tried.get((row.start, row.end))) is not None:
+            best = next(iter(tried.values()))
+            change = comparisons.change(best["nll"], theirs["nll"], best["tokens"])
+            found.append(Finding(change, "%", TITLES[row.method], goal=CHANGED, less=True))
+    if not found:
+        raise Missing("needs one of the paper's models")
+    return [weakest(found)]
+
+
+@named("baselines")
+def tuned_clearly(source, model) -> list[Finding]:
+    """How much higher perplexity is with the second best range of each baseline than with the best."""
+    found = []
+    for method in BASELINES:
+        if len(tried := list(_ranges(source, model, method).values())) > 1:
+            change = comparisons.change(tried[0]["nll"], tried[1]["nll"], tried[0]["tokens"])
+            found.append(Finding(change, "%", TITLES[method]))
+    if not found:
+        raise Missing("needs ranges of baselines")
+    return [weakest(found)]
+
+
+@named()
+def exact(source, model, quantity) -> list[Finding]:
+    """Which share of the printed numbers follows from the configs of the paper's models, to the printed digit."""
+    rows = pruning_ratios({})[1]
+    if quantity == "ffn_ratios":
+        agree = np.abs(rows["needed"] - rows["official"]) < CLOSE
+    else:
+        agree = np.concatenate([rows[m].round(1) == rows[f"{m} printed"] for m in ("flap", "harp")])
+    return [Finding(exactly(agree.mean(), agree.size), "share", "of the printed numbers", goal=EXACT, part=0.0)]
+
+
+# ---- times and operations: notebooks 02 and 08
+
+
+def _timed(source, model: str, kind: str) -> dict[int, dict]:
+    """The lengths that were timed more than once, from the shortest on."""
+    found = {
+        int(task.removeprefix(f"{kind}-")): cell["result"]["seconds"]
+        for (name, _, task), cell in source.cells("efficiency").items()
+        if name == model and task.startswith(f"{kind}-") and "failed" not in cell["result"]
+    }
+    return {length: found[length] for length in sorted(found) if len(found[length]["dense"]) > 1}
+
+
+@named("efficiency")
+def time_saved(source, model, variant, against, at, goal=0.0, only=None) -> list[Finding]:
+    """Which share of the time of a prefill is saved: at every length, at the longest, at one, or how it grows."""
+    timed = {
+        n: seconds for n, seconds in _timed(source, model, "prefill").items() if {variant, against} <= set(seconds)
+    }
+    if not timed:
+        raise Missing("needs repeated prefills")
+    seconds = paper("efficiency").query("quantity == 'seconds'").pivot_table("value", "length", "method")
+    shares = 1 - seconds["harp"] / seconds["dense"] if against == "dense" else seconds["harp"][:0]
+    told = {"every": tuple(shares), "growth": (shares.iloc[-1] - shares.iloc[0],) if len(shares) else ()}
+    same = {"unit": "%", "goal": goal, "paper": told.get(at, tuple(shares[-1:]))}
+    found = {}
+    for length, runs in timed.items():
+        ratio = comparisons.time_ratio(runs[against], runs[variant])
+        saved = Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low, ratio.n)
+        found[length] = Finding(saved, about=f"{length:,} tokens", **same)
+    first, last = min(timed), max(timed)
+    if at == "every":
+        return [weakest(found.values())]
+    if at == "longest":
+        return [found[last]]
+    if at != "growth":
+        right = at in found and (only is None or paper_model(model) == only)
+        return [found[at] if right else found[last]._replace(reason=f"needs {at:,} tokens of {only}")]
+    logs = [np.log(np.divide(timed[length][variant], timed[length][against])) for length in (first, last)]
+    if first == last:
+        return [found[last]._replace(reason="one length was repeated")]
+    ends = stats.ttest_ind(*logs, equal_var=False).confidence_interval()
+    fall = [1 - np.exp(-end) for end in (logs[0].mean() - logs[1].mean(), *ends)]
+    about = f"less time, relative to dense, at {last:,} than at {first:,} tokens"
+    return [Finding(Interval(*map(float, fall), sum(map(len, logs))), about=about, **same)]
+
+
+@named("efficiency")
+def attention_share(source, model) -> list[Finding]:
+    """Attention's share of the time of attention and FFN, on the side of one half that the claim puts it."""
+    width, found = source.result("efficiency", model, "all", "counted")["intermediate_size"], []
+    for length, runs in _timed(source, model, "split").items():
+        shares = [run["attention"] / (run["attention"] + run["ffn"]) for run in runs["dense"]]
+        share, about = comparisons.mean_interval(shares), f"{length:,} tokens, d_ff {width:,}"
+        if length != width:
+            found.append(Finding(share, "share", about, goal=0.5, less=length < width))
+    if not found:
+        raise Missing("needs repeated splits")
+    return [weakest(found)]
+
+
+@named("efficiency")
+def kv_cache(source, model) -> list[Finding]:
+    """The bytes of the KV cache after a prefill, in shares of the dense model's, against the layers that are left."""
+    counted = source.result("efficiency", model, "all", "counted")
+    layers = counted["layers"]
+    left = layers - counted["variants"]["harp"]["layers_without_attention"]
+    held = [
+        cell["result"]["cache_bytes"]
+        for (name, _, task), cell in source.cells("efficiency").items()
+        if name == model and task.startswith("prefill-") and cell["result"].get("cache_bytes")
+    ]
+    if not held:
+        raise Missing("needs repeated prefills")
+    right = np.mean([each["harp"] * layers == each["dense"] * left for each in held])
+    return [Finding(exactly(right, len(held)), "share", f"of the lengths hold {left} of {layers} parts", goal=EXACT)]
+
+
+@named()
+def overtaking(source, model) -> list[Finding]:
+    """From how many times d_ff on attention takes as many operations as the FFN, all query-key pairs counted."""
+    lengths = [
+        accounting.overtaking_length(config) / config.intermediate_size
+        for config in accounting.paper_configs().values()
+    ]
+    return [Finding(exactly(min(lengths), len(lengths)), "× d_ff", "or later in the paper's models", goal=1, less=True)]
