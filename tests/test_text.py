@@ -1,0 +1,224 @@
+"""Corpora and their splits; perplexity against the obvious computation, in bounded memory, and against lm-eval."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from conftest import FAMILIES
+from tokenizers.processors import TemplateProcessing
+
+from harp_lib import perplexity, word_perplexity
+from harp_lib.measure import text
+from harp_lib.measure.registry import tiny_tokenizer
+from harp_lib.measure.text import SPLITS, Window, excerpt, load_corpus, rolling_windows
+
+
+def adding_bos():
+    """The tiny tokenizer, putting a BOS token before each text as that of Llama does."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+    assert tokenizer("a").input_ids[0] == tokenizer.bos_token_id == 1
+    return tokenizer
+
+
+class TestCorpora:
+    @pytest.mark.parametrize("name", text.EMBEDDED)
+    def test_each_embedded_split_has_enough_and_shares_nothing(self, name):
+        """16 documents of 512 tokens of a real tokenizer, which has some 4 characters a token."""
+        splits = [load_corpus(name, split) for split in SPLITS]
+        for corpus in splits:
+            assert sum(len(document) > 2300 for document in corpus.documents) >= 18
+        documents = [document for corpus in splits for document in corpus.documents]
+        assert len(set(documents)) == len(documents), "held-out text must not be searched"
+        assert load_corpus(name, "test").sha256 == splits[2].sha256 != splits[1].sha256
+
+    @pytest.mark.parametrize("imports", ["", "import lm_eval, seaborn, scipy.special, scipy.stats, transformers"])
+    def test_embedded_prose_is_the_same_in_every_process(self, imports):
+        """Docstrings may print addresses and sets, and libraries may change those of others."""
+        code = f"{imports}\nfrom harp_lib.measure.text import *\n"
+        code += "print(*[load_corpus(name, split).sha256 for name in EMBEDDED for split in SPLITS])"
+        seed = {"PYTHONHASHSEED": "1" if imports else "2"}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | seed)
+        assert done.stdout.split() == [load_corpus(name, split).sha256 for name in text.EMBEDDED for split in SPLITS]
+
+    @pytest.mark.parametrize("tokenizer", [tiny_tokenizer(), adding_bos()], ids=["plain", "adds BOS"])
+    def test_windows_predict_every_token_once_after_one_bos(self, tokenizer):
+        texts = ["import this and that " * 40, "short", ""]
+        windows = rolling_windows(tokenizer, texts, max_length=32)
+        predicted = torch.cat([window.ids[-window.scored :] for window in windows])
+        plain = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+        assert predicted.tolist() == [token for ids in plain for token in ids]
+        begins = [window for window in windows if window.ids[0] == tokenizer.bos_token_id]
+        assert [window.ids.tolist().count(tokenizer.bos_token_id) for window in begins] == [1, 1], "never [1, 1, …]"
+        assert all(len(window.ids) <= 33 for window in windows), "one context token and 32 predicted ones at most"
+
+    def test_an_excerpt_is_cut_by_tokens(self):
+        tokenizer, whole = tiny_tokenizer(), load_corpus("python-docs", "test")
+        part = excerpt(whole, tokenizer, documents=3, tokens=100)
+        assert len(part.documents) == 3
+        assert all(any(text.startswith(cut) for text in whole.documents) for cut in part.documents)
+        assert all(abs(len(tokenizer(text).input_ids) - 100) <= 1 for text in part.documents)
+        assert part.sha256 != whole.sha256
+        assert excerpt(whole, tokenizer, documents=2, tokens=None).documents == whole.documents[:2]
+        blank = replace(whole, documents=("", " \n", *whole.documents))
+        assert excerpt(blank, tokenizer, documents=2, tokens=None).documents == whole.documents[:2]
+        with pytest.raises(ValueError, match="no document of 10000000 tokens"):
+            excerpt(whole, tokenizer, documents=2, tokens=10_000_000)
+
+    def test_calibration_blocks_do_not_overlap(self):
+        tokenizer, corpus = adding_bos(), load_corpus("scipy-docs", "train")
+        blocks = text.calibration_blocks(corpus, tokenizer, 50, 32, seed=1)
+        whole = tokenizer("\n\n".join(corpus.texts), add_special_tokens=False).input_ids
+        cut = {tuple(whole[start : start + 32]) for start in range(0, len(whole) - 31, 32)}
+        assert len({tuple(block) for block in blocks.tolist()} & cut) == 50
+        assert not torch.equal(blocks, text.calibration_blocks(corpus, tokenizer, 50, 32, seed=2))
+        with pytest.raises(ValueError, match=r"has \d+ blocks of 32 tokens; 1000000 are wanted"):
+            text.calibration_blocks(corpus, tokenizer, 1_000_000, 32)
+
+    def test_a_directory_of_pages(self, tmp_path):
+        (tmp_path / "wikitext").mkdir()
+        file = tmp_path / "wikitext" / "test.jsonl"
+        first = json.dumps({"page": "one , two\u2028three"}, ensure_ascii=False)
+        file.write_text(first + '\n{"page": "four"}\n')
+        corpus = load_corpus("wikitext", "test", str(tmp_path))
+        assert corpus.documents == ("one , two\u2028three", "four")
+        assert corpus.texts[0].startswith("one, two")
+        assert (corpus.num_words, corpus.source) == (5, tmp_path.name)
+        for row in ('{"text": "no page"}', "{", "[]"):
+            file.write_text(f"{first}\n{row}\n")
+            with pytest.raises(ValueError, match=r"test.jsonl, line 2: no JSON object with a field 'page'"):
+                load_corpus("wikitext", "test", str(tmp_path))
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("wikitxt", "test"), "unknown corpus 'wikitxt'; choose from python-docs"),
+            (("python-docs", "dev"), "unknown split 'dev'; choose from train"),
+            (("wikitext", "test"), "wikitext is not embedded"),
+            (("wikitext", "test", "nowhere"), "does not exist"),
+        ],
+    )
+    def test_bad_requests(self, arguments, message):
+        with pytest.raises(ValueError, match=message):
+            load_corpus(*arguments)
+
+    def test_corpora_of_the_hub(self, monkeypatch):
+        """The hub itself cannot be reached from a test; what is asked of it and what becomes of the answer can."""
+        import datasets
+
+        rows = {"wikitext": {"page": ["one", "two"]}, "pile-10k": {"text": [f"text {i}" for i in range(9)]}}
+        asked = []
+
+        def load_dataset(path, *name, split):
+            asked.append((path, *name, split))
+            return datasets.Dataset.from_dict(rows["wikitext" if "wikitext" in path else "pile-10k"])
+
+        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        assert load_corpus("wikitext", "test", "hub").documents == ("one", "two")
+        splits = [load_corpus("pile_10k", split, "hub").documents for split in SPLITS]
+        assert sorted(sum(splits, ())) == sorted(rows["pile-10k"]["text"]), "one published split becomes three"
+        wikitext = ("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "test")
+        assert asked == [wikitext] + [("NeelNanda/pile-10k", "train")] * 3
+
+        def offline(*args, **kwargs):
+            raise ConnectionError("no route")
+
+        monkeypatch.setattr(datasets, "load_dataset", offline)
+        with pytest.raises(ConnectionError, match=r"pass a folder with wikitext/test.jsonl as datasets"):
+            load_corpus("wikitext", "test", "hub")
+
+
+def naive_nll(model, ids, scored):
+    """Logits of the whole sequence at once."""
+    with torch.no_grad():
+        logits = model(ids[None]).logits[0, :-1].double()
+    return F.cross_entropy(logits, ids[1:], reduction="none")[-scored:].sum().item()
+
+
+class TestPerplexity:
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_equals_the_obvious_computation(self, tiny, tokens, family, monkeypatch):
+        monkeypatch.setattr(text, "LOGITS_PER_BLOCK", 50 * 512)
+        model = tiny(family).train()
+        expected = math.exp(sum(naive_nll(model.eval(), row, 47) for row in tokens) / (4 * 47))
+        model.train()
+        assert perplexity(model, tokens) == pytest.approx(expected, rel=1e-5)
+        assert perplexity(model, tokens.to(torch.int16)) == perplexity(model, tokens)
+        assert model.training, "as before"
+
+    def test_documents_and_windows_of_unequal_length(self, tiny, tokens, monkeypatch):
+        monkeypatch.setattr(text, "TOKENS_PER_BATCH", 64)
+        model = tiny()
+        documents = [tokens[0], tokens[1], tokens[2, :13], tokens[3, :2], tokens[3, :1]]
+        nll = sum(naive_nll(model, ids, len(ids) - 1) for ids in documents[:-1])
+        assert perplexity(model, documents) == pytest.approx(math.exp(nll / (47 + 47 + 12 + 1)), rel=1e-5)
+        windows = [Window(tokens[0], 9), Window(tokens[1], 9), Window(tokens[2], 47)]
+        nll = sum(naive_nll(model, window.ids, window.scored) for window in windows)
+        assert perplexity(model, windows) == pytest.approx(math.exp(nll / 65), rel=1e-5)
+
+    @pytest.mark.parametrize(
+        "scaling", [{"model_type": "cohere", "logit_scale": 0.3}, {"model_type": "granite", "logits_scaling": 4.0}]
+    )
+    def test_families_that_scale_their_logits(self, tokens, scaling):
+        from test_surgery import small_model
+
+        model = small_model(scaling.pop("model_type"), vocab_size=512, **scaling)
+        expected = math.exp(sum(naive_nll(model, row, 47) for row in tokens) / (4 * 47))
+        assert perplexity(model, tokens) == pytest.approx(expected, rel=1e-5)
+
+    def test_refusals(self, tiny, tokens):
+        for empty in ([], [torch.tensor([5])], torch.empty(0, 4, dtype=torch.long)):
+            with pytest.raises(ValueError, match="the corpus is empty"):
+                perplexity(tiny(), empty)
+        for wrong, named in ((torch.rand(2, 8), "float32"), (tokens[0], r"int64 of shape \(\)"), (["a"], "text")):
+            with pytest.raises(ValueError, match=f"integers .*; one sequence is .*{named}"):
+                perplexity(tiny(), wrong)
+        with pytest.raises(ValueError, match="the corpus is empty"):
+            word_perplexity(tiny(), tiny_tokenizer(), [])
+
+    def test_a_long_text_and_a_large_vocabulary_fit_in_memory(self):
+        code = """if True:
+        import resource, torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+        from harp_lib import perplexity
+        config = LlamaConfig(vocab_size=128_000, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                             num_attention_heads=2, max_position_embeddings=8_192)
+        model = LlamaForCausalLM(config).eval()
+        ids = torch.randint(0, 128_000, (1, 8_192))
+        perplexity(model, ids[:, :64])
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        perplexity(model, ids)
+        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert float(done.stdout) < 0.5, "GiB on top of the model; the logits alone would be 3.9"
+
+    @pytest.mark.parametrize(("max_length", "tokenizer"), [(512, tiny_tokenizer()), (100, adding_bos())])
+    def test_word_perplexity_is_that_of_lm_eval(self, shared, tiny, tmp_path, max_length, tokenizer):
+        """With lm-eval's own ``wikitext`` task, told to add no second BOS."""
+        import lm_eval.tasks
+        from lm_eval.models.huggingface import HFLM
+
+        rows = (shared / "benchmarks" / "wikitext" / "test.jsonl").read_text().split("\n")[:3]
+        pages = [json.loads(row)["page"][:3000] for row in rows]
+        (tmp_path / "test.jsonl").write_text("\n".join(json.dumps({"page": page}) for page in pages))
+        overlay = {"include": str(Path(lm_eval.tasks.__file__).parent / "wikitext" / "wikitext.yaml")}
+        overlay |= {"task": "wikitext", "dataset_path": "json", "dataset_name": None, "training_split": None}
+        overlay |= {"dataset_kwargs": {"data_files": {"test": str(tmp_path / "test.jsonl")}}, "validation_split": None}
+        (tmp_path / "overlay").mkdir()
+        (tmp_path / "overlay" / "wikitext.yaml").write_text(yaml.safe_dump(overlay))
+        model = tiny()
+        model.config.max_position_embeddings = max_length
+        lm = HFLM(pretrained=model, tokenizer=tokenizer, max_length=max_length, batch_size=1, add_bos_token=False)
+        manager = lm_eval.tasks.TaskManager(include_path=str(tmp_path / "overlay"), include_defaults=False)
+        theirs = lm_eval.simple_evaluate(lm, tasks=["wikitext"], task_manager=manager, bootstrap_iters=0)
+        theirs = theirs["results"]["wikitext"]["word_perplexity,none"]
+        assert word_perplexity(model, tokenizer, pages) == pytest.approx(theirs, rel=1e-4)
