@@ -12,14 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harp_lib.accounting import (
-    count_groups,
-    ffn_channels_for,
-    overtaking_length,
-    paper_configs,
-    removed_fraction,
-    top_groups_plan,
-)
+from harp_lib import accounting
 from harp_lib.measure.models import display_name
 from harp_lib.measure.text import TITLES as TEXTS
 from harp_lib.methods import PROPERTIES, TITLES
@@ -50,9 +43,13 @@ def _lacks(row: Mapping[str, Any], cell: str) -> bool:
 
 
 def lines(frame: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
-    """A line for each row of a frame; a column for each title, written by its format string."""
-    rows = frame.to_dict("records")
-    return pd.DataFrame({title: [written(row, cell) for row in rows] for title, cell in columns.items()})
+    """A line for each row of a frame, a column for each title, by its format string; ``{name}``: method or variant."""
+    rows = []
+    for row in frame.to_dict("records"):
+        titles = {"model": display_name(row.get("model", ""))}
+        titles["name"] = PLANS.get(row.get("method")) or VARIANTS.get(row.get("variant"))
+        rows.append({title: written(row | titles, cell) for title, cell in columns.items()})
+    return pd.DataFrame(rows, columns=list(columns))
 
 
 def block(frame: pd.DataFrame, rows: str, columns: str, cell: str = "{value:.2f} ± {error:.2f}") -> pd.DataFrame:
@@ -129,8 +126,10 @@ def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _perplexity_table(frame: pd.DataFrame) -> Table:
-    """Plans by texts."""
+@table("baselines")
+def baseline_perplexity(profile: dict) -> Table:
+    """Perplexity of every method on each text (number of documents); the paper prints none of a baseline."""
+    frame = perplexities(profile, "baselines", "harp", "harp+flap")
     text = [f"{TEXTS[row.corpus]}, {SPLITS[row.split]} ({row.documents})" for row in frame.itertuples()]
     frame = frame.assign(text=text, name=[PLANS.get(method, method) for method in frame["method"]])
     blocks = [block(part, "name", "text").assign(model=display_name(model)) for model, part in by_model(frame)]
@@ -138,58 +137,37 @@ def _perplexity_table(frame: pd.DataFrame) -> Table:
     return shown[["model", "name", *shown.columns.drop(["model", "name"])]], frame.drop(columns=["text", "name"])
 
 
-@table("baselines")
-def baseline_perplexity(profile: dict) -> Table:
-    """Perplexity of every method on each text (number of documents); the paper prints none of a baseline."""
-    return _perplexity_table(perplexities(profile, "baselines", "harp", "harp+flap"))
-
-
-@table("alpha_search")
-def alpha_perplexity(profile: dict) -> Table:
-    """Perplexity of HARP with α searched, on this text or the other, and without a search."""
-    return _perplexity_table(perplexities(profile, "alpha_search", "searched-on-{corpus}"))
-
-
 def ranges(profile: dict) -> pd.DataFrame:
     """Perplexity of every layer range that was tried.
 
-    Columns: model, method, start, end (open), layers, value, error, documents, tuned (the method's best), and by
-    :func:`ends` "against the best": how much higher it is, paired by document.
+    Columns: model, method, start, end (open), layers, value, error, documents, tuned (the method's best), by
+    :func:`ends` "above" (how much higher it is than the best, paired by document), and alike (not told from the best).
     """
-    stored, rows = data.cells(profile["name"], "baselines"), []
-    found = {key: cell for key, cell in stored.items() if key[2].startswith("range-")}
-    best = {}
-    for (model, method, _), cell in found.items():
-        nll, tokens = cell["result"]["nll"], cell["result"]["tokens"]
-        value, error = comparisons.perplexity(nll, tokens)
-        start, end = cell["inputs"]["layers"]
-        row = {"model": model, "method": method, "start": start, "end": end, "layers": end - start}
-        rows.append(row | {"value": value, "error": error, "documents": len(nll), "nll": nll, "tokens": tokens})
-        if value < best.get((model, method), rows[-1] | {"value": np.inf})["value"]:
-            best[model, method] = rows[-1]
-    for row in rows:
-        tuned = best[row["model"], row["method"]]
-        row["tuned"], nll = row is tuned, row.pop("nll") if row is not tuned else row["nll"]
-        row |= ends("against the best", None if row is tuned else comparisons.change(tuned["nll"], nll, row["tokens"]))
-    return pd.DataFrame(rows).drop(columns=["nll", "tokens"])
+    found, rows = data.cells(profile["name"], "baselines"), []
+    found = pd.DataFrame([(*key[:2], cell) for key, cell in found.items() if key[2].startswith("range-")])
+    for (model, method), part in found.groupby([0, 1], sort=False):
+        results = [(*cell["inputs"]["layers"], cell["result"]["nll"], cell["result"]["tokens"]) for cell in part[2]]
+        best = min(results, key=lambda result: sum(result[2]) / sum(result[3]))
+        for result in results:
+            start, end, nll, tokens = result
+            row = {"model": model, "method": method, "start": start, "end": end, "layers": end - start}
+            row |= dict(zip(("value", "error"), comparisons.perplexity(nll, tokens), strict=True))
+            above = comparisons.change(best[2], nll, tokens)
+            row |= {"documents": len(nll), "tuned": result is best} | ends("above", above)
+            rows.append(row | {"alike": not above.low > 0})
+    return pd.DataFrame(rows)
 
 
 @table("baselines")
 def baseline_ranges(profile: dict) -> Table:
     """The paper's Table "baseline_tuning", then ours: the tuned range, and how many others cannot be told from it."""
-    frame = ranges(profile)
-    frame["alike"] = (frame["against the best low"] <= 0) | frame["against the best low"].isna()
-    tried = frame.groupby(["model", "method"], sort=False).agg(tried=("alike", "size"), alike=("alike", "sum"))
-    ours = frame[frame["tuned"]].join(tried, on=["model", "method"], rsuffix=" ranges")
-    ours = ours.assign(
-        name=ours["method"].map(TITLES), model=ours["model"].map(display_name), alike=ours["alike ranges"] - 1
-    )
-    paper = data.paper("layer_ranges")
-    paper = paper.assign(name=paper["method"].map(TITLES), model=paper["model"] + " (paper)")
+    frame, paper = ranges(profile), data.paper("layer_ranges")
+    tried = frame.groupby(["model", "method"])["alike"].agg(tried="size", others=lambda alike: alike.sum() - 1)
+    ours = frame[frame["tuned"]].join(tried, on=["model", "method"])
     columns = {"model": "{model}", "method": "{name}", "starting layer index": "{start}", "end layer index": "{end}"}
     more = {"perplexity": "{value:.2f} ± {error:.2f}", "documents": "{documents}", "ranges tried": "{tried}"}
-    more["not told from the best"] = "{alike}"
-    return stacked(lines(paper, columns), lines(ours, columns | more)), frame
+    more["not told from the best"] = "{others}"
+    return stacked(lines(paper.assign(model=paper["model"] + " (paper)"), columns), lines(ours, columns | more)), frame
 
 
 @table("baselines")
@@ -198,39 +176,15 @@ def baseline_costs(profile: dict) -> Table:
     stored, rows, tuning = data.cells(profile["name"], "baselines"), [], Counter()
     for (model, method, task), cell in stored.items():
         tuning[model, method] += cell["seconds"] if task.startswith("range-") else 0
-    for (model, method, task), cell in stored.items():
-        if task == "plan":
-            row = {"model": model, "method": method} | {k: v for k, v in cell["result"].items() if k != "plan"}
-            rows.append(row | {"tuning_seconds": tuning[model, method]})
+        if task == "plan" and method in TITLES:
+            rows.append({"model": model, "method": method} | {k: v for k, v in cell["result"].items() if k != "plan"})
     frame = pd.DataFrame(rows)
+    frame["tuning_seconds"] = [tuning[key] for key in zip(frame["model"], frame["method"], strict=True)]
     columns = {"model": "{model}", "method": "{name}", "heads removed": "{head_ratio:.1%}"}
     columns |= {"decoder parameters removed": "{removed_fraction:.2%}", "parameters": "{parameters:,}"}
     columns |= {"KV cache, bytes a token": "{kv_bytes_per_token:,}", "calibration tokens": "{calibration_tokens:,}"}
     columns |= {"seconds for the plan": "{seconds:.1f}", "seconds for all ranges": "{tuning_seconds:.1f}"}
-    shown = frame.assign(model=frame["model"].map(display_name), name=frame["method"].map(TITLES))
-    return stacked(lines(shown, columns)), frame
-
-
-@table("baselines")
-def baseline_writing(profile: dict) -> Table:
-    """How much each method repeats itself in greedy writing: the share of 4-grams that stood there before."""
-    rows = []
-    for (model, method, task), cell in data.cells(profile["name"], "baselines").items():
-        if task == "writing":
-            shares = comparisons.mean_interval([repetition(ids) for ids in cell["result"]["ids"]])
-            row = {"model": model, "method": method} | ends("repetition", shares) | {"texts": shares.n}
-            rows.append(row | {"sample": one_line(cell["result"]["texts"][0], 70)})
-    frame = pd.DataFrame(rows)
-    columns = {"model": "{model}", "method": "{name}", "texts": "{texts}", "the first continuation begins": "{sample}"}
-    columns["repetition"] = "{repetition:.0%} [{repetition low:.0%}, {repetition high:.0%}]"
-    shown = frame.assign(model=frame["model"].map(display_name), name=frame["method"].map(TITLES))
-    return stacked(lines(shown, columns)), frame
-
-
-def repetition(ids: list[int], width: int = 4) -> float:
-    """Share of the n-grams of ``width`` tokens that are not the first of their kind (Welleck et al., 2020)."""
-    grams = [tuple(ids[start : start + width]) for start in range(len(ids) - width + 1)]
-    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+    return stacked(lines(frame, columns)), frame
 
 
 @table()
@@ -239,17 +193,15 @@ def pruning_ratios(profile: dict) -> Table:
     printed = data.paper("generation").set_index(["model", "method", "quantity"])["value"]
     alphas, official = data.paper("alpha_search"), data.paper("official_ffn_ratios").set_index("model")["value"]
     rows = []
-    for model, config in paper_configs().items():
-        groups, channels = (
-            sum(total for total, _ in count_groups(config)),
-            config.num_hidden_layers * config.intermediate_size,
-        )
+    for model, config in accounting.paper_configs().items():
+        groups = sum(total for total, _ in accounting.count_groups(config))
+        channels = config.num_hidden_layers * config.intermediate_size
         mine = alphas[(alphas["model"] == model) & (alphas["task"] == "wikitext")]
         harp = PruningPlan.value_only(config.num_hidden_layers, dict(zip(mine["layer"], mine["value"], strict=True)))
-        taken = top_groups_plan(config, round(printed[model, "flap", "head_ratio"] * groups))
-        target = removed_fraction(config, taken)
-        ratios = {"flap": 100 * target, "harp": 100 * removed_fraction(config, harp)}
-        needed = ffn_channels_for(config, harp, target)
+        taken = accounting.top_groups_plan(config, round(printed[model, "flap", "head_ratio"] * groups))
+        target = accounting.removed_fraction(config, taken)
+        ratios = {"flap": 100 * target, "harp": 100 * accounting.removed_fraction(config, harp)}
+        needed = accounting.ffn_channels_for(config, harp, target)
         row = {"model": model, "needed": needed / channels, "official": official[model]}
         rows.append(row | {f"{m} printed": printed[model, m, "removed_fraction"] for m in ratios} | ratios)
     columns = {"model": "{model}", "baselines: computed": "{flap:.2f} %", "printed": "{flap printed:.1f} %"}
@@ -259,39 +211,91 @@ def pruning_ratios(profile: dict) -> Table:
 
 
 @table("alpha_search")
-def alpha_values(profile: dict) -> Table:
-    """The α as the paper prints them, from the top layer down: the paper's, then ours."""
-    ours = data.tidy(profile["name"], "alpha_search", "alphas").rename(columns={"corpus": "text"})
-    paper = data.paper("alpha_search").rename(columns={"task": "text"})
-    numbers = pd.concat([paper.assign(source="paper"), ours.assign(source="ours")])
-    rows = []
-    for (source, model, corpus), part in numbers.groupby(["source", "model", "text"], sort=False):
-        values = part.sort_values("layer", ascending=False)["value"]
-        name = display_name(model) if source == "ours" else f"{model} (paper)"
-        rows.append((name, TEXTS[corpus], " ".join(f"{value:g}" for value in values)))
-    columns = ["model", "searched on", "α from the top layer down"]
-    return pd.DataFrame(rows, columns=columns), numbers[["source", "model", "text", "layer", "value"]]
-
-
-@table("alpha_search")
 def search_cost(profile: dict) -> Table:
     """What the search takes: as the paper has it, then ours, literally and with reused hidden states."""
-    rows = []
-    for (model, _, task), cell in data.cells(profile["name"], "alpha_search").items():
-        result, ways = cell["result"], {"reused": cell["result"]} if task.startswith("search-") else {}
-        if task == "cost":
-            ways = {way: result[way] for way in ("literal", "reused")}
-        for way, found in ways.items():
-            about = {"model": display_name(model), "cell": task, "way": way, "tokens": result["tokens"]}
-            rows.append(about | {name: found[name] for name in ("seconds", "layer_passes")})
     printed = data.paper("search_cost").query("task == 'wikitext'").set_index("quantity")["value"]
-    paper = {"model": "LLaMA3.1-8B (paper)", "cell": f"WikiText-2, {printed['documents']:.0f} pages", "way": "literal"}
-    paper |= {"evaluations": printed["evaluations"], "seconds": 3600 * printed["hours_below"], "below": "under "}
-    frame = pd.DataFrame([paper, *rows]).fillna({"below": ""})
-    columns = {"model": "{model}", "search": "{cell}", "way": "{way}", "tokens": "{tokens:,.0f}"}
-    columns |= {
-        "layer passes": "{layer_passes:,.0f}",
-        "evaluations": "{evaluations:,.0f}",
-        "seconds": "{below}{seconds:,.1f}",
+    rows = [
+        {"model": "LLaMA3.1-8B (paper)", "search": f"WikiText-2, {printed['documents']:.0f} pages", "way": "literal"}
+    ]
+    rows[0] |= {"evaluations": printed["evaluations"], "seconds": 3600 * printed["hours_below"], "below": "under "}
+    for (model, _, task), cell in data.cells(profile["name"], "alpha_search").items():
+        result = cell["result"]
+        if task == "cost" or task.startswith("search-"):
+            name = "part of a text" if task == "cost" else TEXTS[task.removeprefix("search-")]
+            about = {"model": model, "search": name, "tokens": result["tokens"], "below": ""}
+            for way in ("literal", "reused") if task == "cost" else ("reused",):
+                found = result[way] if task == "cost" else result
+                rows.append(about | {"way": way} | {name: found[name] for name in ("seconds", "layer_passes")})
+    columns = {"model": "{model}", "search": "{search}", "way": "{way}", "tokens": "{tokens:,.0f}"}
+    columns |= {"layer passes": "{layer_passes:,.0f}", "evaluations": "{evaluations:,.0f}"}
+    frame = pd.DataFrame(rows)
+    return stacked(lines(frame, columns | {"seconds": "{below}{seconds:,.0f}"})), frame
+
+
+def efficiency(profile: dict, kind: str) -> pd.DataFrame:
+    """Seconds of each variant (``prefill`` or ``decode``), beside what is counted of it.
+
+    Columns: model, length, variant, repetitions; by :func:`ends` seconds, and "of dense" and "of thinned": how many
+    times these models' seconds, paired by repetition; "flops full" and "flops causal" (all query-key pairs, and the
+    visible ones), bytes (moved for a token), cache_bytes, peak_bytes; the same with " of dense", as a ratio.
+    """
+    found = data.tidy(profile["name"], "efficiency", "seconds", "flops", "bytes", "cache_bytes", "peak_bytes")
+    found, rows = found[found["task"].str.startswith(kind)].astype({"value": float}), []
+    pairs = found["pairs"] if "pairs" in found else pd.Series(np.nan, found.index)
+    found["name"] = found["quantity"] + (" " + pairs.astype(object)).where(pairs.notna(), "")
+    for (model, length), part in found.groupby(["model", "length"]):
+        seconds = part[part["quantity"] == "seconds"].pivot_table("value", "repetition", "variant")
+        counts = part[part["quantity"] != "seconds"].pivot_table("value", "name", "variant")
+        for variant in [name for name in VARIANTS if name in seconds]:
+            row = {"model": model, "length": int(length), "variant": variant, "repetitions": len(seconds)}
+            row |= ends("seconds", comparisons.mean_interval(seconds[variant]))
+            for other in ("dense", "thinned"):
+                there = other in seconds and other != variant
+                row |= ends(f"of {other}", comparisons.time_ratio(seconds[other], seconds[variant]) if there else None)
+            row |= counts[variant].to_dict() | (counts[variant] / counts["dense"]).add_suffix(" of dense").to_dict()
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _efficiency_table(frame: pd.DataFrame, length: str, more: dict[str, str], paper: pd.DataFrame) -> Table:
+    shown = frame.assign(reach=frame["seconds high"] - frame["seconds"])
+    columns = {
+        "model": "{model}",
+        length: "{length:,.0f}",
+        "variant": "{name}",
+        "seconds": "{seconds:.4f} ± {reach:.4f}",
     }
-    return stacked(lines(frame, columns)), frame
+    columns["times dense"] = "{of dense:.3f} [{of dense low:.3f}, {of dense high:.3f}]"
+    columns["times thinned out evenly"] = "{of thinned:.3f} [{of thinned low:.3f}, {of thinned high:.3f}]"
+    return stacked(lines(paper, columns), lines(shown, columns | more | {"repetitions": "{repetitions}"})), frame
+
+
+def paper_times() -> pd.DataFrame:
+    """The seconds that the paper prints: model, length, variant, seconds, reach (half the interval), "of dense"."""
+    paper = data.paper("efficiency").pivot_table("value", ["model", "length", "method"], "quantity").reset_index()
+    paper = paper.rename(columns={"seconds_half_width": "reach", "method": "variant"})
+    dense = paper[paper["variant"] == "dense"].set_index("length")["seconds"]
+    paper["of dense"] = (paper["seconds"] / paper["length"].map(dense)).where(paper["variant"] != "dense")
+    return paper
+
+
+@table("efficiency")
+def efficiency_prefill(profile: dict) -> Table:
+    """The seconds that the paper prints, then ours: of reading a text, against the operations that are left."""
+    more = {"operations, all pairs": "{flops full of dense:.3f}", "visible pairs": "{flops causal of dense:.3f}"}
+    more |= {"KV cache": "{cache_bytes of dense:.3f}", "peak beyond the weights": "{peak_bytes of dense:.2f}"}
+    paper = paper_times().assign(model="LLaMA3.1-8B (paper, H100)")
+    return _efficiency_table(efficiency(profile, "prefill"), "tokens", more, paper)
+
+
+@table("efficiency")
+def efficiency_decode(profile: dict) -> Table:
+    """Seconds of some new tokens after a filled cache, against the bytes that are moved for each; not in the paper."""
+    more = {"bytes moved": "{bytes of dense:.3f}"}
+    return _efficiency_table(efficiency(profile, "decode"), "tokens in the cache", more, pd.DataFrame({"model": []}))
+
+
+@table("theory")
+def theory_counterexamples(profile: dict) -> pd.DataFrame:
+    """What refutes which statement, with the call that shows it."""
+    return data.table(profile["name"], "theory", "counterexamples").drop(columns=["model", "method"])
