@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from harp_lib.accounting import attention_window
-from harp_lib.measure.likelihood import evaluating
+from harp_lib.measure.models import evaluating
 from harp_lib.pruning.architecture import branch_exit, check_plan, decoder_layers, output_norm
 from harp_lib.pruning.layers import value_only
 from harp_lib.pruning.plan import PruningPlan
@@ -32,18 +32,11 @@ class LayerView(NamedTuple):
 
 @torch.no_grad()
 def observe_layers(model: PreTrainedModel, ids: torch.Tensor, visit: Callable[[LayerView], None]) -> None:
-    """Run a dense model over texts and call ``visit`` for each layer, from the bottom.
+    """Run a dense model over texts (B, N) of equal length and call ``visit`` for each layer, from the bottom.
 
-    The last layer's output is taken before the final norm; the ``hidden_states`` of transformers have it after.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        Dense; unchanged afterwards. Attention is computed eagerly meanwhile, because other kernels keep no weights.
-    ids : Tensor (B, N)
-        Texts of equal length, without padding.
-    visit : callable
-        Gets a :class:`LayerView`; what it does not keep is freed.
+    What ``visit`` does not keep of its :class:`LayerView` is freed. The last layer's output is taken before the final
+    norm; the ``hidden_states`` of transformers have it after. The model is unchanged afterwards; attention is computed
+    eagerly meanwhile, because other kernels keep no weights.
     """
     layers = decoder_layers(model)
     check_plan(model, PruningPlan.value_only(len(layers), [1.0] * len(layers)))
@@ -88,9 +81,7 @@ def _hooks(
         visit(
             LayerView(
                 layer=index,
-                entering=seen["entering"].to(
-                    leaving.device
-                ),  # from another device, where a model is spread over several
+                entering=seen["entering"].to(leaving.device),  # another one, where a model is spread over several
                 projected=seen["projected"],
                 attention=weights,
                 value_states=values,

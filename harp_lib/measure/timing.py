@@ -4,18 +4,16 @@ import copy
 import ctypes
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from tqdm import tqdm
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import ATTENTION_PARTS, count_tokens, num_groups
-from harp_lib.statistics import Interval, mean_interval
 
 T = TypeVar("T")
 
@@ -25,17 +23,9 @@ def interleaved(
 ) -> dict[str, list[T]]:
     """Measure several things in turn, so that a machine that gets slower or faster does so for all of them.
 
-    Parameters
-    ----------
-    measurements : mapping of str to callable
-        What to measure, by name. Each repetition calls every one once, begins with another one than the last and goes
-        the other way round, so that what one leaves behind (heat, memory) meets them all.
-    repetitions : int
-        How often.
-    bar : tqdm
-        Moves on with each call.
-    warm_up : bool
-        Call every one once before, and forget the result: the first call chooses kernels and asks for memory.
+    Each repetition calls every measurement once, begins with another one than the last and goes the other way round, so
+    that what one leaves behind (heat, memory) meets them all. ``warm_up`` calls every one once before and forgets the
+    result: the first call chooses kernels and asks for memory. ``bar`` moves on with each call.
 
     Returns
     -------
@@ -67,14 +57,7 @@ def seconds_of(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def module_seconds(model: PreTrainedModel, run: Callable[[], Any], device: torch.device) -> dict[str, float]:
-    """Seconds of ``run`` that pass in the attention of all layers, in its projections, in the FFNs, and in the rest.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        The model that ``run`` calls.
-    run, device
-        As in :func:`seconds_of`.
+    """Seconds that ``run``, which calls ``model``, spends in each part of it.
 
     Returns
     -------
@@ -121,25 +104,9 @@ def _seconds(begin: Any, end: Any) -> float:
     return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1000
 
 
-def ratio_interval(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """How many times ``first`` the times in ``second`` are, paired by repetition.
-
-    Returns
-    -------
-    Interval
-        The geometric mean of ``second / first`` and its 95 % interval: Student's t on the logarithm (nan for one
-        repetition).
-    """
-    return Interval(*(float(value) for value in np.exp(mean_interval(np.log(second) - np.log(first)))))
-
-
 @torch.no_grad()
 def prefill(model: PreTrainedModel, ids: torch.Tensor) -> Cache:
-    """Read ``ids`` (1, N) as ``generate`` does before the first new token: the filled KV cache.
-
-    Logits are those of the last position. Of all positions they would be the largest tensor by far: 16 GiB in bfloat16
-    for 65,536 tokens and the vocabulary of LLaMA3.1-8B.
-    """
+    """Read ``ids`` (1, N) as ``generate`` does before the first new token, with logits of the last position alone."""
     return model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
 
 
@@ -152,14 +119,9 @@ def decode(model: PreTrainedModel, cache: Cache, ids: torch.Tensor) -> torch.Ten
 
 
 def filled_cache(model: PreTrainedModel, tokens: int) -> DynamicCache:
-    """A cache of the kind that ``generate`` makes, filled with random keys and values without a prefill.
+    """A cache of the kind that ``generate`` makes, filled with random keys and values of so many tokens.
 
-    Parameters
-    ----------
-    model : PreTrainedModel
-        Dense or pruned. Layers without keys count tokens only; a sliding window keeps what it would keep.
-    tokens : int
-        That the cache holds, of one sequence.
+    Layers without keys count tokens only; a sliding window keeps what it would keep.
     """
     cache, place = DynamicCache(config=model.config), {"dtype": model.dtype, "device": model.device}
     for index, layer in enumerate(decoder_layers(model)):
@@ -180,19 +142,14 @@ def continued(cache: DynamicCache) -> DynamicCache:
 
 
 def cache_bytes(cache: Cache) -> int:
-    """Bytes of the keys and values in a cache.
-
-    A sliding window of W tokens refers to the last W - 1. After a prefill its tensors are parts of longer ones, which
-    stay in memory until the next token.
-    """
+    """Bytes of the keys and values in a cache; a sliding window of W tokens refers to the last W - 1."""
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
 
 
 def peak_memory(run: Callable[[], T], device: torch.device) -> tuple[T, int | None]:
     """What ``run`` returns, and how many bytes it has at most beyond those in use before.
 
-    On a GPU, of tensors. Elsewhere of the whole process, in resident memory, which Linux alone tells: None where it
-    is not to be had.
+    On a GPU, of tensors. Elsewhere of the whole process, in resident memory, which Linux alone tells; else None.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
