@@ -25,7 +25,7 @@ from harp_lib import config
 from harp_lib.batch import RUN_FILE, shown
 from harp_lib.experiments import NOTEBOOKS, UNITS, compute, models_of
 from harp_lib.measure.models import slug
-from harp_lib.results import read_results, write_json
+from harp_lib.results import BEGAN, read_results, write_json
 
 KILLED = "its process was killed: as a rule the machine ran out of memory"
 Made = tuple[list[Path], list[str]]  # files, and the cells that failed
@@ -45,6 +45,7 @@ def main(arguments: list[str]) -> int:
     error.parent.mkdir(parents=True, exist_ok=True)
     error.write_text(KILLED, encoding="utf-8")  # true until something else is written
     title = name.removeprefix(".flags/").removeprefix("notebooks/").removesuffix(".done")
+    os.environ[BEGAN] = settings["began"][:19] + "+00:00"  # cells that failed in this run are not tried again in it
     begin = time.monotonic()
     try:
         with _output(settings["alone"], log) as say, _gpu(settings["gpus"]):

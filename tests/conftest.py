@@ -1,10 +1,14 @@
 """What several test files share."""
 
 import copy
+import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 import torch
 
@@ -12,14 +16,81 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may depend on the hub
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell leaves it behind `&`; processes hand it down
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
+CHECKOUT = Path(__file__).resolve().parents[1]
+SHARED = CHECKOUT.parent / "shared"
+DATA = ("benchmarks.yaml", "configs", "costs", "mini", "paper", "profiles")  # what a run reads of data
+TIMED = {"seconds", "peak_bytes", "time", "device", "versions"}  # of a cell: what two runs need not share
 FAMILIES = ("tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-gemma2")
-LONG = ("test_notebooks.py", "test_paper_profile.py")  # take minutes
 
 
 def pytest_collection_modifyitems(items):
-    """What takes long goes first, so that no process is left alone with it."""
-    items.sort(key=lambda item: item.path.name not in LONG)
+    """One process has the smoke run and all tests that look at it, and begins with them; other files stay whole."""
+    items.sort(key=lambda item: "smoke" not in item.fixturenames)
+    for item in items:
+        group = "smoke" if "smoke" in item.fixturenames else item.path.name
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture(scope="session")
+def smoke(tmp_path_factory):
+    """The one run of all notebooks on tiny models, from beginning to end: a Checkout with ``code`` and ``log``."""
+    checkout = Checkout(tmp_path_factory.mktemp("smoke") / "check out")
+    checkout.code, checkout.log = checkout.run()
+    return checkout
+
+
+class Checkout:
+    """A folder with the notebooks and data of this checkout and no results, in which runs take place.
+
+    Parameters
+    ----------
+    root : Path
+        That folder, which is made.
+    notebooks : dict of str to str, optional
+        In place of the real notebooks: name and the code of one cell.
+    """
+
+    def __init__(self, root, notebooks=None):
+        self.root, self.results = root, root / "data" / "results" / "smoke"
+        (root / "notebooks").mkdir(parents=True)
+        (root / "data").mkdir()
+        for folder in DATA:
+            (root / "data" / folder).symlink_to(CHECKOUT / "data" / folder)
+        for source in [] if notebooks else CHECKOUT.glob("notebooks/[0-9][0-9]_*.ipynb"):
+            (root / "notebooks" / source.name).symlink_to(source)
+        for name, code in (notebooks or {}).items():
+            self.write(name, code)
+
+    def write(self, name, code):
+        """A notebook of a parameters cell and one other."""
+        cell = nbformat.v4.new_code_cell
+        parameters = cell('profile = "mini"\nmodels = None\nseed = 0', metadata={"tags": ["parameters"]}, id="p")
+        notebook = nbformat.v4.new_notebook(cells=[parameters, cell(code, id="c")])
+        nbformat.write(notebook, self.root / "notebooks" / f"{name}.ipynb")
+
+    def start(self, *options, command="run"):
+        """``./run_all.sh run --profile smoke`` with these options, which goes on while we look."""
+        environment = {"HARP_ROOT": str(self.root), "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
+        arguments = [sys.executable, "-P", "-m", "harp_lib.cli", command, "--profile", "smoke", *options]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
+        return subprocess.Popen(arguments, cwd=self.root, env=os.environ | environment, text=True, **streams)
+
+    def run(self, *options, command="run"):
+        """The same to its end: exit code, and what it showed."""
+        process = self.start(*options, command=command)
+        shown, _ = process.communicate()
+        return process.returncode, shown
+
+    def cells(self):
+        """What each stored cell holds, but for what is measured with a clock."""
+        files = (file for file in self.results.glob("[!.]*/*/*/*.json") if not file.name.startswith("."))
+        return {str(file.relative_to(self.results)): _untimed(json.loads(file.read_text("utf-8"))) for file in files}
+
+
+def _untimed(value):
+    if isinstance(value, dict):
+        return {key: _untimed(item) for key, item in value.items() if key not in TIMED}
+    return [_untimed(item) for item in value] if isinstance(value, list) else value
 
 
 @pytest.fixture
