@@ -1,9 +1,10 @@
-"""What is computed: a *unit* is what one job computes for one model, and a notebook is made of units.
+"""What is computed: a *unit* is what one job computes for one model, and a notebook asks for units.
 
 Each module of this folder says what the cells of its units are, and computes one. Experiments know of each other only
 what they read from the result store.
 """
 
+from collections import Counter
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ UNITS = {
     "alpha": Unit("alpha_search", "alpha", ("search",), "03"),
     "norms": Unit("norm_change", "norms", ("search",), "02"),
     "plans": Unit("baselines", "baselines", ("search",), "04"),
-    "baselines": Unit("baselines", "baselines", ("plans",), "04"),
+    "baselines": Unit("baselines", "baselines", ("plans", "alpha"), "04"),
     "scores": Unit("main_tables", "scores", ("plans",), "05"),
     "longbench": Unit("longbench", "scores", ("plans",), "07"),
     "layers": Unit("ablations", "scores", ("search",), "06"),
@@ -51,7 +52,7 @@ SYNTHETIC = "synthetic"  # in the place of a model's name, where there is none
 
 def models_of(profile: dict[str, Any], unit: str) -> list[str]:
     """The models that a unit is computed for; ``theory`` has a name that is no model's."""
-    check_unit(unit)
+    _check(unit)
     if unit == "theory":
         return [SYNTHETIC]
     if unit == "search":
@@ -59,12 +60,6 @@ def models_of(profile: dict[str, Any], unit: str) -> list[str]:
     if unit == "efficiency":
         return profile["efficiency"]["shapes"] or profile["models"]
     return profile["models"]
-
-
-def check_unit(unit: str) -> None:
-    """ValueError for a name that is no unit's."""
-    if unit not in UNITS:
-        raise ValueError(f"unknown unit {unit!r}; choose from {', '.join(UNITS)}")
 
 
 def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False) -> None:
@@ -83,9 +78,27 @@ def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False
     force : bool
         Compute every cell of ``units`` again, whatever is stored; what they need is read all the same.
     """
-    wanted = _with_needs(units)
-    computing = import_module("harp_lib.experiments.old_units")
-    computing.run(units, wanted, profile, seed, force)
+    wanted = set()
+    waiting = list(units)
+    while waiting:
+        wanted.add(unit := waiting.pop())
+        _check(unit)
+        waiting += UNITS[unit].needs
+    order = [unit for unit in UNITS if unit in wanted]
+    job = import_module("harp_lib.experiments.job")  # here, because it imports torch
+    stores = {unit: job.Stores(profile["name"], UNITS[unit].store, force and unit in units) for unit in order}
+    for model in dict.fromkeys(model for unit in order for model in models_of(profile, unit)):
+        for unit in order:
+            if model in models_of(profile, unit):
+                _do(job.Job(UNITS[unit].store, profile, model, seed, stores=stores[unit]), unit)
+        job.release()
+    counts: Counter[str] = Counter()
+    for unit, opened in stores.items():
+        for store in opened.values():
+            store.finish(unit)
+            counts += store.counts
+    failed = f", {counts['failed']} failed" if counts["failed"] else ""
+    print(f"{counts['computed']} cells computed, {counts['read']} read{failed}")
 
 
 def compute(
@@ -105,16 +118,19 @@ def compute(
     dict
         How many cells were ``computed``, ``read`` and ``failed``.
     """
-    check_unit(unit)
-    return import_module("harp_lib.experiments.old_units").compute(unit, profile, model, seed, part)
+    _check(unit)
+    if part is not None and unit not in IN_PARTS:
+        raise ValueError(f"{unit} has no parts; only {', '.join(IN_PARTS)} have")
+    job = import_module("harp_lib.experiments.job").Job(UNITS[unit].store, profile, model, seed, part)
+    _do(job, unit)
+    counts = sum((store.counts for store in job.stores.values()), Counter())
+    return {what: counts[what] for what in ("computed", "read", "failed")}
 
 
-def _with_needs(units: tuple[str, ...]) -> list[str]:
-    wanted = set()
-    waiting = list(units)
-    while waiting:
-        unit = waiting.pop()
-        check_unit(unit)
-        wanted.add(unit)
-        waiting += UNITS[unit].needs
-    return [unit for unit in UNITS if unit in wanted]
+def _check(unit: str) -> None:
+    if unit not in UNITS:
+        raise ValueError(f"unknown unit {unit!r}; choose from {', '.join(UNITS)}")
+
+
+def _do(job: Any, unit: str) -> None:
+    getattr(import_module(f"{__name__}.{UNITS[unit].module}"), unit)(job)

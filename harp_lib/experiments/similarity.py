@@ -1,8 +1,7 @@
-"""The experiment of notebook 01: similarity, consensus and attention in every layer of a real model."""
+"""Notebook 01: similarity, consensus and attention in every layer of a real model; and what needs no model (01, 02)."""
 
 import copy
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -10,12 +9,10 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from harp_lib.experiments.theory_study import Texts
+from harp_lib.experiments.job import SEARCHED, Job
 from harp_lib.measure.probe import LayerView, observe_layers
-from harp_lib.methods.alpha_search import model_digest
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.surgery import temporarily_value_only
-from harp_lib.results import Cells, ResultStore
 from harp_lib.theory import (
     attention_entropies,
     block_bound,
@@ -25,11 +22,55 @@ from harp_lib.theory import (
     distances_to_consensus,
     largest_eigenvalue,
     largest_singular_value,
-    similarity,
 )
+from harp_lib.theory import (
+    similarity as mean_similarity,
+)
+from harp_lib.theory.counterexamples import counterexample_table
+from harp_lib.theory.inequalities import check_on_draws, count_one_hot
+from harp_lib.theory.synthetic import norm_sweep, uniformity_sweep
 
-EXPERIMENT = "similarity"
-TRAINED, RANDOM = "trained", "random"  # in the place of a method: the model itself, and its untrained twin
+
+def theory(job: Job) -> None:
+    """Random draws, one-hot matrices, two sweeps and the counterexamples, each a table: column → values."""
+    settings, seed = job.profile["theory"], job.seed
+    draws, sweep = settings["draws"], settings["sweep_draws"]
+    one_hot = functools.partial(
+        pd.DataFrame,
+        ((n, causal, *count_one_hot(n, causal)) for causal in (False, True) for n in (2, 3, 4, 5)),
+        columns=["tokens", "causal", "one-hot", "preserve"],
+    )
+    cells = {
+        "draws": ({"seed": seed, "draws": draws}, lambda: check_on_draws(draws, seed)),
+        "one-hot": ({}, one_hot),
+        "uniformity-sweep": ({"seed": seed, "draws": sweep}, lambda: uniformity_sweep(sweep, seed)),
+        "norm-sweep": ({"seed": seed, "draws": sweep}, lambda: norm_sweep(sweep, seed)),
+        "counterexamples": ({}, counterexample_table),
+    }
+    for task, (inputs, table) in cells.items():
+        job.cell("theory", task, inputs, lambda table=table: table().to_dict("list"))
+
+
+def similarity(job: Job) -> None:
+    """Observations of every layer, also of an untrained twin; the block bound; a repeated token."""
+    settings = job.profile["theory"]
+    twin = functools.cache(lambda: random_twin(job.model, job.seed))
+    texts = [job.text(corpus, SEARCHED, (settings["documents"], settings["tokens"])) for corpus in job.corpora]
+    cells = []
+    for text in texts:
+        corpus, ids = text.corpus.name, [document[0].ids[None] for document in text.documents]  # each (1, N)
+        inputs = text.inputs | {"documents": len(ids), "tokens": sum(text.tokens)}
+        few = ids[: settings["eigen_documents"]]
+        cells += [
+            ("trained", corpus, inputs, lambda ids=ids: observe(job.model, ids)),
+            ("random", corpus, inputs | {"seed": job.seed}, lambda ids=ids: observe(twin(), ids)),
+            ("trained", f"contraction-{corpus}", inputs | {"read": len(few)}, lambda f=few: contraction(job.model, f)),
+        ]
+        if text is texts[0]:
+            cells.append(("trained", "block-bound", inputs, lambda ids=ids: bound_blocks(job.model, ids[0])))
+            cells.append(("trained", "repeated-tokens", inputs, lambda ids=ids: repeat_tokens(job.model, ids[0])))
+    for method, task, inputs, compute in tqdm(cells, desc="layers observed", unit="cell"):
+        job.cell(method, task, inputs, compute)
 
 
 def random_twin(model: PreTrainedModel, seed: int) -> PreTrainedModel:
@@ -41,33 +82,6 @@ def random_twin(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     return twin.eval()
 
 
-def study_similarity(
-    name: str,
-    model: PreTrainedModel,
-    texts: dict[str, Texts],
-    settings: dict[str, Any],
-    seed: int,
-    store: ResultStore,
-) -> None:
-    """All cells of one model: observations of it and of its random twin, the block bound, a repeated token."""
-    base = {"model": name, "digest": model_digest(model), "dtype": str(model.dtype)}
-    twin = functools.cache(lambda: random_twin(model, seed))
-    jobs: list[tuple[str, str, dict[str, Any], Callable[[], dict[str, Any]]]] = []
-    for corpus, part in texts.items():
-        few = part.ids[: settings["eigen_documents"]]
-        wanted = base | part.inputs
-        jobs += [
-            (TRAINED, corpus, wanted, lambda part=part: observe(model, part.ids)),
-            (RANDOM, corpus, wanted | {"seed": seed}, lambda part=part: observe(twin(), part.ids)),
-            (TRAINED, f"contraction-{corpus}", wanted | {"read": len(few)}, lambda few=few: contraction(model, few)),
-        ]
-    first = next(iter(texts.values()))
-    jobs.append((TRAINED, "block-bound", base | first.inputs, lambda: bound_blocks(model, first.ids[0])))
-    jobs.append((TRAINED, "repeated-tokens", base | first.inputs, lambda: repeat_tokens(model, first.ids[0])))
-    for method, task, wanted, compute in tqdm(jobs, desc="layers observed", unit="cell"):
-        store.cell(name, method, task, wanted, lambda partial, compute=compute: compute())
-
-
 def observe(model: PreTrainedModel, texts: list[torch.Tensor]) -> dict[str, Any]:
     """What is measured in each layer of each text: quantity → text → layer (→ head)."""
     found: list[dict[str, list[Any]]] = []
@@ -77,9 +91,9 @@ def observe(model: PreTrainedModel, texts: list[torch.Tensor]) -> dict[str, Any]
         averaged = view.attention.double() @ states
         lost = (view.branch - view.value_only_branch)[:, 1:].double().norm()
         layer = {
-            "similarity": similarity(view.entering),
-            "similarity without first": similarity(view.entering[:, 1:]),
-            "projected similarity": similarity(view.projected),
+            "similarity": mean_similarity(view.entering),
+            "similarity without first": mean_similarity(view.entering[:, 1:]),
+            "projected similarity": mean_similarity(view.projected),
             "distance": distance_to_consensus(view.entering),
             "distance without first": distance_to_consensus(view.entering[:, 1:]),
             "norm": view.entering.double().norm().item(),
@@ -96,7 +110,7 @@ def observe(model: PreTrainedModel, texts: list[torch.Tensor]) -> dict[str, Any]
             found[-1].setdefault(quantity, []).append(value)
         if view.layer == len(decoder_layers(model)) - 1:  # the stream that leaves the top
             for name, H in (("", view.leaving), (" without first", view.leaving[:, 1:])):
-                found[-1][f"similarity{name}"].append(similarity(H))
+                found[-1][f"similarity{name}"].append(mean_similarity(H))
                 found[-1][f"distance{name}"].append(distance_to_consensus(H))
                 found[-1][f"norm{name}"].append(H.double().norm().item())
 
@@ -161,7 +175,7 @@ def repeat_tokens(model: PreTrainedModel, ids: torch.Tensor, tokens: int = 3) ->
 
     def visit(view: LayerView) -> None:
         distance = distance_to_consensus(view.entering) / view.entering.double().norm().item()
-        found["similarity"][-1].append(similarity(view.entering))
+        found["similarity"][-1].append(mean_similarity(view.entering))
         found["relative distance"][-1].append(distance)
         found["entropy"][-1].append(attention_entropies(view.attention, view.visible)[0].tolist())
 
@@ -176,63 +190,3 @@ def repeat_tokens(model: PreTrainedModel, ids: torch.Tensor, tokens: int = 3) ->
                 pruned = model(repeated).logits.double()
         found["logit difference"].append(((pruned - dense).abs().max() / dense.std()).item())
     return found
-
-
-def layer_frame(cells: Cells) -> pd.DataFrame:
-    """Every quantity that has one value a layer: model, method, corpus, quantity, document, layer, value."""
-    return pd.DataFrame(
-        (model, method, task, quantity, document, layer, value)
-        for (model, method, task), cell in cells.items()
-        if "block influence" in cell["result"]
-        for quantity, documents in cell["result"].items()
-        if quantity not in ("entropy", "value contraction")
-        for document, layers in enumerate(documents)
-        for layer, value in enumerate(layers)
-    ).set_axis(["model", "method", "corpus", "quantity", "document", "layer", "value"], axis=1)
-
-
-def head_frame(cells: Cells) -> pd.DataFrame:
-    """Every head: model, method, corpus, document, layer, head, entropy, contraction, similarity of its input.
-
-    ``contraction`` is d_M(ÂV) / d_M(V), and the similarity that of the normalised input.
-    """
-    columns = ["model", "method", "corpus", "document", "layer", "head", "entropy", "contraction", "similarity"]
-    return pd.DataFrame(
-        (model, method, task, document, layer, head, entropy, result["value contraction"][document][layer][head], sim)
-        for (model, method, task), result in ((key, cell["result"]) for key, cell in cells.items())
-        if "block influence" in result
-        for document, similarities in enumerate(result["projected similarity"])
-        for layer, sim in enumerate(similarities)
-        for head, entropy in enumerate(result["entropy"][document][layer])
-    ).set_axis(columns, axis=1)
-
-
-def growth_frame(layers: pd.DataFrame, quantity: str = "distance without first") -> pd.DataFrame:
-    """What each layer does to d_M: model, method, corpus, document, layer, growth."""
-    keys = ["model", "method", "corpus", "document"]
-    rows = layers[layers["quantity"] == quantity].sort_values([*keys, "layer"])
-    growth = rows["value"] / rows.groupby(keys)["value"].shift()
-    rows = rows.assign(growth=growth, layer=rows["layer"] - 1)
-    return rows.dropna(subset="growth")[[*keys, "layer", "growth"]]
-
-
-def contraction_frame(cells: Cells) -> pd.DataFrame:
-    """√λ_max of every head: model, corpus, document, layer, head, factor."""
-    return pd.DataFrame(
-        (model, task.removeprefix("contraction-"), document, layer, head, factor)
-        for (model, _, task), cell in cells.items()
-        if task.startswith("contraction-")
-        for document, layers in enumerate(cell["result"]["contraction"])
-        for layer, heads in enumerate(layers)
-        for head, factor in enumerate(heads)
-    ).set_axis(["model", "corpus", "document", "layer", "head", "factor"], axis=1)
-
-
-def bound_frame(cells: Cells) -> pd.DataFrame:
-    """Lemma 2 in each layer: model, layer, v, s, largest λ, both β."""
-    parts = [
-        pd.DataFrame(cell["result"]).rename_axis("layer").reset_index().assign(model=model)
-        for (model, _, task), cell in cells.items()
-        if task == "block-bound"
-    ]
-    return pd.concat(parts, ignore_index=True)

@@ -1,0 +1,247 @@
+"""Notebook 04: every baseline's layer range tuned, all methods planned at one budget, evaluated and counted."""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import GenerationConfig
+
+from harp_lib.accounting import (
+    decode_flops,
+    head_ratio,
+    kv_bytes_per_token,
+    parameters,
+    prefill_flops,
+    removed_fraction,
+)
+from harp_lib.experiments.job import CALIBRATED, CALIBRATION, HELD_OUT, SEARCHED, Job, Text, described
+from harp_lib.measure.models import evaluating
+from harp_lib.measure.registry import quiet
+from harp_lib.measure.text import calibration_blocks, load_corpus
+from harp_lib.methods import BASELINES, METHODS, make_plan, planner
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.layers import num_groups
+from harp_lib.pruning.plan import PruningPlan
+from harp_lib.pruning.surgery import temporarily_pruned
+
+WITHOUT_BIAS, SQUARED = "flap-without-bias", "flap-squared"  # other readings of FLAP
+CALIBRATION_SIZE = (128, 128)  # samples, tokens of each, of a baseline that the profile does not name
+
+
+class Setting:
+    """What is removed from one model, from where it may be, and what that is decided on."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.settings, self.corpus = job, job.profile["baselines"], job.corpora[0]
+        self.num_layers, self.groups = job.num_layers, num_groups(decoder_layers(job.model)[0].self_attn)
+        self.kv_groups = job.num_pruned * self.groups
+        self.text = load_corpus(self.corpus, CALIBRATION, job.profile["datasets"])
+        self.planner = functools.cache(self._planner)
+
+    def size(self, method: str) -> tuple[int, int] | None:
+        """Samples of a method's calibration, and tokens of each; None where it needs none."""
+        method = method.removesuffix("-squared")
+        return self.settings["calibration"].get(method, CALIBRATION_SIZE) if method in CALIBRATED else None
+
+    def calibration(self, method: str, seed: int) -> torch.Tensor | None:
+        size = self.size(method)
+        return size and calibration_blocks(self.text, self.job.tokenizer, *size, seed=seed)  # (samples, tokens)
+
+    def _planner(self, method: str, seed: int) -> tuple[Callable[[int, range], PruningPlan], float]:
+        """Plans of a baseline for any range, from statistics that are computed once; the seconds these took."""
+        begin, options = time.perf_counter(), {"squared": True} if self.squared(method) else {}
+        calibration = self.calibration(method, seed)
+        found = planner(method.removesuffix("-squared"), self.job.model, calibration, **options)
+        return found, time.perf_counter() - begin
+
+    def squared(self, method: str) -> bool:
+        """Whether FLAP squares the scores of W_O once more, as upstream does and the paper's formula does not."""
+        return method == SQUARED or (method == "flap" and self.settings["flap_squared"])
+
+    def windows(self, method: str) -> list[range]:
+        """The layer ranges among which a method is tuned: all of each length, from the bottom up."""
+        shape = (self.num_layers, self.groups, self.kv_groups)
+        if method == "flap":
+            counts = self.settings["flap_layers"].get(self.job.name) or flap_counts(*shape)
+        else:
+            parts = self.settings["groups_per_layer"].get(self.job.name) or uniform_parts(*shape)
+            counts = [self.kv_groups // each for each in parts]
+        return [range(low, low + count) for count in sorted(counts) for low in range(self.num_layers - count + 1)]
+
+    def inputs(self, method: str, seed: int) -> dict[str, Any]:
+        inputs = self.job.inputs | {"context": self.job.context, "kv_groups": self.kv_groups, "corpus": self.corpus}
+        if (size := self.size(method)) is not None:
+            source = {key: value for key, value in described(self.text).items() if key in ("source", "sha256")}
+            inputs |= {"calibration": size, "calibration_split": CALIBRATION, "seed": seed, **source}
+        if self.squared(method):
+            inputs["squared"] = True
+        return inputs
+
+
+def uniform_parts(num_layers: int, groups_per_layer: int, kv_groups: int) -> list[int]:
+    """The two smallest numbers of groups that every layer of some range can lose to lose ``kv_groups`` in all."""
+    parts = range(1, groups_per_layer + 1)
+    return [each for each in parts if kv_groups % each == 0 and kv_groups // each <= num_layers][:2]
+
+
+def flap_counts(num_layers: int, groups_per_layer: int, kv_groups: int) -> list[int]:
+    """From a bit more than a third of the layers to all, in six steps, as the paper tunes LLaMA3.1-8B (12 to 32)."""
+    counts = {round(num_layers * eighths / 8) for eighths in range(3, 9)}
+    return sorted(count for count in counts if count * groups_per_layer >= kv_groups)
+
+
+def plans(job: Job) -> None:
+    """The tuned range of every baseline, and the plan of every method with what it costs."""
+    setting = Setting(job)
+    ranges = _tune(job, setting)
+    search = job.read("alpha_search", "harp", f"search-{setting.corpus}")
+    tokens = setting.settings["cost_tokens"]
+
+    def make(method: str, seed: int) -> tuple[PruningPlan | None, float]:
+        if method == "dense":
+            return None, 0.0
+        if method in ranges:
+            plan_for, before = setting.planner(method, seed)
+            begin = time.perf_counter()
+            return plan_for(setting.kv_groups, ranges[method]), before + time.perf_counter() - begin
+        begin, calibration = time.perf_counter(), setting.calibration(method, seed)
+        options = {"kv_groups": setting.kv_groups, "alphas": search["alphas"]}
+        plan = make_plan(method, job.model, calibration, **options)
+        return plan, search["seconds"] + time.perf_counter() - begin
+
+    work = [(method, job.seed) for method in ("dense", *METHODS, SQUARED)]
+    work += [(method, seed) for seed in setting.settings["seeds"] for method in CALIBRATED]
+    for method, seed in tqdm(work, desc="plans", unit="plan"):
+
+        def compute(method=method, seed=seed) -> dict[str, Any]:
+            plan, seconds = make(method, seed)
+            samples, length = setting.size(method) or (0, 0)
+            read = {"calibration_tokens": samples * length, "seconds": seconds}
+            read["searched_tokens"] = search["tokens"] if method.startswith("harp") else 0
+            other = _difference(job.plan("flap"), plan) if method == SQUARED else {}
+            return {"plan": plan and plan.to_dict(), **read, **_costs(job, setting, plan, tokens), **other}
+
+        inputs = setting.inputs(method, seed) | {"cost_tokens": tokens}
+        if method in ranges:
+            inputs["layers"] = [ranges[method].start, ranges[method].stop]
+        elif method != "dense":
+            inputs["alphas"] = search["alphas"]
+        job.cell(method, "plan" if seed == job.seed else f"plan-seed-{seed}", inputs, compute)
+
+
+def _tune(job: Job, setting: Setting) -> dict[str, range]:
+    """Each baseline's perplexity with every range, on the text that alpha is searched on; the best range."""
+    text = job.text(setting.corpus, SEARCHED)
+    work = [(method, window) for method in BASELINES for window in setting.windows(method)]
+    work.sort(key=lambda pair: pair[1].start)  # what lies below is run once
+    found: dict[str, dict[range, float]] = {method: {} for method in BASELINES}
+    for method, window in tqdm(work, desc="layer ranges", unit="range"):
+
+        def compute(method=method, window=window) -> dict[str, Any]:
+            return text.nll(setting.planner(method, job.seed)[0](setting.kv_groups, window))
+
+        inputs = setting.inputs(method, job.seed) | {"layers": [window.start, window.stop]}
+        inputs |= {"tuning_sha256": text.corpus.sha256, "documents": len(text.documents)}
+        result = job.cell(method, f"range-{window.start:02d}-{window.stop:02d}", inputs, compute)
+        found[method][window] = sum(result["nll"]) / sum(result["tokens"])
+
+    def best(losses: Mapping[range, float]) -> range:
+        return min(losses, key=lambda window: (math.isnan(losses[window]), losses[window], len(window), window.start))
+
+    ranges = {method: best(losses) for method, losses in found.items()}
+    return ranges | {SQUARED: ranges["flap"]}
+
+
+def _difference(printed: PruningPlan, squared: PruningPlan) -> dict[str, Any]:
+    """Key/value groups that one reading of FLAP removes and the other does not, as pairs of layer and group."""
+    first, second = (
+        {(layer, group) for layer, lost in plan.layers.items() for group in lost.removed_groups}
+        for plan in (printed, squared)
+    )
+    return {"same": len(first & second), "only_printed": sorted(first - second), "only_squared": sorted(second - first)}
+
+
+def _costs(job: Job, setting: Setting, plan: PruningPlan | None, tokens: int) -> dict[str, Any]:
+    """Parameters, bytes of cache and floating-point operations of the model under ``plan``, counted."""
+    config = job.model.config
+    nothing = plan or PruningPlan(setting.num_layers, {})
+    return {
+        "parameters": parameters(config, plan),
+        "removed_fraction": removed_fraction(config, nothing),
+        "head_ratio": head_ratio(config, nothing),
+        "kv_bytes_per_token": kv_bytes_per_token(config, plan, job.model.dtype),
+        "prefill_flops": prefill_flops(config, plan, tokens, causal=True),
+        "decode_flops": decode_flops(config, plan, tokens),
+        "tokens": tokens,
+        "groups_per_layer": setting.groups,
+        "ffn_channels": config.intermediate_size,
+    }
+
+
+def baselines(job: Job) -> None:
+    """Every plan on the searched text and on held-out texts, document by document; what the model writes under it."""
+    first, settings = job.corpora[0], job.profile["baselines"]
+    main = {method: job.plan(method) for method in ("dense", *METHODS)}
+    otherwise = {WITHOUT_BIAS: uncompensated(main["flap"]), SQUARED: job.plan(SQUARED)}
+    held_out = job.text(first, HELD_OUT)
+    _evaluate(job, job.text(first, SEARCHED), main)
+    _evaluate(job, held_out, main | otherwise)
+    _evaluate(job, job.text(job.corpora[1], HELD_OUT), main)
+    for seed in settings["seeds"]:  # of the calibration text; the tuned ranges stay
+        drawn = {method: job.plan(method, f"plan-seed-{seed}") for method in CALIBRATED}
+        _evaluate(job, held_out.first(settings["seed_documents"]), drawn, f"-seed-{seed}")
+    _write(job, held_out, main, settings["written_tokens"])
+
+
+def _evaluate(job: Job, text: Text, plans: Mapping[str, PruningPlan | None], suffix: str = "") -> None:
+    """Negative log-likelihood of each document under each plan."""
+    known = {"dense": "dense", "harp": f"searched-on-{job.corpora[0]}"}  # computed for notebook 03
+    lowest_first = sorted(plans.items(), key=lambda item: min(item[1].layers) if item[1] else job.num_layers)
+    for method, plan in tqdm(lowest_first, desc="perplexities", unit="plan"):
+        task = f"{text.corpus.name}-{text.corpus.split}"
+
+        def compute(method=method, plan=plan, task=task) -> dict[str, Any]:
+            if method in known:
+                found = job.read("alpha_search", known[method], task)
+                return {"nll": found["nll"], "tokens": found["tokens"]}
+            return text.nll(plan)
+
+        inputs = text.inputs | {"plan": plan and plan.digest, "documents": len(text.documents)}
+        job.cell(method, task + suffix, inputs, compute)
+
+
+def _write(job: Job, text: Text, plans: Mapping[str, PruningPlan | None], length: int) -> None:
+    """What the model writes under every plan, greedily, after the first ``length`` tokens of each document."""
+    prompts = [document[0].ids[:length] for document in text.documents if len(document[0].ids) >= length]
+    if not prompts:
+        raise ValueError(f"{text.corpus.title} has no held-out document of {length} tokens to continue")
+    prompts = prompts[: job.profile["baselines"]["written_documents"]]
+    for method, plan in tqdm(plans.items(), desc="writing", unit="method"):
+
+        def compute(plan=plan) -> dict[str, Any]:
+            written = continuations(job, plan, torch.stack(prompts))
+            return {"ids": written.tolist(), "texts": job.tokenizer.batch_decode(written)}
+
+        inputs = text.inputs | {"plan": plan and plan.digest, "written_tokens": length, "documents": len(prompts)}
+        job.cell(method, "writing", inputs, compute)
+
+
+def continuations(job: Job, plan: PruningPlan | None, prompts: torch.Tensor) -> torch.Tensor:
+    """Greedy continuations of ``prompts`` (B, N), each as long as they are: (B, N)."""
+    length = prompts.shape[1]
+    how = GenerationConfig(max_new_tokens=length, min_new_tokens=length, do_sample=False, pad_token_id=0)
+    prompts = prompts.to(job.model.device)
+    with temporarily_pruned(job.model, plan or PruningPlan(job.num_layers, {})), evaluating(job.model), quiet():
+        whole = job.model.generate(prompts, attention_mask=torch.ones_like(prompts), generation_config=how)
+    return whole[:, length:].cpu()
+
+
+def uncompensated(plan: PruningPlan) -> PruningPlan:
+    """The plan without the means that make up for what it removes."""
+    layers = {layer: replace(lost, group_means=None, channel_means=None) for layer, lost in plan.layers.items()}
+    return replace(plan, layers=layers)

@@ -1,0 +1,313 @@
+"""Notebook 08: time and memory of a dense model and of its pruned variants, measured in turn."""
+
+import copy
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from harp_lib import config as paths
+from harp_lib.accounting import (
+    PAPER_MODELS,
+    LayerFlops,
+    attention_window,
+    count_groups,
+    kv_bytes_per_token,
+    layer_flops,
+    overtaking_length,
+    paper_configs,
+    parameters,
+    prefill_flops,
+    removed_fraction,
+)
+from harp_lib.experiments.job import Job
+from harp_lib.measure import timing
+from harp_lib.measure.models import release_memory
+from harp_lib.pruning.architecture import check_plan, decoder_layers
+from harp_lib.pruning.layers import folds
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
+from harp_lib.pruning.surgery import swap_modules
+from harp_lib.results import device_name
+
+DENSE, HARP, FOLDED, THINNED = "dense", "harp", "harp-folded", "thinned"
+LEFT_OUT = {
+    FOLDED: "no pruned layer has query heads that share a value head",
+    THINNED: "its attention without some of its heads is not the same as with these heads masked",
+}
+"""Why a model may lack a variant."""
+PAIRS = {"full": False, "causal": True}  # query-key pairs that are counted: all, or those that are visible
+POINTS = 33  # of each counted curve
+CACHE_MOVES = 3  # of all keys and values for each new token: read and written for a longer copy, read by attention
+DEVIATION = 0.02  # of random weights, as models of this kind are initialised
+# How allocators and cuBLAS say it that raise no error of a kind of its own, as on a CPU.
+NO_MEMORY = re.compile(r"out of memory|not enough memory|can't allocate memory|ALLOC_FAILED")
+
+
+class Variant(NamedTuple):
+    """A model that is ready to be timed, and how it was pruned; no plan: dense."""
+
+    model: PreTrainedModel
+    plan: PruningPlan | None = None
+    fold_output: bool = False
+
+
+def make_variants(model: PreTrainedModel, plan: PruningPlan) -> dict[str, Variant]:
+    """The dense model, HARP's plan carried out in two ways, and as many groups taken from all layers evenly.
+
+    All share the weights of ``model``: what a variant has of its own are sliced and folded projections. Alpha is left
+    out. In a pruned model it is in the weights and takes no time; only where it is 0 does the rest of the attention
+    go too, and that it does here. A variant that a model cannot have is left out: ``LEFT_OUT`` says why.
+    """
+    variants = {DENSE: Variant(model), HARP: _variant(model, plan)}
+    if any(alpha and folds(decoder_layers(model)[layer].self_attn) for layer, alpha in plan.alphas.items()):
+        variants[FOLDED] = _variant(model, plan, fold_output=True)
+    thinned = thinned_plan(model.config, plan)
+    try:
+        check_plan(model, thinned)
+    except ValueError:  # as of a norm over all heads
+        return variants
+    return variants | {THINNED: _variant(model, thinned)}
+
+
+def _variant(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False) -> Variant:
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    twin = copy.deepcopy(model, shared)
+    swap_modules(twin, plan, fold_output)
+    return Variant(twin, plan, fold_output)
+
+
+def thinned_plan(config: PreTrainedConfig, plan: PruningPlan) -> PruningPlan:
+    """The plan that takes as many groups as ``plan`` takes, as evenly from all layers as whole groups allow."""
+    groups = count_groups(config, plan)
+    wanted, total = sum(total - kept for total, kept in groups), sum(total for total, _ in groups)
+    layers, seen, taken = {}, 0, 0
+    for layer, (here, _) in enumerate(groups):
+        seen += here
+        if lost := seen * wanted // total - taken:
+            layers[layer] = LayerPlan(removed_groups=tuple(range(lost)))
+            taken += lost
+    return PruningPlan(plan.num_layers, layers, THINNED)
+
+
+def random_shape(name: str, profile: dict[str, Any], seed: int) -> tuple[PreTrainedModel, PruningPlan]:
+    """One of ``PAPER_MODELS`` with random weights, on which no time depends, and HARP's plan of the published alphas.
+
+    ``profile["efficiency"]["layers"]`` may cut it to its first layers; the same share of them is pruned then.
+    """
+    config = copy.deepcopy(paper_configs()[name])
+    whole = config.num_hidden_layers
+    config.num_hidden_layers = profile["efficiency"]["layers"] or whole
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[: config.num_hidden_layers]
+    printed = pd.read_csv(paths.PAPER / "alpha_search.csv").query("model == @name and task == 'wikitext'")
+    alphas = printed.sort_values("layer", ascending=False)["value"].tolist()
+    alphas = alphas[: max(1, round(len(alphas) * config.num_hidden_layers / whole))]
+    return random_model(config, profile["dtype"], seed), PruningPlan.value_only(config.num_hidden_layers, alphas)
+
+
+@torch.no_grad()
+def random_model(config: PreTrainedConfig, dtype: str, seed: int) -> PreTrainedModel:
+    """A model of random weights, on the GPU if there is one; each weight is drawn once, in its place."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with device, no_init_weights():
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    model.tie_weights()
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(0.0, DEVIATION, generator=generator)
+        elif name.endswith(".bias"):
+            parameter.zero_()  # gains of norms are what they begin with
+    return model.eval()
+
+
+class Measurement(NamedTuple):
+    """One cell: ``tokens`` are read, or are in the cache before the first new one."""
+
+    kind: str  # prefill, split or decode
+    tokens: int
+    repetitions: int
+    variants: tuple[str, ...]  # measured in turn
+
+    @property
+    def warm_up(self) -> bool:
+        """What is repeated is warmed up by one run more."""
+        return self.repetitions > 1
+
+    @property
+    def runs(self) -> int:
+        return len(self.variants) * (self.repetitions + self.warm_up)
+
+
+def efficiency(job: Job) -> None:
+    """Count, then measure at every length that the model can read; longer ones are named in what is counted.
+
+    A cell that fails for want of memory says so and is shown as missing; the others go on.
+    """
+    if job.name in PAPER_MODELS:
+        model, plan = random_shape(job.name, job.profile, job.seed)
+        inputs = {"model": job.name, "digest": f"random, {model.config.num_hidden_layers} layers"}
+        inputs["dtype"] = str(model.dtype)
+    else:
+        model, inputs = job.model, job.inputs
+        plan = PruningPlan.value_only(job.num_layers, job.alphas(job.corpora[0]))
+    bench = Bench(make_variants(model, plan), job)
+    inputs |= {"seed": job.seed, "plans": {name: v.plan and v.plan.digest for name, v in bench.variants.items()}}
+    measurements, readable = list(_measurements(job, bench.variants)), model.config.max_position_embeddings
+    lengths = sorted({wanted.tokens for wanted in measurements})
+    counted = partial(bench.counted, lengths, [tokens for tokens in lengths if tokens > readable])
+    job.cell("all", "counted", inputs | {"lengths": lengths}, counted)
+    inputs |= {"device": device_name(), "threads": torch.get_num_threads()}
+    measurements = sorted((m for m in measurements if m.tokens <= readable), key=lambda wanted: wanted.tokens)
+    with tqdm(total=sum(wanted.runs for wanted in measurements), desc="timing", unit="run") as bar:
+        for wanted in measurements:
+            before, task = bar.n, f"{wanted.kind}-{wanted.tokens}"
+            bar.set_postfix_str(task, refresh=False)
+            depends = inputs | {"tokens": wanted.tokens, "repetitions": wanted.repetitions}
+            if wanted.kind == "decode":
+                depends["steps"] = bench.steps
+            job.cell("all", task, depends, lambda wanted=wanted: bench.measure(wanted, bar))
+            bar.update(before + wanted.runs - bar.n)  # of a cell that was read, or that failed
+
+
+def _measurements(job: Job, variants: dict[str, Variant]) -> Iterator[Measurement]:
+    settings = job.profile["efficiency"]
+    often, decoding = settings["prefill"], settings["decode"]
+    for tokens, repetitions in often.items():
+        yield Measurement("prefill", tokens, repetitions, tuple(variants))
+    for tokens in settings["split"]:
+        yield Measurement("split", tokens, often[tokens], (DENSE, HARP))
+    for tokens in decoding["contexts"]:
+        yield Measurement("decode", tokens, decoding["repetitions"], tuple(variants))
+
+
+class Bench:
+    """The variants of one model, and what is measured and counted of them."""
+
+    def __init__(self, variants: dict[str, Variant], job: Job) -> None:
+        self.variants, self.name, self.seed = variants, job.name, job.seed
+        self.config, self.device = variants[DENSE].model.config, variants[DENSE].model.device
+        self.steps = job.profile["efficiency"]["decode"]["steps"]
+
+    def measure(self, wanted: Measurement, bar: tqdm) -> dict[str, Any]:
+        try:
+            return getattr(self, wanted.kind)(wanted, bar)
+        except torch.AcceleratorError:  # the device is lost to this process
+            raise
+        except (RuntimeError, MemoryError) as error:
+            if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and not NO_MEMORY.search(str(error)):
+                raise
+            failed = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        release_memory()  # which the error held on to until here
+        return {"failed": failed}
+
+    def prefill(self, wanted: Measurement, bar: tqdm) -> dict[str, Any]:
+        """Seconds of a prefill; operations of one, counted; cache and memory of another one before."""
+        ids = self._ids(wanted.tokens)
+        runs = {name: partial(timing.prefill, self.variants[name].model, ids) for name in wanted.variants}
+        held, peak = {}, {}
+        timing.prefill(
+            self.variants[DENSE].model, ids[:, :16]
+        )  # what a process takes once is no part of the first peak
+        for name in wanted.variants if wanted.warm_up else ():
+            run = runs[name]
+            held[name], peak[name] = timing.peak_memory(lambda run=run: timing.cache_bytes(run()), self.device)
+            bar.update()
+        timed = {name: partial(timing.seconds_of, run, self.device) for name, run in runs.items()}
+        seconds = timing.interleaved(timed, wanted.repetitions, bar, warm_up=False)
+        flops = {
+            pairs: {
+                name: prefill_flops(self.config, variant.plan, wanted.tokens, causal, variant.fold_output)
+                for name, variant in self.variants.items()
+            }
+            for pairs, causal in PAIRS.items()
+        }
+        return {"seconds": seconds, "flops": flops, "cache_bytes": held, "peak_bytes": peak}
+
+    def split(self, wanted: Measurement, bar: tqdm) -> dict[str, Any]:
+        """Seconds of a prefill in attention, its projections, FFN and the rest."""
+        ids, parts = self._ids(wanted.tokens), {}
+        for name in wanted.variants:
+            model = self.variants[name].model
+            parts[name] = partial(timing.module_seconds, model, partial(timing.prefill, model, ids), self.device)
+        return {"seconds": timing.interleaved(parts, wanted.repetitions, bar, wanted.warm_up)}
+
+    def decode(self, wanted: Measurement, bar: tqdm) -> dict[str, Any]:
+        """Seconds of some new tokens after ``tokens`` others, and the bytes that the first of them has to move."""
+        if wanted.tokens + self.steps > self.config.max_position_embeddings:
+            return {"failed": f"with {self.steps} new tokens more than the model reads"}
+        ids, timed, moved = self._ids(self.steps), {}, {}
+        for name in wanted.variants:
+            model = self.variants[name].model
+            cache = timing.filled_cache(model, wanted.tokens)
+            moved[name] = self._weight_bytes(name) + CACHE_MOVES * timing.cache_bytes(cache)
+
+            def run(model=model, cache=cache) -> torch.Tensor:
+                return timing.decode(model, timing.continued(cache), ids)
+
+            timed[name] = partial(timing.seconds_of, run, self.device)
+        return {"seconds": timing.interleaved(timed, wanted.repetitions, bar, wanted.warm_up), "bytes": moved}
+
+    def _ids(self, tokens: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randint(self.config.vocab_size, (1, tokens), generator=generator).to(self.device)
+
+    def _weight_bytes(self, name: str) -> int:
+        """Bytes of the weights that every token reads: all but an embedding that is not the output head."""
+        model, plan, fold_output = self.variants[name]
+        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        rows = 0 if embedding is head else embedding.numel()
+        return (parameters(self.config, plan, fold_output) - rows) * model.dtype.itemsize
+
+    def counted(self, lengths: list[int], left_out: list[int]) -> dict[str, Any]:
+        """What follows from config and plans: operations of each part by length, what each variant removes, caches."""
+        config, layers = self.config, range(self.config.num_hidden_layers)
+        shape = self.name in PAPER_MODELS
+        end = max(*lengths, 4 * config.intermediate_size)  # beyond where attention overtakes the FFN, however counted
+        curve = [int(tokens) for tokens in np.unique(np.geomspace(lengths[0] / 2, end, POINTS).round())]
+        variants = {}
+        for name, (model, plan, fold_output) in self.variants.items():
+            groups = count_groups(config, plan)
+            variants[name] = {
+                "groups": sum(total for total, _ in groups),
+                "removed_groups": sum(total - kept for total, kept in groups),
+                "removed_fraction": removed_fraction(config, plan or PruningPlan(len(layers), {})),
+                "parameters": parameters(config, plan, fold_output),
+                "kv_bytes_per_token": kv_bytes_per_token(config, plan, model.dtype),
+                "layers_without_attention": sum(kept == 0 for _, kept in groups),
+            }
+        return {
+            "layers": len(layers),
+            "whole_layers": paper_configs()[self.name].num_hidden_layers if shape else len(layers),
+            "random_shape": shape,
+            "intermediate_size": config.intermediate_size,
+            "windows": any(attention_window(config, layer) for layer in layers),
+            "variants": variants,
+            "missing": {name: why for name, why in LEFT_OUT.items() if name not in variants},
+            "lengths": curve,
+            "flops": {pairs: [self._parts(tokens, causal) for tokens in curve] for pairs, causal in PAIRS.items()},
+            "overtaking": {pairs: self._overtaking(causal) for pairs, causal in PAIRS.items()},
+            "left_out": left_out,
+        }
+
+    def _parts(self, tokens: int, causal: bool) -> dict[str, int]:
+        layers = range(self.config.num_hidden_layers)
+        counts = [layer_flops(self.config, tokens, layer, causal) for layer in layers]
+        return {part: sum(getattr(count, part) for count in counts) for part in LayerFlops._fields}
+
+    def _overtaking(self, causal: bool) -> dict[str, int | None]:
+        """Where attention takes as many operations as the FFNs, alone and with its projections; None: nowhere."""
+        found = {}
+        for part, with_projections in {"attention": False, "with_projections": True}.items():
+            try:
+                found[part] = overtaking_length(self.config, causal, with_projections)
+            except ValueError:  # every layer has a short sliding window
+                found[part] = None
+        return found

@@ -1,0 +1,185 @@
+"""What every experiment needs: the model, its texts, likelihoods under a plan, and the stores."""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from harp_lib.config import num_pruned_layers
+from harp_lib.measure.models import load_model, model_revision, release_memory
+from harp_lib.measure.text import Batch, Corpus, Window, excerpt, head_nll, load_corpus, rolling_windows
+from harp_lib.methods import METHODS
+from harp_lib.methods.alpha_search import model_digest
+from harp_lib.methods.calibration import LayerStream
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.plan import PruningPlan
+from harp_lib.pruning.surgery import temporarily_pruned
+from harp_lib.results import ResultStore, read_cell
+
+CALIBRATED = tuple(method for method in METHODS if method not in ("mag-sp", "harp"))  # their plans depend on a sample
+CALIBRATION, SEARCHED, HELD_OUT = "train", "test", "validation"  # the paper searches on WikiText's test pages
+
+
+class Stores(dict[str, ResultStore]):
+    """The stores that a unit writes to, opened when asked for; only its own is forced."""
+
+    def __init__(self, profile: str, own: str, force: bool = False) -> None:
+        self.profile, self.own, self.force = profile, own, force
+
+    def __missing__(self, experiment: str) -> ResultStore:
+        self[experiment] = ResultStore(self.profile, experiment, self.force and experiment == self.own)
+        return self[experiment]
+
+
+class Job:
+    """One unit for one model: its settings, its stores, and the model once it is wanted."""
+
+    def __init__(
+        self,
+        store: str,
+        profile: dict[str, Any],
+        name: str,
+        seed: int = 0,
+        part: tuple[int, int] | None = None,
+        stores: Stores | None = None,
+    ) -> None:
+        self.store, self.profile, self.name, self.seed, self.part = store, profile, name, seed, part
+        self.stores = Stores(profile["name"], store) if stores is None else stores
+        self.corpora: tuple[str, str] = profile["corpora"]
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self._loaded()["model"]
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self._loaded()["tokenizer"]
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What every cell of this model depends on."""
+        return self._loaded()["inputs"]
+
+    def _loaded(self) -> dict[str, Any]:
+        key = (self.name, self.profile["dtype"])
+        if _held.get("key") != key:
+            release()
+            spread = self.name in self.profile["alpha_search"]["extra_models"]  # too large for one device
+            model, tokenizer = load_model(*key, "auto" if spread else self.profile["device_map"])
+            inputs = {"model": self.name, "digest": model_digest(model), "dtype": str(model.dtype)}
+            if revision := model_revision(model):
+                inputs["revision"] = revision
+            _held.update(key=key, model=model, tokenizer=tokenizer, inputs=inputs)
+        return _held
+
+    @property
+    def num_layers(self) -> int:
+        return len(decoder_layers(self.model))
+
+    @property
+    def num_pruned(self) -> int:
+        """Layers that HARP prunes, from the top."""
+        return num_pruned_layers(self.profile, self.name, self.num_layers)
+
+    @property
+    def context(self) -> int:
+        """Tokens that a window of text has at most: the profile's number, or the model's own."""
+        own = self.model.config.max_position_embeddings
+        return min(self.profile["alpha_search"]["context"] or own, own)
+
+    def text(self, name: str, split: str, size: tuple[int | None, int | None] | None = None) -> "Text":
+        """The beginning of the first documents of a corpus, by default as many as alpha is searched or reported on."""
+        settings = self.profile["alpha_search"]
+        usual = settings["held_out"] if split == HELD_OUT else (settings["documents"], settings["tokens"])
+        corpus = excerpt(load_corpus(name, split, self.profile["datasets"]), self.tokenizer, *(size or usual))
+        windows = [rolling_windows(self.tokenizer, [text], self.context) for text in corpus.texts]
+        return Text(corpus, windows, self)
+
+    def cell(self, method: str, task: str, inputs: Mapping[str, Any], compute: Callable[[], dict]) -> dict[str, Any]:
+        """One cell of the unit's own store; see :meth:`ResultStore.cell`."""
+        return self.stores[self.store].cell(self.name, method, task, dict(inputs), lambda partial: compute())
+
+    def read(self, store: str, method: str, task: str) -> dict[str, Any]:
+        """The result of a cell that another unit has stored for the same model."""
+        cell = read_cell(self.stores[store].file(self.name, method, task))
+        if cell is None or "failed" in cell["result"]:
+            raise FileNotFoundError(f"{store} has no {method}/{task} of {self.name}: compute that first")
+        return cell["result"]
+
+    def tasks(self, section: str) -> list[str]:
+        """The tasks of a section of the profile, or this job's part of them."""
+        first, step = self.part or (0, 1)
+        return list(self.profile[section]["tasks"])[first::step]
+
+    def plan(self, method: str, task: str = "plan") -> PruningPlan | None:
+        """A method's plan, as notebook 04 has stored it; None is the dense model."""
+        stored = self.read("baselines", method, task)["plan"]
+        return stored and PruningPlan.from_dict(stored)
+
+    def alphas(self, corpus: str) -> dict[int, float]:
+        """The alphas searched on a corpus, by layer, the top layer first."""
+        found = self.read("alpha_search", "harp", f"search-{corpus}")
+        top = found["num_model_layers"] - 1
+        return {top - depth: alpha for depth, alpha in enumerate(found["alphas"])}
+
+
+_held: dict[str, Any] = {}  # the model of the job at hand
+
+
+def release() -> None:
+    """Let go of the model, and give its memory back."""
+    _held.clear()
+    release_memory()
+
+
+def described(corpus: Corpus) -> dict[str, Any]:
+    """What a cell records of a text that it was computed from."""
+    return {"corpus": corpus.name, "split": corpus.split, "source": corpus.source, "sha256": corpus.sha256}
+
+
+class Text:
+    """A corpus as one model reads it: the windows of each document."""
+
+    def __init__(self, corpus: Corpus, documents: list[list[Window]], job: Job) -> None:
+        self.corpus, self.documents, self.job = corpus, documents, job
+        self.windows = [window for document in documents for window in document]
+        self.tokens = [sum(window.scored for window in document) for document in documents]  # predicted
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What a cell depends on that is computed from this text."""
+        return self.job.inputs | {"context": self.job.context} | described(self.corpus)
+
+    def first(self, count: int) -> "Text":
+        """Its first documents."""
+        return Text(self.corpus, self.documents[:count], self.job)
+
+    def only(self, index: int) -> "Text":
+        """One of its documents."""
+        return Text(self.corpus, [self.documents[index]], self.job)
+
+    @cached_property
+    def stream(self) -> LayerStream:
+        return LayerStream(self.job.model, self.windows)
+
+    def nll(self, plan: PruningPlan | None) -> dict[str, list]:
+        """Negative log-likelihood and predicted tokens of each document under ``plan``; None is the dense model.
+
+        What lies below the lowest pruned layer is run once for all plans that begin there or higher: ask for those that
+        begin lowest first, and for the dense model last.
+        """
+        model, total = self.job.model, self.job.num_layers
+        plan = plan or PruningPlan(total, {})
+        first = min(plan.layers, default=total)
+        hidden = self.stream.entering(first)  # of each batch (B, N, d)
+        with temporarily_pruned(model, plan):
+            for layer in range(first, total):
+                hidden = list(self.stream.leaving(layer, hidden))
+        norm, found = model.get_decoder().norm, []
+        for batch, states in zip(self.stream.batches, hidden, strict=True):
+            rows = zip(batch.ids.split(1), states.split(1), strict=True)
+            found += [head_nll(model, norm(state), Batch(ids, batch.scored)) for ids, state in rows]
+        windows = iter(found)
+        nll = [sum(next(windows) for window in document if window.scored) for document in self.documents]
+        return {"nll": nll, "tokens": self.tokens}
