@@ -148,7 +148,7 @@ def search_alphas(
                         "try a wider dtype (float32 or bfloat16 instead of float16)"
                     )
                 bar.update()
-                bar.set_postfix_str(f"layer {layer}, best perplexity {min(curve.values()):.4g}")
+                bar.set_postfix_str(f"layer {layer}, best perplexity {min(curve.values()):.4g}", refresh=False)
             best[layer] = min(curve, key=curve.get)
             passes += len(grid) * (total - layer if prefix else total)
             if prefix:
