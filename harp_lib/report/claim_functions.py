@@ -1,4 +1,4 @@
-"""The tests of layers, ranges and times, most of them of one claim: named in ``data/paper/claims.yaml`` like the rest."""
+"""The tests of layers, ranges and times, most of them of one claim, named in ``data/paper/claims.yaml`` too."""
 
 import numpy as np
 from scipy import stats
@@ -30,14 +30,8 @@ def exactly(value: float, n: int = 0) -> Interval:
 
 def _documents(source, store: str, model: str, method: str, quantity: str) -> dict[str, np.ndarray]:
     """A quantity (documents, layers, …) on each corpus."""
-    found = {
-        task: np.array(cell["result"][quantity])
-        for (name, m, task), cell in source.cells(store).items()
-        if (name, m) == (model, method) and np.ndim(cell["result"].get(quantity)) > 1 and task in CORPORA
-    }
-    if not found:
-        raise Missing(f"needs {quantity} of {store}")
-    return found
+    found = {task: cell["result"].get(quantity) for task, cell in source.of(store, model, method).items()}
+    return {corpus: np.array(values) for corpus, values in found.items() if values and corpus in CORPORA}
 
 
 @named("similarity")
@@ -50,7 +44,9 @@ def top_fifth(source, model, quantities, of) -> list[Finding]:
         high = [part[:, int(np.ceil(HIGH * layers)) : layers].reshape(len(part), -1) for part in parts]
         values = np.concatenate(high, axis=1)
         values = np.median(values, axis=1) if of == "median" else values.max(axis=1)
-        found.append(Finding(comparisons.mean_interval(values), "", f"is the {of}, {CORPORA[corpus]}", goal=NEARLY_ONE))
+        found.append(
+            Finding(comparisons.mean_interval(values), "", f"is the {of} on {CORPORA[corpus]}", goal=NEARLY_ONE)
+        )
     return found
 
 
@@ -74,7 +70,7 @@ def norms_changed(source, model) -> list[Finding]:
     for corpus, ratios in _documents(source, "norm_change", model, "dense", "ratios").items():
         away = np.abs(ratios - 1) > CHANGED
         share = comparisons.mean_interval(away.reshape(len(away), -1).mean(axis=1))
-        found.append(Finding(share, "share", f"of the heads, {CORPORA[corpus]}", goal=0.5))
+        found.append(Finding(share, "share", f"of the heads on {CORPORA[corpus]}", goal=0.5))
     return found
 
 
@@ -108,7 +104,7 @@ def norm_restored(source, model) -> list[Finding]:
 
 @named("norm_change")
 def norm_reason(source, model) -> list[Finding]:
-    """Is the α that keeps the norm better than others that shrink (``constant`` knows nothing), and than the searched?"""
+    """Is the α that keeps the norm better than others that shrink, and no worse than the searched α?"""
     plans = ("alpha-1", "searched", "norm-matching", "reconstructing", "constant")
     read = {plan: source.result("norm_change", model, plan, "reading") for plan in plans}
 
@@ -117,19 +113,18 @@ def norm_reason(source, model) -> list[Finding]:
 
     if not worse("searched", "alpha-1").low > 0:
         return [Finding(worse("searched", "alpha-1"), "%", "α = 1", reason="the search wins nothing over α = 1")]
-    pieces = [Finding(worse("searched", "norm-matching"), "%", "norm-keeping against searched α", less=True)]
+    pieces = [
+        Finding(worse("searched", "norm-matching"), "%", "in perplexity, norm-keeping against searched α", less=True)
+    ]
     for plan, about in (("alpha-1", "α = 1"), ("reconstructing", "branch-keeping α"), ("constant", "α = 0.5")):
-        pieces.append(Finding(worse("norm-matching", plan), "%", f"{about} against norm-keeping α"))
+        pieces.append(Finding(worse("norm-matching", plan), "%", f"in perplexity, {about} against norm-keeping α"))
     return [weakest(pieces)]
 
 
 @named("alpha_search")
 def alphas_alike(source, model) -> list[Finding]:
     """The rank correlation of the α searched on two corpora."""
-    tasks = [task for name, method, task in source.cells("alpha_search") if (name, method) == (model, "harp")]
-    found = [
-        source.result("alpha_search", model, "harp", task)["alphas"] for task in tasks if task.startswith("search-")
-    ]
+    found = [cell["result"]["alphas"] for cell in source.of("alpha_search", model, "harp", "search-").values()]
     if len(found) < 2:
         raise Missing("needs α searched on two corpora")
     own = paper("alpha_search").query("model == 'LLaMA3.1-8B'").pivot_table("value", "layer", "task")
@@ -149,9 +144,7 @@ def similar_layers(source, model) -> list[Finding]:
 @named("ablations")
 def layer_gains(source, model) -> list[Finding]:
     """The least that one layer's searched α lowers perplexity: by itself, after those above, or after all others."""
-    found = [cell for (name, method, _), cell in source.cells("ablations").items() if (name, method) == (model, "gain")]
-    if not found:
-        raise Missing("needs gain of ablations")
+    found = list(source.of("ablations", model, "gain").values())
     tokens = [cell["result"]["tokens"] for cell in found]
     order = sorted(map(int, found[0]["inputs"]["alphas"]), reverse=True)
 
@@ -172,24 +165,19 @@ def layer_gains(source, model) -> list[Finding]:
 # ---- baselines: notebook 04
 
 
-def _ranges(source, model: str, method: str) -> dict[tuple[int, int], dict]:
-    """The layer ranges that were tried, by perplexity."""
-    cells = source.cells("baselines").items()
-    tried = {
-        tuple(cell["inputs"]["layers"]): cell["result"]
-        for (name, m, task), cell in cells
-        if (name, m) == (model, method) and task.startswith("range-") and "failed" not in cell["result"]
-    }
+def _ranges(source, model: str, method: str) -> dict[str, dict]:
+    """The layer ranges that were tried, from the lowest perplexity on."""
+    tried = {task: cell["result"] for task, cell in source.of("baselines", model, method, "range-").items()}
     return dict(sorted(tried.items(), key=lambda item: sum(item[1]["nll"]) / sum(item[1]["tokens"])))
 
 
 @named("baselines")
 def tuned_ranges(source, model) -> list[Finding]:
     """How much higher perplexity is with the paper's range of each baseline than with the best of ours."""
-    rows, found = paper("layer_ranges").query("model == @name", local_dict={"name": paper_model(model)}), []
-    for row in rows.itertuples():
+    rows, found = paper("layer_ranges"), []
+    for row in rows[rows["model"] == paper_model(model)].itertuples():
         tried = _ranges(source, model, row.method)
-        if (theirs := tried.get((row.start, row.end))) is not None:
+        if (theirs := tried.get(f"{row.start:02}-{row.end:02}")) is not None:
             best = next(iter(tried.values()))
             change = comparisons.change(best["nll"], theirs["nll"], best["tokens"])
             found.append(Finding(change, "%", TITLES[row.method], goal=CHANGED, less=True))
@@ -203,11 +191,10 @@ def tuned_clearly(source, model) -> list[Finding]:
     """How much higher perplexity is with the second best range of each baseline than with the best."""
     found = []
     for method in BASELINES:
-        if len(tried := list(_ranges(source, model, method).values())) > 1:
-            change = comparisons.change(tried[0]["nll"], tried[1]["nll"], tried[0]["tokens"])
-            found.append(Finding(change, "%", TITLES[method]))
-    if not found:
-        raise Missing("needs ranges of baselines")
+        best, *others = _ranges(source, model, method).values()
+        if others:
+            change = comparisons.change(best["nll"], others[0]["nll"], best["tokens"])
+            found.append(Finding(change, "%", f"with the next best of {TITLES[method]}"))
     return [weakest(found)]
 
 
@@ -227,11 +214,7 @@ def exact(source, model, quantity) -> list[Finding]:
 
 def _timed(source, model: str, kind: str) -> dict[int, dict]:
     """The lengths that were timed more than once, from the shortest on."""
-    found = {
-        int(task.removeprefix(f"{kind}-")): cell["result"]["seconds"]
-        for (name, _, task), cell in source.cells("efficiency").items()
-        if name == model and task.startswith(f"{kind}-") and "failed" not in cell["result"]
-    }
+    found = {int(n): cell["result"]["seconds"] for n, cell in source.of("efficiency", model, "all", f"{kind}-").items()}
     return {length: found[length] for length in sorted(found) if len(found[length]["dense"]) > 1}
 
 
@@ -251,7 +234,7 @@ def time_saved(source, model, variant, against, at, goal=0.0, only=None) -> list
     for length, runs in timed.items():
         ratio = comparisons.time_ratio(runs[against], runs[variant])
         saved = Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low, ratio.n)
-        found[length] = Finding(saved, about=f"{length:,} tokens", **same)
+        found[length] = Finding(saved, about=f"of the time at {length:,} tokens", **same)
     first, last = min(timed), max(timed)
     if at == "every":
         return [weakest(found.values())]
@@ -275,7 +258,7 @@ def attention_share(source, model) -> list[Finding]:
     width, found = source.result("efficiency", model, "all", "counted")["intermediate_size"], []
     for length, runs in _timed(source, model, "split").items():
         shares = [run["attention"] / (run["attention"] + run["ffn"]) for run in runs["dense"]]
-        share, about = comparisons.mean_interval(shares), f"{length:,} tokens, d_ff {width:,}"
+        share, about = comparisons.mean_interval(shares), f"in attention at {length:,} tokens, d_ff = {width:,}"
         if length != width:
             found.append(Finding(share, "share", about, goal=0.5, less=length < width))
     if not found:
@@ -289,13 +272,8 @@ def kv_cache(source, model) -> list[Finding]:
     counted = source.result("efficiency", model, "all", "counted")
     layers = counted["layers"]
     left = layers - counted["variants"]["harp"]["layers_without_attention"]
-    held = [
-        cell["result"]["cache_bytes"]
-        for (name, _, task), cell in source.cells("efficiency").items()
-        if name == model and task.startswith("prefill-") and cell["result"].get("cache_bytes")
-    ]
-    if not held:
-        raise Missing("needs repeated prefills")
+    held = [cell["result"]["cache_bytes"] for cell in source.of("efficiency", model, "all", "prefill-").values()]
+    held = [each for each in held if each]
     right = np.mean([each["harp"] * layers == each["dense"] * left for each in held])
     return [Finding(exactly(right, len(held)), "share", f"of the lengths hold {left} of {layers} parts", goal=EXACT)]
 

@@ -1,7 +1,7 @@
 """The named tests of ``data/paper/claims.yaml``: each turns the cells of one model into findings.
 
-A test is ``(source, model, **arguments) -> list of Finding``: what has to hold, piece by piece. Of rivals it is the weakest
-comparison only: who leads them all leads the closest. What fits none of these is in ``claim_functions``.
+A test is ``(source, model, **arguments) -> list of Finding``: what has to hold, piece by piece; of rivals it is the
+closest one only, for who leads it leads them all. What fits none of these is in ``claim_functions``.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -117,7 +117,8 @@ def score_lead(source, model, left, right, tasks, each=False, on_par=(), store="
     rivals, found = _rivals(right), []
     tasks = source.complete(store, model, (left, *rivals), _names(tasks))
     goal = -PAR if paper_model(model) in on_par else 0.0
-    blocks = printed(model, *_tables(store, rivals))
+    tables = _tables(store, rivals)
+    blocks = printed(model, *tables)
     for group in [[task] for task in tasks] if each else [tasks]:
         means = [block[group].mean(axis=1) for block in blocks]
         same = {
@@ -128,7 +129,8 @@ def score_lead(source, model, left, right, tasks, each=False, on_par=(), store="
         pieces = []
         for rival in rivals:
             pairs = [tuple(source.scores(store, model, method, task) for method in (left, rival)) for task in group]
-            about = TITLES.get(rival, rival.capitalize()) + (f", {ALL_BENCHMARKS[group[0]].title}" if each else "")
+            about = "α = 1" if tables[0] == "alpha_ablation" else TITLES.get(rival, rival.capitalize())
+            about += f", {ALL_BENCHMARKS[group[0]].title}" if each else ""
             pieces.append(Finding(comparisons.paired_difference(pairs) * 100, about=f"against {about}", **same))
         found.append(weakest(pieces))
     return found
@@ -225,7 +227,8 @@ def perplexity_change(source, model, worse, better, splits, at_most=None, store=
             (low,), pieces = (source.result(store, model, plan, text) for plan in plans.get(better, [better])), []
             for plan in plans.get(worse, [worse]):
                 high = source.result(store, model, plan, text)
-                about = CORPORA[corpus] + (f", {TITLES[plan]}" if plan in TITLES else f", {split}")
+                about = {"alpha-1": "α = 1", **TITLES}.get(plan, "the other α")
+                about = f"with {about}, {CORPORA[corpus]}, {'held out' if split == 'validation' else 'searched'}"
                 told = {"about": about, "goal": at_most or 0.0, "less": at_most is not None}
                 pieces.append(Finding(comparisons.change(low["nll"], high["nll"], high["tokens"]), "%", **told))
             found.append(weakest(pieces))
@@ -254,7 +257,7 @@ def rank_trend(source, model, store, method, quantities, falling=False) -> list[
     own = paper_model(model)
     for (text, quantity), part in frame.groupby([frame["task"].str.replace(r"-\d+$", "", regex=True), "quantity"]):
         about = {"1": "queries and keys removed", "0": "all attention removed"}.get(quantity, "")
-        about = about or CORPORA.get(text.removeprefix("search-"), text)
+        about = about or "on " + CORPORA.get(text.removeprefix("search-"), text)
         if "document" in part:
             rhos = [comparisons.rank_correlation(d["layer"], d["value"]).value for _, d in part.groupby("document")]
             rho, goal, told = comparisons.mean_interval(rhos), -CLEAR_TREND if falling else CLEAR_TREND, ()

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import yaml
 from IPython.display import Markdown
@@ -14,14 +15,14 @@ from matplotlib.figure import Figure
 
 from harp_lib import config
 from harp_lib.measure.models import display_name
-from harp_lib.report import claim_functions, data, figure, table
+from harp_lib.report import claim_functions, data, figure, plots, table
 from harp_lib.report.claim_tests import NOTHING, TESTS, Finding, Outcome, paper_model, weakest
 
 MEASURED, COUNTED, THEOREM, ERRATUM, OURS = "measured", "counted", "theorem", "erratum", "ours"
 TRUTHS = ("not run", "unclear", "false", "true if", "true")  # the first that applies to a part decides
 MOST = 6  # rows of a notebook's verdict
-COLOURS = {"reproduced": "#0173b2", "partly": "#56b4e9", "not reproduced": "#d55e00", "inconclusive": "#bbbbbb"}
-COLOURS |= {"not run": "#eeeeee"}
+COLOURS = {"reproduced": plots.FIRST, "partly": plots.SECOND, "not reproduced": "#a4133c", "inconclusive": "#c8c8c8"}
+COLOURS |= {"not run": "#efefef"}
 assert claim_functions  # its tests register themselves
 
 
@@ -41,8 +42,8 @@ def together(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 def over_models(outcomes: Iterable[Outcome]) -> Outcome:
-    """The same over models: reproduced on some of them is partly, whatever the others say."""
-    found = set(outcomes)
+    """The same over the models that were judged: reproduced on some of them is partly, whatever the others say."""
+    found = set(outcomes) - {Outcome.NOT_RUN} or {Outcome.NOT_RUN}
     return Outcome.PARTLY if Outcome.REPRODUCED in found and len(found) > 1 else together(found)
 
 
@@ -88,7 +89,8 @@ def _judged(test: Any, source: data.Source, model: str, arguments: Mapping[str, 
     except data.Missing as missing:
         findings = [Finding(NOTHING, reason=str(missing))]
     outcomes, decides = [found.outcome for found in findings], weakest(findings)
-    row = decides.interval._asdict() | {name: getattr(decides, name) for name in ("unit", "about", "reason", "paper")}
+    row = decides.interval._asdict() | {name: getattr(decides, name) for name in ("unit", "about", "reason")}
+    row["paper"] = tuple(value for found in findings for value in found.paper)
     return row | {"outcome": together(outcomes), "held": outcomes.count("reproduced"), "parts": len(outcomes)}
 
 
@@ -148,7 +150,7 @@ def show(notebook: str, profile: str | Mapping[str, Any]) -> Markdown:
 
 
 def worded(judged: pd.DataFrame) -> pd.DataFrame:
-    """Claims in words, one a row: what the paper says, what is found here, on how much, in the paper, and the outcome."""
+    """Claims in words, one a row: what is said, what is found here, on how much, in the paper, and the outcome."""
     rows = []
     for claim in over_all(judged).to_dict("records"):
         mine = judged[judged["id"] == claim["id"]].to_dict("records")
@@ -214,17 +216,16 @@ def headline(profile: str | Mapping[str, Any]) -> str:
 
 @figure()
 def outcomes(profile: Mapping[str, Any]) -> Figure:
-    """How many claims of each notebook came out how: the measured ones."""
-    import matplotlib.pyplot as plt
-
+    """How the measured claims of each notebook came out."""
     found = over_all(judge(profile)).query("kind == 'measured'")
-    table = found.groupby(["notebook", "outcome"]).size().unstack(fill_value=0)
+    number = pd.crosstab(found["notebook"], found["outcome"])
     drawn, axis = plt.subplots(figsize=(7, 3))
-    bottom = 0
+    stacked = 0
     for outcome, colour in COLOURS.items():
-        if outcome in table:
-            axis.bar(table.index, table[outcome], bottom=bottom, color=colour, label=outcome, edgecolor="white")
-            bottom = bottom + table[outcome]
+        if outcome in number:
+            marks = {"color": colour, "edgecolor": "white", "hatch": "///" if outcome == Outcome.NOT else None}
+            axis.bar(number.index, number[outcome], bottom=stacked, label=outcome, **marks)
+            stacked = stacked + number[outcome]
     reproduced = (found["outcome"] == Outcome.REPRODUCED).sum()
     axis.set(title=f"{reproduced} of {len(found)} measured claims are reproduced", xlabel="notebook", ylabel="claims")
     drawn.legend(loc="outside right center")
@@ -233,11 +234,16 @@ def outcomes(profile: Mapping[str, Any]) -> Figure:
 
 @table()
 def claims(profile: Mapping[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Every claim in words, and the numbers of each model."""
+    """Every claim in words, and its numbers on each model."""
     judged = judge(profile)
-    return worded(judged), judged.assign(
-        paper=[" ".join(f"{x:.6g}" for x in p) if isinstance(p, tuple) else "" for p in judged["paper"]]
-    )
+    printed = [" ".join(f"{value:.6g}" for value in row) if isinstance(row, tuple) else "" for row in judged["paper"]]
+    return worded(judged), judged.assign(paper=printed)
+
+
+@table()
+def statements(profile: Mapping[str, Any]) -> pd.DataFrame:
+    """What is true of each statement of the theory."""
+    return theorems(profile)[["statement", "says", "truth", "remark", "counterexample"]]
 
 
 def _name(profile: str | Mapping[str, Any]) -> str:

@@ -167,6 +167,17 @@ class Source:
             raise Missing(f"needs {method}/{task} of {store}")
         return found
 
+    def of(self, store: str, model: str, method: str, prefix: str = "") -> dict[str, dict]:
+        """The cells of a method whose tasks begin so, by the rest of its name; raises Missing if there is none."""
+        found = {
+            task.removeprefix(prefix): cell
+            for (name, its, task), cell in self.cells(store).items()
+            if (name, its) == (model, method) and task.startswith(prefix) and "failed" not in cell["result"]
+        }
+        if not found:
+            raise Missing(f"needs {method}/{prefix}… of {store}")
+        return found
+
     def scores(self, store: str, model: str, method: str, task: str) -> list[float]:
         """By question; those of the ablations that are HARP's and the dense model's are in the main tables."""
         shared = store == "ablations" and method in ("dense", "harp")
