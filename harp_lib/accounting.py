@@ -1,8 +1,7 @@
 """What a model holds and does, dense or pruned, counted from its config and a plan: parameters, KV cache, operations.
 
-No weights are needed: modules are looked at on the meta device. A pruned model's config counts as that of the dense
-model it was made from. All functions raise a ValueError for an architecture that is not counted, or a plan that does
-not fit it.
+Modules are looked at on the meta device. A pruned model's config counts as that of the dense model it was made from. An
+architecture that is not counted is a ValueError, and so is a plan that does not fit it.
 """
 
 import copy
@@ -10,6 +9,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -52,29 +52,21 @@ def _build(config_class: type[PreTrainedConfig], content: str) -> PreTrainedMode
         model = AutoModelForCausalLM.from_config(config_class.from_dict(json.loads(content)))
     for index, layer in enumerate(decoder_layers(model)):
         if not all_linear(getattr(layer, "self_attn", None), ATTENTION_PARTS):
-            name, parts = type(model).__name__, ", ".join(ATTENTION_PARTS)
-            raise ValueError(f"{name} is not counted: layer {index} has no attention of {parts}")
+            parts = ", ".join(ATTENTION_PARTS)
+            raise ValueError(f"{type(model).__name__} is not counted: layer {index} has no attention of {parts}")
     return model
 
 
 def parameters(config: PreTrainedConfig, plan: PruningPlan | None = None, fold_output: bool = False) -> int:
-    """All parameters of the model, counted on its modules after surgery.
-
-    Embeddings count once where the output head shares them; norms count, and so do biases that a compensation adds.
-    ``fold_output`` is that of :func:`harp_lib.apply_plan`; no other count of parameters and no ratio knows it.
-    """
+    """All parameters of the model, counted on its modules after surgery: shared ones once, norms and biases too."""
     model = stock_model(config)
     with temporarily_pruned(model, plan or PruningPlan(len(decoder_layers(model)), {}), fold_output):
         return sum(parameter.numel() for parameter in model.parameters())
 
 
-def linear_parameters(config: PreTrainedConfig, plan: PruningPlan | None = None) -> int:
-    """Parameters of the linear maps in all decoder layers, with their biases: what the paper's ratios are relative to.
-
-    Embeddings, output head and norms are left out, and so are biases that a compensation adds.
-    """
-    dense = sum(_linear_parameters(layer) for layer in decoder_layers(stock_model(config)))
-    return dense - (removed_parameters(config, plan) if plan else 0)
+def linear_parameters(config: PreTrainedConfig) -> int:
+    """Weights and biases of the linear maps in all decoder layers: what the paper's ratios are relative to."""
+    return sum(_linear_parameters(layer) for layer in decoder_layers(stock_model(config)))
 
 
 def removed_parameters(config: PreTrainedConfig, plan: PruningPlan) -> int:
@@ -108,10 +100,7 @@ def removed_fraction(config: PreTrainedConfig, plan: PruningPlan) -> float:
 
 
 def head_ratio(config: PreTrainedConfig, plan: PruningPlan) -> float:
-    """The paper's "Attention Head Pruning Ratio": key/value groups removed / all of them.
-
-    A value-only layer has lost all of its groups, although its values stay.
-    """
+    """The paper's "Attention Head Pruning Ratio": key/value groups removed, all those of a value-only layer, / all."""
     groups = count_groups(config, plan)
     return sum(total - kept for total, kept in groups) / sum(total for total, _ in groups)
 
@@ -122,7 +111,7 @@ def count_groups(config: PreTrainedConfig, plan: PruningPlan | None = None) -> l
     if plan:
         check_fits(model, plan)
     for index, layer in enumerate(decoder_layers(model)):
-        total, lost = num_groups(layer.self_attn), _of(plan, index)
+        total, lost = num_groups(layer.self_attn), (plan.layers if plan else {}).get(index, LayerPlan())
         counts.append((total, 0 if lost.alpha is not None else total - len(lost.removed_groups)))
     return counts
 
@@ -130,10 +119,9 @@ def count_groups(config: PreTrainedConfig, plan: PruningPlan | None = None) -> l
 def kv_bytes_per_token(
     config: PreTrainedConfig, plan: PruningPlan | None = None, dtype: torch.dtype | None = None
 ) -> int:
-    """Bytes that each token of a sequence takes in the KV cache, over all layers: keys and values of groups that stay.
+    """Bytes that each token takes in a KV cache of ``dtype`` (default: the config's), over all layers.
 
-    ``dtype`` is that of the cache; default: the config's, float32 if it has none. What a sliding window saves is not
-    counted: once it is full, its layer takes nothing more.
+    What a sliding window saves is not counted: once it is full, its layer takes nothing more.
     """
     model, numbers = stock_model(config), 0
     for layer, (total, kept) in zip(decoder_layers(model), count_groups(config, plan), strict=True):
@@ -158,24 +146,15 @@ def top_groups_plan(config: PreTrainedConfig, kv_groups: int) -> PruningPlan:
 def ffn_channels_for(config: PreTrainedConfig, plan: PruningPlan, target_fraction: float) -> int:
     """How many FFN channels, over all layers, bring ``plan`` nearest to a :func:`removed_fraction` such as 0.048.
 
-    Raises
-    ------
-    ValueError
-        If the plan alone removes more than the target, if all channels but one in each layer are not enough, or if
-        the layers have no gated FFNs with channels of one size.
+    A ValueError names what is within reach: from the plan alone to all channels but one in each layer.
     """
     ffns, own = _gated_ffns(config), removed_fraction(config, plan)
-    sizes = {_channel_size(ffn) for ffn in ffns}
-    if len(sizes) > 1:
-        raise ValueError(f"FFN channels of this {config.model_type} model differ in size: {sorted(sizes)} parameters")
-    share = sizes.pop() / linear_parameters(config)
+    share = _channel_size(ffns[0]) / linear_parameters(config)
     removed = sum(len(lost.removed_channels) for lost in plan.layers.values())
     largest = own + share * (sum(ffn.down_proj.in_features - 1 for ffn in ffns) - removed)
     if not own <= target_fraction <= largest:
-        raise ValueError(
-            f"target_fraction {target_fraction} is out of reach of FFN channels: the plan alone removes {own:.6f}, "
-            f"with all of them but one in each layer it is {largest:.6f}"
-        )
+        reach = f"the plan alone removes {own:.6f}, with all of them but one in each layer it is {largest:.6f}"
+        raise ValueError(f"target_fraction {target_fraction} is out of reach of FFN channels: {reach}")
     return round((target_fraction - own) / share)
 
 
@@ -188,27 +167,17 @@ class LayerFlops(NamedTuple):
 
 
 def layer_flops(config: PreTrainedConfig, tokens: int, layer: int = 0, causal: bool = False) -> LayerFlops:
-    """Floating-point operations of one decoder layer in a prefill of one sequence of ``tokens`` tokens.
+    """Floating-point operations of one decoder layer in a prefill of one sequence of N ``tokens``.
 
-    The terms of the paper's Section 2.1, "Theoretical Computation Complexity Analysis", with their constants.
-
-    Parameters
-    ----------
-    config : PreTrainedConfig
-        Of a decoder with grouped-query attention and a dense gated FFN; another kind of FFN is not recognised.
-    tokens : int
-        N, the length of the sequence.
-    layer : int
-        Index from the bottom. It matters where only some layers have a sliding window.
-    causal : bool
-        False counts all N² query-key pairs, as the paper does and as a kernel computes that masks afterwards; True
-        counts the N (N + 1) / 2 that are visible. Where a sliding window of W tokens applies, these are N min(N, W)
-        and the sum of min(i, W) over i = 1 … N: what lies outside the window is taken to be passed over.
+    The terms of the paper's Section 2.1, "Theoretical Computation Complexity Analysis", with their constants, for
+    grouped-query attention and a dense gated FFN. Without ``causal`` all N² query-key pairs count, as in the paper and
+    in a kernel that masks afterwards; with it the N (N + 1) / 2 that are visible. In a sliding window of W tokens these
+    are N min(N, W), and the sum of min(i, W) over i = 1 … N: what lies outside is taken to be passed over.
     """
     for name in ("num_attention_heads", "intermediate_size"):
         if getattr(config, name, None) is None:
             raise ValueError(
-                f"the {config.model_type} config has no {name}; only decoders with a gated FFN are counted"
+                f"the {config.model_type} config has no {name}: only decoders with a gated FFN are counted"
             )
     depth, width, heads = config.num_hidden_layers, config.hidden_size, config.num_attention_heads
     if tokens < 0:
@@ -232,8 +201,7 @@ def overtaking_length(config: PreTrainedConfig, causal: bool = False, with_proje
 
     The paper's Section 2.1 puts it at N = d_ff, the intermediate size, for an FFN "consisting of two linear
     transformations". That holds exactly for the full square where heads times head dimension are the hidden size.
-    A gated FFN has a third matrix and moves it to 1.5 d_ff; without the masked half it is 3 d_ff - 1. A ValueError
-    says that attention never gets there, as where every layer has a short sliding window.
+    A gated FFN has a third matrix and moves it to 1.5 d_ff; without the masked half it is 3 d_ff - 1.
     """
 
     def lead(tokens: int) -> int:  # per token it never falls: where it is not negative, it stays so
@@ -260,14 +228,23 @@ def attention_window(config: PreTrainedConfig, layer: int) -> int | None:
 
 
 def prefill_flops(
-    config: PreTrainedConfig, plan: PruningPlan | None, tokens: int, causal: bool = False, fold_output: bool = False
+    config: PreTrainedConfig,
+    plan: PruningPlan | None,
+    tokens: int,
+    causal: bool = False,
+    fold_output: bool = False,
+    tail_only: bool = False,
 ) -> int:
     """Floating-point operations of reading ``tokens`` tokens: all decoder layers, and the output head at the last one.
 
     A value-only layer keeps its value and output projection, and no attention; ``fold_output`` is that of
-    :func:`harp_lib.apply_plan`, ``causal`` that of :func:`layer_flops`.
+    :func:`harp_lib.apply_plan`, ``causal`` that of :func:`layer_flops`. With ``tail_only`` the last token alone enters
+    the layers without attention at the top, as in a pruned model that ``generate`` runs.
     """
-    dense = [layer_flops(config, tokens, layer, causal) for layer in range(config.num_hidden_layers)]
+    reads = [tokens] * config.num_hidden_layers
+    for layer in takewhile(lambda layer: count_groups(config, plan)[layer][1] == 0, reversed(range(len(reads)))):
+        reads[layer] = min(tokens, 1) if tail_only else tokens
+    dense = [layer_flops(config, read, layer, causal) for layer, read in enumerate(reads)]
     return _pruned_flops(config, plan, tokens, dense, fold_output)
 
 
@@ -276,7 +253,7 @@ def decode_flops(config: PreTrainedConfig, plan: PruningPlan | None, tokens: int
     dense = []
     for layer in range(config.num_hidden_layers):
         flops, window = layer_flops(config, 1, layer), attention_window(config, layer)
-        dense.append(flops._replace(attention=flops.attention * (tokens if window is None else min(tokens, window))))
+        dense.append(flops._replace(attention=flops.attention * min(tokens, window or tokens)))
     return _pruned_flops(config, plan, tokens, dense, fold_output)
 
 
@@ -286,29 +263,26 @@ def _pruned_flops(
     """What a plan leaves of the layers' operations, and one position of the output head."""
     if tokens < 1:
         raise ValueError(f"tokens is {tokens}; there has to be at least one")
-    total = 2 * stock_model(config).get_output_embeddings().weight.numel()
+    total, lost = 2 * stock_model(config).get_output_embeddings().weight.numel(), plan.layers if plan else {}
     layers = zip(dense, count_groups(config, plan), _gated_ffns(config), strict=True)
     for layer, (flops, (groups, kept), ffn) in enumerate(layers):
-        lost, channels = _of(plan, layer), ffn.down_proj.in_features
-        if lost.alpha and fold_output:  # values and output projection: K of the 2 H + 2 K heads each
+        alpha, removed = (lost[layer].alpha, len(lost[layer].removed_channels)) if layer in lost else (None, 0)
+        if alpha and fold_output:  # values and output projection: K of the 2 H + 2 K heads each
             total += flops.projections * groups // (config.num_attention_heads + groups)
-        elif lost.alpha:  # values and output projection take as much as queries and keys
+        elif alpha:  # values and output projection take as much as queries and keys
             total += flops.projections // 2
         total += (flops.projections + flops.attention) * kept // groups
-        total += flops.ffn * (channels - len(lost.removed_channels)) // channels
+        total += flops.ffn * (ffn.down_proj.in_features - removed) // ffn.down_proj.in_features
     return total
-
-
-def _of(plan: PruningPlan | None, layer: int) -> LayerPlan:
-    return plan.layers.get(layer, LayerPlan()) if plan else LayerPlan()
 
 
 def _gated_ffns(config: PreTrainedConfig) -> list[nn.Module]:
     ffns = [getattr(layer, "mlp", None) for layer in decoder_layers(stock_model(config))]
     for layer, ffn in enumerate(ffns):
         if not all_linear(ffn, FFN_PARTS):
-            parts = ", ".join(FFN_PARTS)
-            raise ValueError(f"layer {layer} of this {config.model_type} model has no gated FFN of {parts}")
+            raise ValueError(
+                f"layer {layer} of this {config.model_type} model has no gated FFN of {', '.join(FFN_PARTS)}"
+            )
     return ffns
 
 

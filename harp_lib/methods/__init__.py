@@ -147,26 +147,27 @@ def make_plan(
         named), a pruned model or one that cannot be sliced. All of that comes before the calibration text is read,
         except a target that HARP exceeds because alphas are found to be 0, or one that empties a layer's FFN.
     """
-    from harp_lib.methods import calibration as budgets
+    from harp_lib.methods.calibration import as_index, check_budget, equal_parts
     from harp_lib.pruning.architecture import decoder_layers
     from harp_lib.pruning.layers import num_groups
 
-    _check_arguments(method, layers, alphas, target_fraction, options)
-    kv_groups = budgets.as_index(kv_groups, "kv_groups")
-    layers = _check_model(method, model, layers)
-    if calibration is None and method != "mag-sp" and (method != "harp" or alphas is None):
-        raise ValueError(_NO_CALIBRATION.format(method))
-    if method not in BASELINES:
-        harp = import_module(f"{__name__}.harp")
-        if method == "harp":
-            return harp.harp_plan(model, calibration, kv_groups, alphas)
-        return harp.harp_flap_plan(model, calibration, kv_groups, alphas, target_fraction)
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
+    takers = {"layers": BASELINES, "alphas": METHODS[-2:], "target_fraction": METHODS[-1:]}
+    for name, value in {"layers": layers, "alphas": alphas, "target_fraction": target_fraction, **options}.items():
+        if value is not None and method not in takers.get(name, BASELINES):
+            raise ValueError(f"{method} does not take {name}; it is for {', '.join(takers.get(name, BASELINES))}")
+    if target_fraction is not None and not (isinstance(target_fraction, Real) and 0 < target_fraction < 1):
+        raise ValueError(f"target_fraction is {target_fraction!r}; it has to be a number between 0 and 1")
+    kv_groups, read = as_index(kv_groups, "kv_groups"), method != "harp" or alphas is None
+    layers, module = _check_model(method, model, calibration if read else (), layers), _module(method)
+    if method == "harp":
+        return module.harp_plan(model, calibration, kv_groups, alphas)
+    if method == "harp+flap":
+        return module.harp_flap_plan(model, calibration, kv_groups, alphas, target_fraction)
     groups = [num_groups(decoder_layers(model)[layer].self_attn) for layer in layers]
-    if method == "flap":
-        budgets.check_budget(kv_groups, sum(groups))
-    else:
-        budgets.equal_parts(kv_groups, groups)
-    return _module(method).planner(model, calibration, layers, **options)(kv_groups, layers)
+    (check_budget if method == "flap" else equal_parts)(kv_groups, groups)
+    return module.planner(model, calibration, layers, **options)(kv_groups, layers)
 
 
 def planner(
@@ -197,9 +198,7 @@ def planner(
 
     if method not in BASELINES:
         raise ValueError(f"{method!r} has no layer range to plan for; choose from {', '.join(BASELINES)}")
-    covered = _check_model(method, model, layers)
-    if calibration is None and method != "mag-sp":
-        raise ValueError(_NO_CALIBRATION.format(method))
+    covered = _check_model(method, model, calibration, layers)
     plan_for = _module(method).planner(model, calibration, covered, **options)
 
     def plan(kv_groups: int, layers: Sequence[int]) -> "PruningPlan":
@@ -211,42 +210,23 @@ def planner(
     return plan
 
 
-_NO_CALIBRATION = "{} needs a calibration text, as (B, N) tokens or a list of 1-D tensors; only mag-sp takes None"
-
-
 def _module(method: str) -> Any:
     return import_module(f"{__name__}.{PROPERTIES[METHODS.index(method)].module}")
 
 
-def _check_arguments(
-    method: str,
-    layers: Sequence[int] | None,
-    alphas: Sequence[float] | None,
-    target_fraction: float | None,
-    options: dict[str, Any],
-) -> None:
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
-    harps = tuple(name for name in METHODS if name not in BASELINES)
-    takers = {"layers": BASELINES, "alphas": harps, "target_fraction": ("harp+flap",)} | dict.fromkeys(
-        options, BASELINES
-    )
-    given = {"layers": layers, "alphas": alphas, "target_fraction": target_fraction} | options
-    for name, value in given.items():
-        if value is not None and method not in takers[name]:
-            raise ValueError(f"{method} does not take {name}; it is for {', '.join(takers[name])}")
-    if target_fraction is not None and not (isinstance(target_fraction, Real) and 0 < target_fraction < 1):
-        raise ValueError(f"target_fraction is {target_fraction!r}; it has to be a number between 0 and 1")
-
-
-def _check_model(method: str, model: "PreTrainedModel", layers: Sequence[int] | None) -> list[int]:
+def _check_model(
+    method: str, model: "PreTrainedModel", calibration: "Tokens | None", layers: Sequence[int] | None
+) -> list[int]:
     """The layers that may lose something, rising; a ValueError if they cannot lose what ``method`` takes."""
     from harp_lib.methods.calibration import check_layers
     from harp_lib.pruning.architecture import check_plan, decoder_layers
     from harp_lib.pruning.plan import LayerPlan, PruningPlan
 
-    lost = {"harp": LayerPlan(1.0), "harp+flap": LayerPlan(1.0, removed_channels=(0,))}
-    layers = check_layers(model, layers)
-    one = dict.fromkeys(layers, lost.get(method, LayerPlan(removed_groups=(0,))))
-    check_plan(model, PruningPlan(len(decoder_layers(model)), one))
+    layers, lost = check_layers(model, layers), LayerPlan(removed_groups=(0,))
+    if method not in BASELINES:
+        lost = LayerPlan(1.0, removed_channels=(0,) if method == "harp+flap" else ())
+    check_plan(model, PruningPlan(len(decoder_layers(model)), dict.fromkeys(layers, lost)))
+    if calibration is None and method != "mag-sp":
+        wanted = "as (B, N) tokens or a list of 1-D tensors; only mag-sp takes None"
+        raise ValueError(f"{method} needs a calibration text, {wanted}")
     return layers

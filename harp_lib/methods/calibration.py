@@ -205,8 +205,9 @@ def as_index(value: int, name: str) -> int:
         raise ValueError(f"{name} has to be integers; got {value!r}") from None
 
 
-def check_budget(kv_groups: int, available: int) -> None:
-    """ValueError if the layers do not hold ``kv_groups`` key/value groups."""
+def check_budget(kv_groups: int, groups: Sequence[int]) -> None:
+    """ValueError if layers that hold so many ``groups`` each do not hold ``kv_groups``."""
+    available = sum(groups)
     if not 1 <= kv_groups <= available:
         raise ValueError(
             f"{kv_groups} key/value groups cannot go: the layers hold {available}; "

@@ -51,7 +51,7 @@ def planner(
 
     def plan(kv_groups: int, layers: Sequence[int]) -> PruningPlan:
         chosen = {layer: scores[layer] for layer in layers}
-        check_budget(kv_groups, sum(len(values) for values in chosen.values()))
+        check_budget(kv_groups, [len(values) for values in chosen.values()])
         plans = {
             layer: LayerPlan(removed_groups=groups, group_means=_written(means[layer][list(groups)]))
             for layer, groups in lowest_of_all(chosen, kv_groups).items()

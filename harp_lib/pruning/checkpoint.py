@@ -16,20 +16,11 @@ PLAN_FILE = "pruning_plan.json"
 
 
 def save_pruned(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str | Path) -> None:
-    """Write a pruned model as an ordinary Hugging Face folder that carries its own code.
+    """Write a model that :func:`harp_lib.apply_plan` pruned, and its tokenizer, as a Hugging Face folder.
 
     The folder holds safetensors, config, tokenizer, the plan (``pruning_plan.json``) and the files of this
     library that ``trust_remote_code=True`` needs. It appears complete or not at all; an earlier pruned checkpoint
     at ``path`` is replaced.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A model that :func:`harp_lib.apply_plan` pruned.
-    tokenizer : PreTrainedTokenizerBase
-        Saved beside it.
-    path : str or Path
-        The folder to write.
 
     Raises
     ------
@@ -75,25 +66,10 @@ def load_pruned(
     device_map: str | dict | None = None,
     attn_implementation: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load what :func:`save_pruned` wrote, without running code from the folder.
+    """Load the model, in evaluation mode, and the tokenizer that :func:`save_pruned` wrote; no code of the folder runs.
 
-    Parameters
-    ----------
-    path : str or Path
-        The folder.
-    dtype, device_map, attn_implementation
-        As in ``from_pretrained``; by default the dtype that was saved, on the CPU.
-
-    Returns
-    -------
-    model : PreTrainedModel
-        In evaluation mode.
-    tokenizer : PreTrainedTokenizerBase
-
-    Raises
-    ------
-    ValueError
-        If the folder holds no pruned checkpoint, or not all of its weights.
+    ``dtype``, ``device_map`` and ``attn_implementation`` are as in ``from_pretrained``: by default the dtype that was
+    saved, on the CPU. A ValueError says that the folder holds no pruned checkpoint, or not all of its weights.
     """
     path = Path(path)
     config_file = path / "config.json"

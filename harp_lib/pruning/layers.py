@@ -51,18 +51,9 @@ def count_tokens(cache: Cache, layer_idx: int, hidden_states: torch.Tensor) -> N
 class ValueOnlyAttention(nn.Module):
     """Attention with queries and keys removed: every token attends to itself alone (paper, Section 2.3).
 
-    Computes ``H W_V W_O``; alpha is folded into the weights. Nothing is read from or written to a KV cache. The
-    attention matrix is the identity and is not returned, so ``output_attentions`` leaves these layers out.
-
-    Parameters
-    ----------
-    v_proj, o_proj : nn.Linear
-        The projections of the attention that this module replaces, d → K·Dh and H·Dh → d; or a folded output
-        projection K·Dh → d, before which no value is copied.
-    head_dim : int
-        Width Dh of a head.
-    layer_idx : int
-        Index of the layer, from the bottom.
+    Computes ``H W_V W_O``, d → K·Dh → H·Dh → d, or with a folded output projection d → K·Dh → d, which copies no value;
+    alpha is folded into the weights. Nothing is read from or written to a KV cache. The attention matrix is the
+    identity and is not returned, so ``output_attentions`` leaves these layers out.
     """
 
     def __init__(self, v_proj: nn.Module, o_proj: nn.Module, head_dim: int, layer_idx: int) -> None:
