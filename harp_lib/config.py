@@ -33,6 +33,15 @@ def load_profile(
         For an unknown profile; the known ones are listed. For a limit that is no positive whole number.
     """
     import torch  # here, and not above: the command line reads the paths before anything is installed
+
+    profile = read_profile(name, models, datasets, limit)
+    return profile if torch.cuda.is_available() else profile | {"dtype": "float32"}
+
+
+def read_profile(
+    name: str, models: list[str] | None = None, datasets: str | None = None, limit: int | None = None
+) -> dict[str, Any]:
+    """A profile as it is written, whatever this machine has."""
     import yaml
 
     file = PROFILES / f"{name}.yaml"
@@ -40,8 +49,6 @@ def load_profile(
         known = ", ".join(sorted(path.stem for path in PROFILES.glob("*.yaml")))
         raise ValueError(f"unknown profile {name!r}; choose from {known}")
     profile = yaml.safe_load(file.read_text(encoding="utf-8"))
-    if not torch.cuda.is_available():
-        profile["dtype"] = "float32"
     if models:
         profile["alpha_search"]["extra_models"], profile["efficiency"]["shapes"] = [], None
     profile |= {"name": name, "models": models or profile["models"], "datasets": datasets or profile["datasets"]}
