@@ -1,15 +1,56 @@
-"""The theory's functions against slow, obvious twins, and every identity and inequality as a property."""
+"""The theory against slow, obvious twins, as properties of random matrices, and each counterexample built again."""
 
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from matrices import F64, attention, attention_and_rows, few, rows
+from hypothesis.extra.numpy import arrays
 
 from harp_lib import theory
+from harp_lib.theory import Products, counterexamples, norm_matching_alpha, reconstructing_alpha
+from harp_lib.theory.inequalities import (
+    INEQUALITIES,
+    attention,
+    check_on_draws,
+    count_one_hot,
+    norm_sweep,
+    uniformity_sweep,
+)
+
+F64 = torch.float64
+finite = st.floats(-50, 50, allow_nan=False, width=64)
+few = settings(max_examples=100, deadline=None)
+some, several = st.integers(1, 6), st.integers(2, 7)
+either = st.booleans()
+
+
+@st.composite
+def rows(draw, tokens=several, width=some, shortest=1e-3):
+    """H (N, d) without rows near zero."""
+    H = torch.from_numpy(draw(arrays(np.float64, (draw(tokens), draw(width)), elements=finite)))
+    short = H.norm(dim=1) < shortest
+    H[short, 0] = 1.0
+    return H
+
+
+@st.composite
+def stochastic(draw, tokens=several, causal=either):
+    """A row-stochastic matrix, from uniform to one-hot."""
+    n = draw(tokens)
+    logits = torch.from_numpy(draw(arrays(np.float64, (n, n), elements=finite))) * draw(st.sampled_from([0.0, 0.02, 1]))
+    if draw(causal):
+        logits = logits.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -torch.inf)
+    return logits.softmax(-1)
+
+
+@st.composite
+def attention_and_rows(draw):
+    n = draw(st.integers(2, 7))
+    return draw(stochastic(tokens=st.just(n))), draw(rows(tokens=st.just(n)))
 
 
 def pairwise_similarity(H):
@@ -25,21 +66,11 @@ class TestSimilarity:
         assert theory.similarity(H) == pytest.approx(pairwise_similarity(H), abs=1e-9)
         assert -1 / (len(H) - 1) - 1e-9 <= theory.similarity(H) <= 1 + 1e-9
 
-    @few
-    @given(rows(), st.floats(0.01, 100))
-    def test_sees_directions_only(self, H, scale):
-        lengths = torch.linspace(1, scale, len(H), dtype=F64)[:, None]
-        assert theory.similarity(lengths * H) == pytest.approx(theory.similarity(H), abs=1e-9)
-
     def test_of_many_texts_is_their_mean(self):
         H = torch.randn(3, 2, 5, 4)
         each = torch.tensor([[theory.similarity(text) for text in half] for half in H], dtype=F64)
         assert torch.allclose(theory.similarities(H), each)
         assert theory.similarity(H) == pytest.approx(each.mean().item())
-
-    def test_takes_time_and_memory_linear_in_tokens(self):
-        H = torch.randn(100_000, 4)  # all pairs: 80 GB
-        assert abs(theory.similarity(H)) < 0.01
 
     @pytest.mark.parametrize("scale", [1e-300, 1e-161, 1e155, 1e300])
     def test_at_any_scale(self, scale):
@@ -83,26 +114,6 @@ class TestConsensus:
         other = H.mean(0) + torch.randn(H.shape[1], generator=torch.Generator().manual_seed(seed), dtype=F64)
         assert distance <= (H - other).norm().item() + 1e-9
 
-    @few
-    @given(rows(shortest=0))
-    def test_projection(self, H):
-        P = theory.consensus(H)
-        assert torch.allclose(theory.consensus(P), P)
-        assert theory.distance_to_consensus(P) == pytest.approx(0, abs=1e-9)
-        assert H.norm().item() ** 2 == pytest.approx(P.norm().item() ** 2 + theory.distance_to_consensus(H) ** 2)
-
-    @few
-    @given(rows())
-    def test_equal_lengths_make_both_measures_one(self, H):
-        H = 3 * H / H.norm(dim=1, keepdim=True)
-        assert 1 - theory.similarity(H) == pytest.approx(theory.distance_to_consensus(H) ** 2 / (9 * (len(H) - 1)))
-
-    @few
-    @given(rows())
-    def test_lemma_3_with_rows_away_from_zero(self, H):
-        bound = theory.distance_to_consensus(H) ** 2 / ((len(H) - 1) * H.norm(dim=1).min().item() ** 2)
-        assert 1 - theory.similarity(H) <= bound + 1e-9
-
     def test_batches_and_one_token(self):
         H = torch.randn(3, 5, 4)
         each = [theory.distance_to_consensus(text) for text in H]
@@ -113,39 +124,9 @@ class TestConsensus:
             theory.distance_to_consensus([[math.nan]])
 
 
-class TestLemma1:
+class TestAttention:
     @few
-    @given(rows(shortest=0), st.integers(0, 9))
-    def test_weights(self, H, seed):
-        W = torch.randn(H.shape[1], 5, generator=torch.Generator().manual_seed(seed), dtype=F64)
-        s = theory.largest_singular_value(W)
-        assert s == pytest.approx(torch.linalg.svdvals(W)[0].item())
-        assert theory.distance_to_consensus(H @ W) <= s * theory.distance_to_consensus(H) + 1e-9
-
-    @few
-    @given(rows(shortest=0))
-    def test_activations(self, H):
-        distance = theory.distance_to_consensus(H)
-        assert theory.distance_to_consensus(H.relu()) <= distance + 1e-9
-        assert theory.distance_to_consensus(torch.nn.functional.silu(H)) <= 1.0998394 * distance + 1e-9
-
-    @few
-    @given(rows(shortest=0), st.floats(0, 9), st.floats(0, 9))
-    def test_sums(self, H, a, b):
-        B = H.flip(0).sin()
-        bound = a * theory.distance_to_consensus(H) + b * theory.distance_to_consensus(B)
-        assert theory.distance_to_consensus(a * H + b * B) <= bound + 1e-9
-
-    @few
-    @given(attention_and_rows())
-    def test_attention(self, pair):
-        A, H = pair
-        factor = theory.contraction_factors(A).item()
-        assert theory.distance_to_consensus(A @ H) <= factor * theory.distance_to_consensus(H) + 1e-7
-        assert factor**2 <= len(A) / 2 + 1e-9
-
-    @few
-    @given(attention())
+    @given(stochastic())
     def test_the_factor_is_attained(self, A):
         """λ_max by the textbook, and the H that makes the inequality an equality."""
         n = len(A)
@@ -156,42 +137,100 @@ class TestLemma1:
         grown = theory.contraction_factors(A).item() * theory.distance_to_consensus(worst)
         assert theory.distance_to_consensus(A @ worst) >= grown - 1e-7
 
-    def test_the_largest_factor_there_is(self):
-        A = torch.zeros(8, 8)
-        A[:4, 0] = A[4:, 1] = 1
-        assert theory.contraction_factors(A).item() == pytest.approx(2.0)  # √(N/2)
-
     def test_heads(self):
         A = torch.rand(2, 3, 5, 5).softmax(-1)
         each = [[theory.largest_eigenvalue(head).item() for head in text] for text in A]
         assert torch.allclose(theory.largest_eigenvalue(A), torch.tensor(each, dtype=F64))
 
-
-class TestLemma2:
-    def test_formula(self):
+    def test_lemma_2(self):
         assert theory.block_bound(2.0, 4.0, 3, (2.0, 5.0)) == pytest.approx((1 + 4) * (1 + 2 * 3 * 2) / 10)
         with pytest.raises(ValueError, match="have to be positive"):
             theory.block_bound(1.0, 1.0, 1, (0.0, 1.0))
 
+    @pytest.mark.parametrize("tokens", [2, 3, 4])
+    def test_one_hot_rows_preserve_it_only_as_permutations(self, tokens):
+        for choice in itertools.product(range(tokens), repeat=tokens):
+            A = torch.eye(tokens)[list(choice)]
+            assert theory.preserves_norm(A) == (len(set(choice)) == tokens)
+            if (A.triu(1) == 0).all():  # causal
+                assert theory.preserves_norm(A) == torch.equal(A, torch.eye(tokens))
+
     @few
-    @given(attention_and_rows(), st.integers(0, 9))
-    def test_post_norm_block(self, pair, seed):
-        """The block of the proof: two heads of one matrix each, ReLU, normalisation after each sum."""
-        A, H = pair
-        generator, d = torch.Generator().manual_seed(seed), H.shape[1]
-        heads, (W1, W2) = torch.randn(2, d, d, generator=generator), torch.randn(2, d, d, generator=generator)
-        first = H + sum(A @ H @ W.double() for W in heads)
-        deviation = [first.std(-1, correction=0, keepdim=True)]
-        assume(deviation[0].min() > 1e-3)
-        X = (first - first.mean(-1, keepdim=True)) / deviation[0]
-        second = X + (X @ W1.double()).relu() @ W2.double()
-        deviation.append(second.std(-1, correction=0, keepdim=True))
-        assume(deviation[1].min() > 1e-3)
-        Y = (second - second.mean(-1, keepdim=True)) / deviation[1]
-        s = max(theory.largest_singular_value(W) for W in (*heads, W1, W2))
-        betas = tuple(x.min().item() for x in deviation)
-        v = theory.block_bound(s, theory.largest_eigenvalue(A).item(), 2, betas)
-        assert theory.distance_to_consensus(Y) <= v * theory.distance_to_consensus(H) * (1 + 1e-6) + 1e-6
+    @given(stochastic())
+    def test_preserving_every_norm_is_what_it_says(self, A):
+        """The columns of the identity and their sums decide: they determine AᵀA."""
+        basis = torch.eye(len(A), dtype=F64)
+        vectors = [*basis, *(a + b for a, b in itertools.combinations(basis, 2))]
+        changed = max(abs((A @ x).norm().item() - x.norm().item()) for x in vectors)
+        assert changed < 1e-5 if theory.preserves_norm(A) else changed > 1e-8
+
+    def test_of_many_heads(self):
+        A, H = torch.rand(2, 3, 5, 5).softmax(-1), torch.randn(2, 1, 5, 4)
+        ratios = theory.norm_ratios(A, H)
+        assert ratios.shape == (2, 3)
+        assert ratios[1, 2].item() == pytest.approx(theory.norm_ratio(A[1, 2], H[1, 0]))
+        assert theory.norm_ratio(A, H) == pytest.approx(ratios.mean().item())
+        assert not theory.preserves_norm(torch.stack([torch.eye(2), torch.tensor([[1.0, 0], [1, 0]])]))
+
+    @pytest.mark.parametrize(
+        ("A", "H", "message"),
+        [
+            ([[0.5, 0.4], [0.5, 0.5]], [[1.0], [1]], "not row-stochastic: a row sums to 0.9"),
+            ([[1.5, -0.5], [0.5, 0.5]], [[1.0], [1]], "not row-stochastic: its smallest entry is -0.5"),
+            ([[math.nan, 1], [0.5, 0.5]], [[1.0], [1]], "A holds NaN"),
+            ([[0.5, 0.5]], [[1.0], [1]], r"A has to be \(..., N, N\)"),
+            ([[1.0, 0], [0, 1]], [[0.0], [0]], "H is zero"),
+            ([[1.0, 0], [0, 1]], [[1.0], [1], [1]], "A is over 2 tokens, H has 3"),
+        ],
+    )
+    def test_refuses(self, A, H, message):
+        with pytest.raises(ValueError, match=message):
+            theory.norm_ratio(A, H)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_takes_softmax_in_any_dtype(self, dtype):
+        A = torch.randn(64, 64).softmax(-1).to(dtype)
+        assert 0 < theory.norm_ratio(A, torch.randn(64, 8)) < 1
+        assert not theory.preserves_norm(A)
+
+
+class TestEntropy:
+    def test_extremes(self):
+        visible = theory.visible_positions(6)
+        uniform = torch.ones(6, 6).tril() / visible[:, None]
+        assert theory.attention_entropies(uniform, visible).item() == pytest.approx(1)
+        assert theory.attention_entropies(torch.eye(6), visible).item() == 0
+
+    @few
+    @given(stochastic(causal=st.just(True)))
+    def test_against_a_loop(self, A):
+        relative = [
+            -sum(a * math.log(a) for a in row[: i + 1].tolist() if a > 0) / math.log(i + 1)
+            for i, row in enumerate(A)
+            if i > 0
+        ]
+        found = theory.attention_entropies(A, theory.visible_positions(len(A))).item()
+        assert found == pytest.approx(sum(relative) / len(relative), abs=1e-9)
+        assert -1e-9 <= found <= 1 + 1e-9
+
+    def test_window(self):
+        assert theory.visible_positions(5, window=3).tolist() == [1, 2, 3, 3, 3]
+        band = torch.ones(5, 5).tril().triu(-2)
+        visible = theory.visible_positions(5, window=3)
+        assert theory.attention_entropies(band / visible[:, None], visible).item() == pytest.approx(1)
+
+    @pytest.mark.parametrize(
+        ("A", "visible", "message"),
+        [
+            (torch.eye(1), [1], "one position only"),
+            (torch.full((2, 2), 0.5), [1, 2], "more positions than it sees"),
+            (torch.eye(2), [1, 2, 3], "visible has to be 2 numbers"),
+            (torch.eye(2), [0, 2], "visible has to be 2 numbers"),
+        ],
+    )
+    def test_refuses(self, A, visible, message):
+        with pytest.raises(ValueError, match=message):
+            theory.attention_entropies(A, visible)
 
 
 class TestBlockInfluence:
@@ -218,11 +257,176 @@ def test_gradients_do_not_get_in_the_way():
     assert isinstance(theory.norm_ratio(H @ H.mT * 0 + torch.eye(3), H), float)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu():
-    H, A = torch.randn(2, 5, 4), torch.rand(2, 5, 5).softmax(-1)
-    assert theory.similarity(H.cuda()) == pytest.approx(theory.similarity(H))
-    assert theory.largest_eigenvalue(A.cuda()).device.type == "cuda"
-    assert theory.attention_entropies(A.cuda(), torch.full((5,), 5)).mean().item() == pytest.approx(
-        theory.attention_entropies(A, torch.full((5,), 5)).mean().item()
-    )
+generators = st.integers(0, 10_000).map(lambda seed: torch.Generator().manual_seed(seed))
+scales = st.floats(0.05, 5)
+
+
+def draw(generator, scale):
+    H, A, B = torch.randn(3, 6, 4, generator=generator, dtype=torch.float64)
+    return 2 * H, scale * A, B
+
+
+@settings(max_examples=100, deadline=None)
+@given(generators, scales)
+def test_norm_matching_alpha_is_the_best_of_a_fine_grid(generator, scale):
+    H, A, B = draw(generator, scale)
+    alpha = norm_matching_alpha(Products.of(H, A, B))
+    wanted = (H + A).square().sum().item()
+
+    def miss(alpha):
+        return abs((H + alpha * B).square().sum().item() - wanted)
+
+    grid = [i / 1000 for i in range(1001)]
+    assert 0 <= alpha <= 1
+    assert miss(alpha) <= min(map(miss, grid)) + 1e-6
+
+
+def test_of_two_solutions_the_larger():
+    H, B = torch.tensor([[-1.0, 1.0]]), torch.tensor([[2.0, 0.0]])
+    A = torch.tensor([[0.2, 0.0]])  # ‖H + A‖² = 1.64 = ‖H + αB‖² at α = 0.1 and 0.9
+    assert norm_matching_alpha(Products.of(H, A, B)) == pytest.approx(0.9)
+    assert norm_matching_alpha(Products.of(H, B, B)) == pytest.approx(1.0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(generators, scales)
+def test_reconstructing_alpha_is_least_squares(generator, scale):
+    _, A, B = draw(generator, scale)
+    products = Products.of(A, A, B)
+    exact = torch.linalg.lstsq(B.reshape(-1, 1), A.reshape(-1, 1)).solution.item()
+    assert reconstructing_alpha(products) == pytest.approx(min(max(exact, 0), 1))
+    assert products.branch_ratio == pytest.approx((A.norm() / B.norm()).item())
+    assume(abs(products.branch_cosine) > 1e-6)
+    assert products.branch_cosine == pytest.approx(torch.cosine_similarity(A.flatten(), B.flatten(), dim=0).item())
+
+
+def test_products_add_up_over_texts():
+    parts = [draw(torch.Generator().manual_seed(seed), 1.0) for seed in (0, 1)]
+    together = Products.of(*(torch.cat(pair) for pair in zip(*parts, strict=True)))
+    assert Products.of(*parts[0]) + Products.of(*parts[1]) == pytest.approx(together)
+
+
+@pytest.mark.parametrize("example", counterexamples.ALL, ids=lambda example: example.__name__)
+def test_refutes(example):
+    found = example()
+    assert found.refuted, found
+    assert found.statement
+    assert found.found
+
+
+def distance(H):
+    return np.linalg.norm(H - H.mean(0))
+
+
+def softmax(logits):
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def cosines(H):
+    directions = H / np.linalg.norm(H, axis=1, keepdims=True)
+    return (directions @ directions.T)[np.triu_indices(len(H), 1)]
+
+
+def test_parallel_rows_of_different_length():
+    H = np.linspace(1, 4, 16)[:, None] * np.ones(4)
+    weights = softmax(H @ H.T / 2)
+    assert np.allclose(cosines(H), 1)
+    entropy = -(weights * np.log(weights)).sum(-1).mean() / np.log(16)
+    assert f"normalised entropy {entropy:.2f}" in counterexamples.parallel_rows_of_different_length().found
+
+
+def test_equal_rows_with_rotary_positions():
+    """Logits of equal rows depend on the distance of their positions: the rotation written out."""
+    row = torch.randn(32, generator=torch.Generator().manual_seed(0)).double().numpy()
+    angles = np.arange(32)[:, None] * 10_000.0 ** (-np.arange(16) / 16)
+    half = row[:16] + 1j * row[16:]
+    turned = half * np.exp(1j * angles)  # (N, 16)
+    logits = 3 * (turned @ turned.conj().T).real / 32**0.5
+    weights = [softmax(logits[i, : i + 1]) for i in range(1, 32)]
+    entropy = np.mean([-(w * np.log(w)).sum() / np.log(len(w)) for w in weights])
+    assert f"normalised entropy {entropy:.2f}" in counterexamples.equal_rows_with_rotary_positions().found
+
+
+def test_one_token_apart():
+    H = np.ones((1000, 4))
+    H[0] = -1
+    assert f"Sim = {cosines(H).mean():.4f}" in counterexamples.one_token_apart().found
+    assert cosines(H).mean() == pytest.approx(1 - 4 / 1000)
+    logits = H[-1] @ (-5 * H).T / 2
+    assert softmax(logits)[0] > 0.999
+
+
+def test_vector_of_ones():
+    A, H = np.array([[1, 0], [0.5, 0.5]]), np.array([[1.0], [-1]])
+    printed = np.linalg.eigvalsh(A.T @ (np.eye(2) - np.ones((2, 2))) @ A).max() ** 0.5
+    unit = np.linalg.eigvalsh(A.T @ (np.eye(2) - np.ones((2, 2)) / 2) @ A).max() ** 0.5
+    grown = distance(A @ H) / distance(H)
+    assert printed < grown <= unit + 1e-12
+
+
+def test_pre_norm_block():
+    """With weights of zero a pre-norm block is the identity, whatever β is."""
+    H = 10 * torch.randn(8, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64).numpy()
+    v = 1 / H.std(1).min() ** 2
+    assert counterexamples.pre_norm_block().found == f"d_M(after)/d_M(before) = 1.000, v = {v:.3f}"
+
+
+def test_separate_value_and_output():
+    def layer_norm(H):
+        return (H - H.mean(1, keepdims=True)) / H.std(1, keepdims=True)
+
+    H = layer_norm(np.random.default_rng(1).normal(size=(8, 16)))
+    s = 10.0
+    first = H + s * s * H
+    X = layer_norm(first)
+    second = X + s * np.maximum(s * X, 0)
+    v = (1 + s**2) * (1 + s) / (first.std(1).min() * second.std(1).min())
+    assert v < 0.5
+    assert distance(layer_norm(second)) > 2 * v * distance(H)
+
+
+def test_gated_ffn():
+    """The second row moves its gate's neighbour: the product of two unit maps has slope √d."""
+    assert "d_M(after)/d_M(before) = 9.00, v = 2.00" in counterexamples.gated_ffn().found
+
+
+def test_random_draws():
+    """Bounds hold and are nearly attained; what is printed too generously is violated."""
+    checks = check_on_draws(2000, seed=1).set_index("check")
+    broken = {"d(SiLU(H)) ≤ d(H)", "d(ÂH) ≤ √λ d(H), e = 1", "d(ÂH) ≤ d(H)"}
+    assert set(checks.index[checks["violations"] > 0]) == broken
+    quotients = checks.loc[list(INEQUALITIES), "largest"]
+    assert (quotients.drop(list(broken)) <= 1 + 1e-9).all()
+    assert (quotients > 0.3).all()
+    assert count_one_hot(3, causal=False) == (27, 6)
+    assert count_one_hot(3, causal=True) == (6, 1)
+
+
+def test_synthetic_attention_is_the_models():
+    """The same weights as transformers' own Llama attention gives."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
+
+    config = LlamaConfig(hidden_size=16, num_attention_heads=1, num_key_value_heads=1, attn_implementation="eager")
+    module, H = LlamaAttention(config, 0), torch.randn(1, 12, 16)
+    mask = torch.full((12, 12), -torch.inf).triu(1)[None, None]
+    positions = LlamaRotaryEmbedding(config)(H, torch.arange(12)[None])
+    with torch.no_grad():
+        _, expected = module(H, positions, mask)
+        found = attention(H[0], module.q_proj.weight.T, module.k_proj.weight.T, rotary=True)
+    assert torch.allclose(found, expected[0, 0], atol=1e-6)
+
+
+def test_sweeps_show_what_they_should():
+    sweep = uniformity_sweep(3, seed=0)
+    nearest = sweep[sweep["spread"] == sweep["spread"].min()]
+    assert nearest["similarity"].min() > 0.9999
+    ends = nearest.groupby(["equal lengths", "rotary"])["entropy"].mean()
+    assert ends[True, False] > 0.999
+    assert ends.drop((True, False)).max() < 0.9
+    norms = norm_sweep(3, seed=0)
+    assert norms.loc[norms["rows"] == "independent", "ratio"].max() < 1.1
+    assert norms.loc[norms["rows"] == "a long first row", "ratio"].max() > 1.2, "averaging may lengthen"
+    assert uniformity_sweep(2, seed=0).equals(uniformity_sweep(2, seed=0))
+    assert not norm_sweep(2, seed=0).equals(norm_sweep(2, seed=1))

@@ -3,10 +3,8 @@
 import time
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from harp_lib import PruningPlan, apply_plan
 from harp_lib.accounting import kv_bytes_per_token
@@ -20,7 +18,6 @@ from harp_lib.measure.timing import (
     module_seconds,
     peak_memory,
     prefill,
-    ratio_interval,
     seconds_of,
 )
 from harp_lib.pruning.plan import LayerPlan
@@ -70,23 +67,6 @@ def test_without_warm_up():
 
 def test_seconds_are_those_of_the_run():
     assert seconds_of(lambda: time.sleep(0.05), CPU) >= 0.05
-
-
-def test_ratios_are_paired():
-    drift = np.array([1.0, 2.0, 8.0, 3.0])  # of the machine: each repetition has its own speed
-    assert ratio_interval(drift, 0.5 * drift) == pytest.approx((0.5, 0.5, 0.5))
-    ratios = np.array([0.8, 0.9, 0.85, 0.7])
-    value, low, high = ratio_interval(drift, ratios * drift)
-    test = stats.ttest_1samp(np.log(ratios), 0).confidence_interval()
-    assert (value, low, high) == pytest.approx((stats.gmean(ratios), np.exp(test.low), np.exp(test.high)))
-    inverse = ratio_interval(ratios * drift, drift)
-    assert inverse == pytest.approx((1 / value, 1 / high, 1 / low))
-
-
-def test_one_repetition_has_no_interval():
-    value, low, high = ratio_interval([2.0], [1.0])
-    assert value == pytest.approx(0.5)
-    assert np.isnan([low, high]).all()
 
 
 def test_module_times_are_those_of_the_modules(tiny, tokens, monkeypatch):

@@ -1,9 +1,12 @@
-"""The paper's theory as functions: similarity, consensus, norm change, attention entropy (Section 2.2, 2.3, appendix).
+r"""The paper's theory as functions: similarity, consensus, norm change, attention entropy (Section 2.2, 2.3, appendix).
 
-Rows of a matrix ``H`` (N, d) are tokens. All functions compute in float64 on the device of their input, take any
-number of leading dimensions (texts, heads), and refuse what has no answer. A name in the plural returns one value for
-each matrix; its singular returns their mean as a float.
+Rows of a matrix ``H`` (…, N, d) are tokens, ``A`` (…, N, N) is row-stochastic. All functions compute in float64 on the
+device of their input, take any number of leading dimensions (texts, heads), and refuse what has no answer with a
+ValueError. A name in the plural returns one value for each matrix, (…); its singular returns their mean as a float.
 """
+
+import math
+from typing import NamedTuple
 
 import torch
 from numpy.typing import ArrayLike
@@ -12,26 +15,13 @@ Matrix = torch.Tensor | ArrayLike
 
 
 def similarities(H: Matrix) -> torch.Tensor:
-    r"""Average pairwise cosine similarity of the rows (paper, Definition 1).
+    r"""Average pairwise cosine similarity of the rows (paper, Definition 1), in [-1/(N-1), 1].
 
     .. math:: \mathrm{Sim}(H) = \frac{2}{N(N-1)} \sum_{i<j} \cos(h_i, h_j)
               = \frac{\lVert \sum_i h_i / \lVert h_i \rVert \rVert^2 - N}{N(N-1)}
 
-    The second form needs N·d operations, the first N²·d. Values lie in [-1/(N-1), 1]; 1 means that all rows point
-    the same way, whatever their lengths.
-
-    Parameters
-    ----------
-    H : (..., N, d)
-
-    Returns
-    -------
-    Tensor (...)
-
-    Raises
-    ------
-    ValueError
-        For one row, a row of zeros, or values that are not finite.
+    The second form needs N·d operations, the first N²·d. 1 means that all rows point the same way, whatever their
+    lengths.
     """
     H = _rows(H)
     tokens = H.shape[-2]
@@ -46,35 +36,16 @@ def similarity(H: Matrix) -> float:
 
 
 def consensus(H: Matrix) -> torch.Tensor:
-    r"""Projection on the subspace M of identical rows (appendix): every row becomes the mean row.
-
-    .. math:: P H = \tfrac{1}{N} \mathbf{1}\mathbf{1}^\top H
-
-    Parameters
-    ----------
-    H : (..., N, d)
-
-    Returns
-    -------
-    Tensor (..., N, d)
-    """
+    r"""Projection on the subspace M of identical rows (appendix), :math:`\tfrac{1}{N} \mathbf{1}\mathbf{1}^\top H`."""
     H = _rows(H)
     return H.mean(-2, keepdim=True).expand_as(H)
 
 
 def distances_to_consensus(H: Matrix) -> torch.Tensor:
-    r"""Distance to the nearest matrix with identical rows (appendix, definition of :math:`d_M`).
+    r"""Distance to the nearest matrix with identical rows (appendix), in the unit of H: it grows with the rows' length.
 
-    .. math:: d_M(H) = \min_{Y \in M} \lVert H - Y \rVert_F = \lVert (I - P) H \rVert_F
-
-    Parameters
-    ----------
-    H : (..., N, d)
-
-    Returns
-    -------
-    Tensor (...)
-        In the unit of H: unlike the similarity, it grows with the length of the rows.
+    .. math:: d_M(H) = \min_{Y \in M} \lVert H - Y \rVert_F = \lVert (I - \tfrac{1}{N} \mathbf{1}\mathbf{1}^\top) H
+              \rVert_F
     """
     H = _rows(H)
     return _norms(H - consensus(H))
@@ -88,17 +59,7 @@ def distance_to_consensus(H: Matrix) -> float:
 def largest_eigenvalue(A: Matrix) -> torch.Tensor:
     r"""λ_max of :math:`A^\top (I - ee^\top) A` with the unit vector :math:`e = \mathbf{1}/\sqrt{N}` (Lemma 1).
 
-    The paper prints e as the vector of ones, with which the lemma is false.
-
-    Parameters
-    ----------
-    A : (..., N, N)
-        Row-stochastic.
-
-    Returns
-    -------
-    Tensor (...)
-        Between 0 (all rows equal) and N/2.
+    Between 0 (all rows equal) and N/2. The paper prints e as the vector of ones, with which the lemma is false.
     """
     A = _attention(A)
     centred = A - A.mean(-2, keepdim=True)  # (I - ee') A
@@ -106,20 +67,9 @@ def largest_eigenvalue(A: Matrix) -> torch.Tensor:
 
 
 def contraction_factors(A: Matrix) -> torch.Tensor:
-    r"""The smallest c with :math:`d_M(AH) \le c\, d_M(H)` for every H (Lemma 1, last inequality).
-
-    .. math:: c = \sqrt{\lambda_{\max}} = \max_H d_M(AH) / d_M(H)
+    r"""The smallest c with :math:`d_M(AH) \le c\, d_M(H)` for every H: √λ_max (Lemma 1, last inequality).
 
     Despite its name it may exceed 1: a row-stochastic matrix can carry tokens apart.
-
-    Parameters
-    ----------
-    A : (..., N, N)
-        Row-stochastic.
-
-    Returns
-    -------
-    Tensor (...)
     """
     return largest_eigenvalue(A).sqrt()
 
@@ -132,18 +82,13 @@ def block_bound(s: float, largest: float, heads: int, betas: tuple[float, float]
     Parameters
     ----------
     s : float
-        Largest singular value of the block's matrices; see :func:`largest_singular_value`. The proof has one matrix
-        for each head, :math:`W_V W_O`.
+        Largest singular value of the block's matrices; the proof has one for each head, :math:`W_V W_O`.
     largest : float
         λ, the largest :func:`largest_eigenvalue` of the heads' attention.
     heads : int
         h, their number.
     betas : (float, float)
         Smallest standard deviation of a row before the first and the second normalisation.
-
-    Returns
-    -------
-    float
     """
     if min(betas) <= 0:
         raise ValueError(f"standard deviations before the normalisations have to be positive, got {betas}")
@@ -158,26 +103,10 @@ def largest_singular_value(weight: torch.Tensor) -> float:
 
 
 def norm_ratios(A: Matrix, H: Matrix) -> torch.Tensor:
-    r"""Change of the Frobenius norm by the aggregation step (paper, Proposition 1).
+    r"""Change of the norm by the aggregation step (Proposition 1), :math:`\lVert A H \rVert_F / \lVert H \rVert_F`.
 
-    .. math:: \lVert A H \rVert_F / \lVert H \rVert_F
-
-    Parameters
-    ----------
-    A : (..., N, N)
-        Row-stochastic.
-    H : (..., N, d)
-        Leading dimensions are broadcast against those of ``A``.
-
-    Returns
-    -------
-    Tensor (...)
-        Between 0 and the square root of the largest column sum of ``A``, which is at most √N.
-
-    Raises
-    ------
-    ValueError
-        If H is zero, the shapes do not fit, or A is not row-stochastic.
+    Between 0 and the square root of the largest column sum of ``A``, which is at most √N. Leading dimensions of H are
+    broadcast against those of A.
     """
     A, H = _attention(A), _rows(H)
     if A.shape[-1] != H.shape[-2]:
@@ -194,20 +123,10 @@ def norm_ratio(A: Matrix, H: Matrix) -> float:
 
 
 def preserves_norm(A: Matrix) -> bool:
-    r"""Whether :math:`\lVert A H \rVert_F = \lVert H \rVert_F` for **every** H (Proposition 1, corrected).
+    r"""Whether :math:`\lVert A H \rVert_F = \lVert H \rVert_F` for **every** H (Proposition 1, corrected), to rounding.
 
     That is :math:`A^\top A = I`, which among row-stochastic matrices only permutations fulfil: rows that are one-hot
-    (as the paper has it) are not enough. Under a causal mask the identity alone is left.
-
-    Parameters
-    ----------
-    A : (..., N, N)
-        Row-stochastic.
-
-    Returns
-    -------
-    bool
-        To rounding; for several matrices, whether all of them do.
+    (as the paper has it) are not enough. Under a causal mask the identity alone is left. Of several matrices, all.
     """
     A = _attention(A)
     eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
@@ -220,22 +139,12 @@ def visible_positions(tokens: int, window: int | None = None) -> torch.Tensor:
 
 
 def attention_entropies(A: Matrix, visible: Matrix) -> torch.Tensor:
-    r"""Normalised entropy: of the attention, relative to uniform over what is visible, averaged over queries.
+    r"""Entropy of the attention relative to uniform over what is visible, averaged over queries: 1 uniform, 0 one-hot.
 
     .. math:: \frac{1}{|Q|} \sum_{i \in Q} \frac{-\sum_j a_{ij} \log a_{ij}}{\log n_i}, \qquad Q = \{i : n_i > 1\}
 
-    Parameters
-    ----------
-    A : (..., N, N)
-        Row-stochastic.
-    visible : (N,)
-        :math:`n_i`, the number of positions that query i may attend to; see :func:`visible_positions`. Queries with
-        one have no choice and are left out.
-
-    Returns
-    -------
-    Tensor (...)
-        1 for uniform attention, 0 for one-hot rows.
+    ``visible`` (N,) is :math:`n_i`, the number of positions that query i may attend to (:func:`visible_positions`).
+    Queries with one have no choice and are left out.
     """
     A = _attention(A)
     visible = torch.as_tensor(visible, device=A.device)
@@ -250,24 +159,69 @@ def attention_entropies(A: Matrix, visible: Matrix) -> torch.Tensor:
 
 
 def block_influence(before: Matrix, after: Matrix) -> float:
-    r"""How far a layer turns its tokens (paper, Section 2.2, BI).
+    r"""How far a layer turns its tokens (Section 2.2), :math:`1 - \mathbf{E}_t \cos(h^{(\ell)}_t, h^{(\ell+1)}_t)`.
 
-    .. math:: \mathrm{BI} = 1 - \mathbf{E}_t \cos(h^{(\ell)}_t, h^{(\ell+1)}_t)
-
-    Parameters
-    ----------
-    before, after : (..., N, d)
-        The residual stream that enters and that leaves the layer (before the final norm, for the last layer).
-
-    Returns
-    -------
-    float
-        Between 0 (unchanged but for length) and 2, averaged over all tokens.
+    ``before`` and ``after`` (…, N, d) are the residual stream that enters and that leaves the layer (before the final
+    norm, for the last layer). Between 0 (unchanged but for length) and 2.
     """
     before, after = _rows(before), _rows(after)
     if before.shape != after.shape:
         raise ValueError(f"before is {tuple(before.shape)}, after is {tuple(after.shape)}")
     return 1 - (_directions(before) * _directions(after)).sum(-1).mean().item()
+
+
+class Products(NamedTuple):
+    """Inner products, over all tokens, of the residual stream H, the attention branch A and the value-only branch B."""
+
+    HH: float
+    HA: float
+    HB: float
+    AA: float
+    AB: float
+    BB: float
+
+    @classmethod
+    def of(cls, H: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> "Products":
+        """From the matrices, any shape, in float64."""
+        H, A, B = (matrix.double().flatten() for matrix in (H, A, B))
+        return cls(*(torch.dot(a, b).item() for a, b in ((H, H), (H, A), (H, B), (A, A), (A, B), (B, B))))
+
+    def __add__(self, other: "Products") -> "Products":  # type: ignore[override]
+        """Of two texts together."""
+        return Products(*(a + b for a, b in zip(self, other, strict=True)))
+
+    @property
+    def branch_ratio(self) -> float:
+        """‖A‖ / ‖B‖: what aggregation does to the norm of the branch."""
+        return (self.AA / self.BB) ** 0.5 if self.BB else math.nan
+
+    @property
+    def branch_cosine(self) -> float:
+        """Cosine of A and B, as vectors of all their numbers: how much of the branch any alpha can keep."""
+        return self.AB / (self.AA * self.BB) ** 0.5 if self.AA and self.BB else math.nan
+
+
+def norm_matching_alpha(products: Products) -> float:
+    r"""The alpha in [0, 1] that keeps the residual stream's norm, the paper's reason for rescaling (Section 2.3).
+
+    .. math:: \lVert H + \alpha B \rVert_F = \lVert H + A \rVert_F
+
+    The larger of two solutions; if there is none, where the squared norms differ least.
+    """
+    _, ha, hb, aa, _, bb = products
+    if bb == 0:
+        return 1.0  # nothing to scale
+    wanted = 2 * ha + aa  # ‖H + A‖² - ‖H‖²
+    candidates = [0.0, 1.0, -hb / bb]
+    if (root := hb**2 + bb * wanted) >= 0:
+        candidates += [(-hb + sign * root**0.5) / bb for sign in (-1, 1)]
+    allowed = sorted((alpha for alpha in candidates if 0 <= alpha <= 1), reverse=True)
+    return min(allowed, key=lambda alpha: round(abs(bb * alpha**2 + 2 * hb * alpha - wanted) / max(aa, bb), 9))
+
+
+def reconstructing_alpha(products: Products) -> float:
+    r"""The alpha in [0, 1] that keeps the branch itself best, :math:`\arg\min_\alpha \lVert A - \alpha B \rVert_F`."""
+    return min(max(products.AB / products.BB, 0.0), 1.0) if products.BB else 1.0
 
 
 def _finite(values: Matrix, name: str) -> torch.Tensor:
@@ -306,7 +260,8 @@ def _attention(A: Matrix) -> torch.Tensor:
     A = _finite(given, "A")
     if A.dim() < 2 or A.shape[-1] != A.shape[-2] or 0 in A.shape:
         raise ValueError(f"A has to be (..., N, N) with at least one token, got {tuple(A.shape)}")
-    tolerance = _tolerance(given)
+    # What rounding may take from a row sum: transformers casts its softmax to the model's dtype.
+    tolerance = max(1e-5, 2 * torch.finfo(given.dtype).eps) if given.is_floating_point() else 1e-5
     if A.min() < -tolerance:
         raise ValueError(f"A is not row-stochastic: its smallest entry is {A.min().item():.3g}")
     sums = A.sum(-1)
@@ -314,8 +269,3 @@ def _attention(A: Matrix) -> torch.Tensor:
     if abs(worst - 1) > tolerance:
         raise ValueError(f"A is not row-stochastic: a row sums to {worst:.6g}")
     return A.clamp_min(0)
-
-
-def _tolerance(values: torch.Tensor) -> float:
-    """What rounding may take from a row sum: transformers casts its softmax to the model's dtype."""
-    return max(1e-5, 2 * torch.finfo(values.dtype).eps) if values.is_floating_point() else 1e-5

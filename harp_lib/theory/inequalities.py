@@ -1,4 +1,4 @@
-"""Every identity and inequality of the theory, tried on random matrices."""
+"""Every identity and inequality of the theory on random matrices; when attention is uniform, what averaging does."""
 
 import itertools
 import math
@@ -12,17 +12,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 from tqdm import tqdm
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from harp_lib.theory import (
+    attention_entropies,
     block_bound,
     contraction_factors,
-    distance_to_consensus,
     largest_eigenvalue,
     largest_singular_value,
+    norm_ratio,
     preserves_norm,
     similarity,
+    visible_positions,
 )
+from harp_lib.theory import distance_to_consensus as d_M
 
+TOKENS, WIDTH = 64, 64  # of the sweeps
 SILU_SLOPE, GELU_SLOPE = 1.0998393, 1.1289042  # their largest, at x = 2.3994 and x = √2
 
 
@@ -48,7 +54,7 @@ class Draw:
     @cached_property
     def distance(self) -> float:
         """d_M(H)."""
-        return distance_to_consensus(self.H)
+        return d_M(self.H)
 
     @cached_property
     def block(self) -> Block:
@@ -78,28 +84,22 @@ def _as_printed(A: Tensor) -> float:
 
 def _post_norm_block(draw: Draw) -> Block | None:
     """None where a row cannot be normalised."""
-    H = draw.H - draw.H.mean(-1, keepdim=True)
-    if (deviation := _deviations(H)).min() < 1e-9:
-        return None
-    H = H / deviation
     W = draw.W @ draw.W.mT / 4  # (d, d): one matrix for each head, and both of the FFN
     heads = torch.stack([draw.A, draw.A.flip(-1).softmax(-1)])
-    first = H + (heads @ H @ W).sum(0)
-    if (beta_1 := _deviations(first)).min() < 1e-9:
+    H, beta_0 = _normalise(draw.H)
+    X, beta_1 = _normalise(H + (heads @ H @ W).sum(0))
+    Y, beta_2 = _normalise(X + (X @ W).relu() @ W)
+    if not min(beta_0, beta_1, beta_2) >= 1e-9:
         return None
-    X = (first - first.mean(-1, keepdim=True)) / beta_1
-    second = X + (X @ W).relu() @ W
-    if (beta_2 := _deviations(second)).min() < 1e-9:
-        return None
-    Y = (second - second.mean(-1, keepdim=True)) / beta_2
     s, largest = largest_singular_value(W), largest_eigenvalue(heads).max().item()
-    v = block_bound(s, largest, 2, (beta_1.min().item(), beta_2.min().item()))
     no_larger = (1 + 2 * s * largest**0.5) / (1 + 2 * s)
-    return Block(distance_to_consensus(H), distance_to_consensus(Y), v, no_larger)
+    return Block(d_M(H), d_M(Y), block_bound(s, largest, 2, (beta_1, beta_2)), no_larger)
 
 
-def _deviations(H: Tensor) -> Tensor:
-    return H.std(-1, correction=0, keepdim=True)
+def _normalise(H: Tensor) -> tuple[Tensor, float]:
+    """Rows of mean 0 and standard deviation 1, and the smallest standard deviation before."""
+    deviations = H.std(-1, correction=0, keepdim=True)
+    return (H - H.mean(-1, keepdim=True)) / deviations, deviations.min().item()
 
 
 def _softmax_deficit(draw: Draw) -> tuple[float, float]:
@@ -116,39 +116,28 @@ def _lemma_3(draw: Draw) -> tuple[float, float]:
 
 def _value_only(draw: Draw) -> tuple[float, float]:
     gap = draw.A - torch.eye(len(draw.A), dtype=draw.A.dtype)
-    return (gap @ draw.H).norm().item(), torch.linalg.matrix_norm(gap, 2).item() * draw.distance
+    return (gap @ draw.H).norm().item(), _spectral(gap) * draw.distance
+
+
+def _spectral(matrix: Tensor) -> float:
+    return torch.linalg.matrix_norm(matrix, 2).item()
 
 
 # Each returns the smaller and the larger side of an inequality, by name.
 INEQUALITIES: dict[str, Callable[[Draw], tuple[float, float]]] = {
-    "d(HW) ≤ s d(H)": lambda x: (
-        distance_to_consensus(x.H @ x.W),
-        torch.linalg.matrix_norm(x.W, 2).item() * x.distance,
-    ),
-    "d(ReLU(H)) ≤ d(H)": lambda x: (distance_to_consensus(x.H.relu()), x.distance),
-    "d(SiLU(H)) ≤ d(H)": lambda x: (distance_to_consensus(silu(x.H)), x.distance),
-    "d(SiLU(H)) ≤ 1.1 d(H)": lambda x: (
-        distance_to_consensus(silu(x.H)),
-        SILU_SLOPE * x.distance,
-    ),
-    "d(GELU(H)) ≤ 1.13 d(H)": lambda x: (
-        distance_to_consensus(gelu(x.H)),
-        GELU_SLOPE * x.distance,
-    ),
+    "d(HW) ≤ s d(H)": lambda x: (d_M(x.H @ x.W), _spectral(x.W) * x.distance),
+    "d(ReLU(H)) ≤ d(H)": lambda x: (d_M(x.H.relu()), x.distance),
+    "d(SiLU(H)) ≤ d(H)": lambda x: (d_M(silu(x.H)), x.distance),
+    "d(SiLU(H)) ≤ 1.1 d(H)": lambda x: (d_M(silu(x.H)), SILU_SLOPE * x.distance),
+    "d(GELU(H)) ≤ 1.13 d(H)": lambda x: (d_M(gelu(x.H)), GELU_SLOPE * x.distance),
     "d(a₁H + a₂B) ≤ a₁d(H) + a₂d(B)": lambda x: (
-        distance_to_consensus(x.a[0] * x.H + x.a[1] * x.B),
-        x.a[0] * x.distance + x.a[1] * distance_to_consensus(x.B),
+        d_M(x.a[0] * x.H + x.a[1] * x.B),
+        x.a[0] * x.distance + x.a[1] * d_M(x.B),
     ),
-    "d(ÂH) ≤ √λ d(H), e = 1": lambda x: (
-        distance_to_consensus(x.A @ x.H),
-        _as_printed(x.A) * x.distance,
-    ),
-    "d(ÂH) ≤ √λ d(H), e = 1/√N": lambda x: (
-        distance_to_consensus(x.A @ x.H),
-        contraction_factors(x.A).item() * x.distance,
-    ),
-    "λ ≤ N/2": lambda x: (contraction_factors(x.A).item() ** 2, len(x.A) / 2),
-    "d(ÂH) ≤ d(H)": lambda x: (distance_to_consensus(x.A @ x.H), x.distance),
+    "d(ÂH) ≤ √λ d(H), e = 1": lambda x: (d_M(x.A @ x.H), _as_printed(x.A) * x.distance),
+    "d(ÂH) ≤ √λ d(H), e = 1/√N": lambda x: (d_M(x.A @ x.H), contraction_factors(x.A).item() * x.distance),
+    "λ ≤ N/2": lambda x: (largest_eigenvalue(x.A).item(), len(x.A) / 2),
+    "d(ÂH) ≤ d(H)": lambda x: (d_M(x.A @ x.H), x.distance),
     "d(block(H)) ≤ v d(H)": lambda x: (x.block.after, x.block.v * x.block.before),
     "(1 + √λ h s) / (1 + h s) ≤ v": lambda x: (x.block.no_larger, x.block.v),
     "1 − Sim(H) ≤ d(H)² / ((N−1) min‖h‖²)": _lemma_3,
@@ -160,15 +149,13 @@ INEQUALITIES: dict[str, Callable[[Draw], tuple[float, float]]] = {
     ),
     "‖Â‖² ≤ N, equal for one-hot rows": lambda x: (x.A.square().sum().item(), float(len(x.A))),
 }
-
-
 # Each returns two numbers that are the same, by name.
 IDENTITIES: dict[str, Callable[[Draw], tuple[float, float]]] = {
     "Sim(H) = mean cosine of all pairs": lambda x: (similarity(x.H), _mean_cosine(x.H)),
     "d(H) = residual of the best common row": lambda x: (x.distance, _residual(x.H)),
     "1 − Sim(H) = d(H)² / ((N−1) r²), rows of length r": lambda x: (
         1 - similarity(x.H),
-        distance_to_consensus(x.H / x.H.norm(dim=1, keepdim=True)) ** 2 / (len(x.H) - 1),
+        d_M(x.H / x.H.norm(dim=1, keepdim=True)) ** 2 / (len(x.H) - 1),
     ),
 }
 
@@ -209,3 +196,72 @@ def count_one_hot(tokens: int, causal: bool) -> tuple[int, int]:
         torch.nn.functional.one_hot(torch.tensor(rows), tokens).double() for rows in itertools.product(*choices)
     ]
     return len(matrices), sum(preserves_norm(A) for A in matrices)
+
+
+def attention(H: Tensor, W_Q: Tensor, W_K: Tensor, rotary: bool = False, causal: bool = True) -> Tensor:
+    """Attention weights (..., N, N) of one head over H (..., N, d): softmax of q·k / √d_k (proof of Theorem 1).
+
+    ``rotary`` turns queries and keys by their position first, as the paper's four models do (base 10,000); ``causal``
+    lets token i see positions 0 … i only.
+    """
+    queries, keys = H @ W_Q, H @ W_K
+    tokens, width = queries.shape[-2:]
+    if rotary:
+        config = LlamaConfig(head_dim=width, max_position_embeddings=tokens)
+        cos, sin = LlamaRotaryEmbedding(config)(H, torch.arange(tokens)[None])
+        queries, keys = (
+            x.squeeze(1) for x in apply_rotary_pos_emb(queries[..., None, :, :], keys[..., None, :, :], cos, sin)
+        )
+    logits = queries @ keys.mT / math.sqrt(width)
+    if causal:
+        logits = logits.masked_fill(torch.ones(tokens, tokens, dtype=torch.bool).triu(1), -torch.inf)
+    return logits.softmax(-1)
+
+
+def nearly_parallel_rows(spread: float, equal_lengths: bool, generator: torch.Generator) -> Tensor:
+    """Rows (N, d) around one direction, further from it with ``spread``; of length √d, or of very different lengths."""
+    H = torch.randn(WIDTH, generator=generator) + spread * torch.randn(TOKENS, WIDTH, generator=generator)
+    H = math.sqrt(WIDTH) * H / H.norm(dim=-1, keepdim=True)
+    return H if equal_lengths else H * torch.exp(0.7 * torch.randn(TOKENS, 1, generator=generator))
+
+
+def uniformity_sweep(draws: int, seed: int) -> pd.DataFrame:
+    """Normalised entropy of random heads while Sim(H) → 1: lengths, positions, draw, spread, similarity, entropy."""
+    visible, rows = visible_positions(TOKENS), []
+    for draw in range(draws):
+        W_Q, W_K = 2 * torch.randn(2, WIDTH, WIDTH, generator=_seeded(seed, draw)) / math.sqrt(WIDTH)
+        for spread in torch.logspace(-3, 0.5, 15).tolist():
+            for equal in (True, False):
+                H = nearly_parallel_rows(spread, equal, _seeded(seed, draw, 1))
+                for rotary in (False, True):
+                    entropy = attention_entropies(attention(H, W_Q, W_K, rotary), visible).item()
+                    rows.append((equal, rotary, draw, spread, similarity(H), entropy))
+    return pd.DataFrame(rows, columns=["equal lengths", "rotary", "draw", "spread", "similarity", "entropy"])
+
+
+def norm_sweep(draws: int, seed: int) -> pd.DataFrame:
+    """‖AH‖/‖H‖ from one-hot rows to uniform ones: mask, rows of H, draw, temperature, entropy, ratio.
+
+    The rows of A are the softmax of random logits at a temperature, full or causal. The rows of H are independent, or
+    have half of their squared length in common, or the first of them is as long as all others together.
+    """
+    rows = []
+    for draw in range(draws):
+        logits = torch.randn(TOKENS, TOKENS, generator=_seeded(seed, draw)).double()
+        own = torch.randn(TOKENS, WIDTH, generator=_seeded(seed, draw, 1))
+        common = torch.randn(1, WIDTH, generator=_seeded(seed, draw, 2))
+        long = own.clone()
+        long[0] *= math.sqrt(TOKENS)
+        for mask in ("full", "causal"):
+            hidden = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1 if mask == "causal" else TOKENS)
+            visible = (~hidden).sum(-1)
+            for temperature in torch.logspace(-2, 1.5, 15, dtype=torch.float64).tolist():
+                A = (logits / temperature).masked_fill(hidden, -torch.inf).softmax(-1)
+                entropy = attention_entropies(A, visible).item()
+                for kind, H in (("independent", own), ("half in common", own + common), ("a long first row", long)):
+                    rows.append((mask, kind, draw, temperature, entropy, norm_ratio(A, H)))
+    return pd.DataFrame(rows, columns=["mask", "rows", "draw", "temperature", "entropy", "ratio"])
+
+
+def _seeded(*numbers: int) -> torch.Generator:
+    return torch.Generator().manual_seed(sum(number * 1000**place for place, number in enumerate(numbers)))
