@@ -149,6 +149,15 @@ def show(notebook: str, profile: str | Mapping[str, Any]) -> Markdown:
     return Markdown(worded(chosen).to_markdown(index=False, disable_numparse=True))
 
 
+def listed(profile: str | Mapping[str, Any], *kinds: str) -> Markdown:
+    """All claims of some kinds, with the notebooks that look at them."""
+    judged = judge(profile)
+    chosen = judged[judged["kind"].isin(kinds)]
+    frame = worded(chosen)
+    frame.insert(0, "notebook", list(over_all(chosen)["notebook"]))
+    return Markdown(frame.to_markdown(index=False, disable_numparse=True))
+
+
 def worded(judged: pd.DataFrame) -> pd.DataFrame:
     """Claims in words, one a row: what is said, what is found here, on how much, in the paper, and the outcome."""
     rows = []
