@@ -2,7 +2,6 @@
 
 import copy
 import re
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -153,39 +152,33 @@ def efficiency(job: Job) -> None:
     """
     if job.name in PAPER_MODELS:
         model, plan = random_shape(job.name, job.profile, job.seed)
-        inputs = {"model": job.name, "digest": f"random, {model.config.num_hidden_layers} layers"}
-        inputs["dtype"] = str(model.dtype)
+        inputs = {
+            "model": job.name,
+            "digest": f"random, {len(decoder_layers(model))} layers",
+            "dtype": str(model.dtype),
+        }
     else:
         model, inputs = job.model, job.inputs
         plan = PruningPlan.value_only(job.num_layers, job.alphas(job.corpora[0]))
-    bench = Bench(make_variants(model, plan), job)
+    bench, settings = Bench(make_variants(model, plan), job), job.profile["efficiency"]
     inputs |= {"seed": job.seed, "plans": {name: v.plan and v.plan.digest for name, v in bench.variants.items()}}
-    measurements, readable = list(_measurements(job, bench.variants)), model.config.max_position_embeddings
-    lengths = sorted({wanted.tokens for wanted in measurements})
+    often, decoding, every = settings["prefill"], settings["decode"], tuple(bench.variants)
+    wanted = [Measurement("prefill", tokens, repetitions, every) for tokens, repetitions in often.items()]
+    wanted += [Measurement("split", tokens, often[tokens], (DENSE, HARP)) for tokens in settings["split"]]
+    wanted += [Measurement("decode", tokens, decoding["repetitions"], every) for tokens in decoding["contexts"]]
+    lengths, readable = sorted({each.tokens for each in wanted}), model.config.max_position_embeddings
     counted = partial(bench.counted, lengths, [tokens for tokens in lengths if tokens > readable])
     job.cell("all", "counted", inputs | {"lengths": lengths}, counted)
     inputs |= {"device": device_name(), "threads": torch.get_num_threads()}
-    measurements = sorted((m for m in measurements if m.tokens <= readable), key=lambda wanted: wanted.tokens)
-    with tqdm(total=sum(wanted.runs for wanted in measurements), desc="timing", unit="run") as bar:
-        for wanted in measurements:
-            before, task = bar.n, f"{wanted.kind}-{wanted.tokens}"
-            bar.set_postfix_str(task, refresh=False)
-            depends = inputs | {"tokens": wanted.tokens, "repetitions": wanted.repetitions}
-            if wanted.kind == "decode":
-                depends["steps"] = bench.steps
-            job.cell("all", task, depends, lambda wanted=wanted: bench.measure(wanted, bar))
-            bar.update(before + wanted.runs - bar.n)  # of a cell that was read, or that failed
-
-
-def _measurements(job: Job, variants: dict[str, Variant]) -> Iterator[Measurement]:
-    settings = job.profile["efficiency"]
-    often, decoding = settings["prefill"], settings["decode"]
-    for tokens, repetitions in often.items():
-        yield Measurement("prefill", tokens, repetitions, tuple(variants))
-    for tokens in settings["split"]:
-        yield Measurement("split", tokens, often[tokens], (DENSE, HARP))
-    for tokens in decoding["contexts"]:
-        yield Measurement("decode", tokens, decoding["repetitions"], tuple(variants))
+    wanted = sorted((each for each in wanted if each.tokens <= readable), key=lambda each: each.tokens)
+    with tqdm(total=sum(each.runs for each in wanted), desc="timing", unit="run") as bar:
+        for each in wanted:
+            before, task = bar.n, f"{each.kind}-{each.tokens}"
+            bar.set_postfix_str(task)
+            depends = inputs | {"tokens": each.tokens, "repetitions": each.repetitions}
+            depends |= {"steps": decoding["steps"]} if each.kind == "decode" else {}
+            job.cell("all", task, depends, partial(bench.measure, each, bar))
+            bar.update(before + each.runs - bar.n)  # of a cell that was read, or that failed
 
 
 class Bench:
@@ -298,9 +291,8 @@ class Bench:
         }
 
     def _parts(self, tokens: int, causal: bool) -> dict[str, int]:
-        layers = range(self.config.num_hidden_layers)
-        counts = [layer_flops(self.config, tokens, layer, causal) for layer in layers]
-        return {part: sum(getattr(count, part) for count in counts) for part in LayerFlops._fields}
+        counts = (layer_flops(self.config, tokens, layer, causal) for layer in range(self.config.num_hidden_layers))
+        return dict(zip(LayerFlops._fields, map(sum, zip(*counts, strict=True)), strict=True))
 
     def _overtaking(self, causal: bool) -> dict[str, int | None]:
         """Where attention takes as many operations as the FFNs, alone and with its projections; None: nowhere."""

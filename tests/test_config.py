@@ -1,0 +1,80 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from harp_lib.config import load_profile, num_pruned_layers
+from harp_lib.experiments import UNITS, models_of
+from harp_lib.measure.models import HUB_ID, MODEL_NAMES
+
+NAMES = ("smoke", "mini", "paper")
+
+
+def test_profiles_have_the_same_keys_and_models_that_exist():
+    profiles = [load_profile(name) for name in NAMES]
+    for profile in profiles:
+        assert profile.keys() == profiles[0].keys()
+        for section in ("alpha_search", "theory", "baselines", "evaluation", "ablations", "longbench", "efficiency"):
+            assert profile[section].keys() == profiles[0][section].keys(), (profile["name"], section)
+        assert profile["evaluation"]["tasks"].keys() == profiles[0]["evaluation"]["tasks"].keys()
+        for model in models_of(profile, "search"):
+            assert model in MODEL_NAMES or HUB_ID.fullmatch(model)
+            assert model in profile["pruned_layers"]
+
+
+def test_what_the_paper_profile_asks():
+    """Layers and few-shot examples of Section 3 (Experimental Setup), all rows, lm-eval's own lengths, whole pages."""
+    paper = load_profile("paper")
+    assert [num_pruned_layers(paper, model, 32) for model in paper["models"]] == [8, 8, 4, 6]
+    assert {name: task["shots"] for name, task in paper["evaluation"]["tasks"].items()} == {
+        **{"triviaqa": 5, "nq_open": 5, "gsm8k": 5, "leaderboard_math_hard": 4, "bbh_cot_fewshot": 3},
+        **{"winogrande": 5, "arc_challenge": 25, "boolq": 0, "openbookqa": 0, "piqa": 0, "mmlu": 5},
+    }
+    tasks = [task for section in ("evaluation", "longbench") for task in paper[section]["tasks"].values()]
+    assert len(tasks) == 27
+    assert all(task["rows"] is task["new_tokens"] is None for task in tasks)
+    assert (
+        paper["alpha_search"]["context"] is paper["alpha_search"]["tokens"] is paper["evaluation"]["subtasks"] is None
+    )
+
+
+def test_mini_reports_on_enough_text_and_every_category():
+    mini = load_profile("mini")
+    assert mini["alpha_search"]["held_out"] == [16, 512]
+    assert num_pruned_layers(mini, "smollm2-135m", 30) == 6
+    assert num_pruned_layers(mini, "another/model", 24) == 5
+    assert len(mini["longbench"]["tasks"]) == 6
+
+
+@pytest.mark.parametrize(("gpu", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_a_cpu_computes_in_float32(gpu, dtype, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert load_profile("paper")["dtype"] == dtype
+
+
+def test_what_may_be_replaced(tmp_path):
+    profile = load_profile("paper", models=["tiny-llama"], datasets=str(tmp_path), limit=3)
+    assert {unit: models_of(profile, unit) for unit in UNITS if unit != "theory"} == {
+        unit: ["tiny-llama"] for unit in UNITS if unit != "theory"
+    }, "only what was asked for: no extra models, no shapes"
+    assert profile["corpora"] == ("python-docs", "scipy-docs"), "the folder has no text"
+    assert {task["rows"] for task in profile["longbench"]["tasks"].values()} == {3}
+    assert models_of(load_profile("paper"), "efficiency") == ["LLaMA3.1-8B"]
+
+
+def test_bad_requests():
+    with pytest.raises(ValueError, match="unknown profile 'mnii'; choose from mini, paper, smoke"):
+        load_profile("mnii")
+    with pytest.raises(ValueError, match="unknown datasets 'nowhere'"):
+        load_profile("mini", datasets="nowhere")
+    for limit in (0, -1, 1.5, "3", True):
+        with pytest.raises(ValueError, match="limit is a number of rows, 1 or more"):
+            load_profile("mini", limit=limit)
+
+
+def test_paths_and_units_need_no_torch():
+    """The command line and Snakemake read them, the first of these before anything is installed."""
+    for module in ("harp_lib.config", "harp_lib.experiments"):
+        code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'pandas' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0, module
