@@ -18,7 +18,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell leaves it be
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 SHARED = CHECKOUT.parent / "shared"
-DATA = ("benchmarks.yaml", "configs", "costs", "mini", "paper", "profiles")  # what a run reads of data
+NOT_LINKED = ("results", "reference", "models")  # of data: a run in a scratch checkout has its own
 TIMED = {"seconds", "peak_bytes", "time", "device", "versions"}  # of a cell: what two runs need not share
 FAMILIES = ("tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-gemma2")
 
@@ -54,8 +54,9 @@ class Checkout:
         self.root, self.results = root, root / "data" / "results" / "smoke"
         (root / "notebooks").mkdir(parents=True)
         (root / "data").mkdir()
-        for folder in DATA:
-            (root / "data" / folder).symlink_to(CHECKOUT / "data" / folder)
+        for source in (CHECKOUT / "data").iterdir():
+            if source.name not in NOT_LINKED:
+                (root / "data" / source.name).symlink_to(source)
         for source in [] if notebooks else CHECKOUT.glob("notebooks/[0-9][0-9]_*.ipynb"):
             (root / "notebooks" / source.name).symlink_to(source)
         for name, code in (notebooks or {}).items():
@@ -65,7 +66,8 @@ class Checkout:
         """A notebook of a parameters cell and one other."""
         cell = nbformat.v4.new_code_cell
         parameters = cell('profile = "mini"\nmodels = None\nseed = 0', metadata={"tags": ["parameters"]}, id="p")
-        notebook = nbformat.v4.new_notebook(cells=[parameters, cell(code, id="c")])
+        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        notebook = nbformat.v4.new_notebook(cells=[parameters, cell(code, id="c")], metadata={"kernelspec": kernel})
         nbformat.write(notebook, self.root / "notebooks" / f"{name}.ipynb")
 
     def start(self, *options, command="run"):

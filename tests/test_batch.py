@@ -1,0 +1,185 @@
+"""Runs of the notebooks: what continues after what, and what a failure looks like. Toys, that no model slows down."""
+
+import json
+import os
+import signal
+import time
+
+import psutil
+import pytest
+from conftest import Checkout
+
+from harp_lib import batch, config, jobs
+from harp_lib.experiments import UNITS
+
+TOY = """
+import time
+from harp_lib.results import digest, write_json
+from harp_lib.config import ROOT, RESULTS
+
+folder, cells = RESULTS / profile / "{store}", []
+for task in ("one", "two"):
+    if not (folder / "toy" / "any" / f"{{task}}.json").exists():
+        time.sleep({seconds})
+        write_json(folder / "toy" / "any" / f"{{task}}.json", {{"inputs": {{"seed": seed}}, "result": {result}}})
+    cells.append(["toy", "any", task, digest({{"seed": seed}})])
+write_json(folder / "run-{unit}.json", {{"cells": cells}})
+with (ROOT / "seen").open("a") as file:
+    file.write("{number} ")
+{more}
+"""
+
+
+def toy(number, seconds=0, result='{"value": 1}', more=""):
+    """Code of a notebook that stores two cells, where there are none, and says that it was here."""
+    store, unit = {"01": ("similarity", "similarity"), "02": ("norm_change", "norms")}.get(number, ("other", "other"))
+    return TOY.format(store=store, unit=unit, seconds=seconds, result=result, number=number, more=more)
+
+
+def seen(checkout):
+    """Which toys have come to their end since we looked last, in order."""
+    file = checkout.root / "seen"
+    text = file.read_text() if file.exists() else ""
+    file.unlink(missing_ok=True)
+    return text.split()
+
+
+def working(checkout):
+    """Processes that work for a checkout."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("HARP_ROOT") == str(checkout.root) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_until(holds, seconds=120):
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)
+
+
+def test_failures_are_named_and_the_same_command_continues(tmp_path):
+    notebooks = {"01_good": toy("01"), "02_cells": toy("02", result='{"failed": "no memory"}'), "04_last": toy("04")}
+    work = Checkout(tmp_path / "a b", notebooks | {"03_raises": toy("03", more='raise ValueError("on purpose")')})
+    code, shown = work.run("--only", "01,02,03,04")
+    assert (code, seen(work)) == (1, ["01", "02", "03", "04"])  # the others all the same, in the order of their numbers
+    assert "03_raises            failed: cell [3] raised ValueError: on purpose; see notebooks/executed/" in shown
+    assert "norm_change/toy/any/one: no memory" in shown
+    executed = work.root / "notebooks" / "executed" / "smoke"
+    names = sorted(file.name for file in executed.iterdir())
+    assert names == ["01_good.ipynb", "02_cells.ipynb", "03_raises.unfinished.ipynb", "04_last.ipynb"]
+    work.write("03_raises", toy("03"))
+    (work.results / "similarity" / "toy" / "any" / "one.json").unlink()
+    code, shown = work.run("--only", "01,02,03,04")
+    assert "04_last              up to date" in shown
+    assert (code, seen(work)) == (1, ["01", "02", "03"])  # a cell is gone, some had failed, was not done
+    assert work.cells().keys() >= {"similarity/toy/any/one.json"}
+    text = (executed / "03_raises.ipynb").read_text(encoding="utf-8")
+    assert "source_sha256" in text
+    assert str(tmp_path) not in text
+
+
+def test_killed_waiting_and_interrupted(tmp_path):
+    """The first run is killed while a second one waits, which goes on alone and is interrupted; the third ends well."""
+    work = Checkout(tmp_path / "work", {"01_slow": toy("01", seconds=4)})
+    one = work.results / "similarity" / "toy" / "any" / "one.json"
+    first = work.start("--only", "01")
+    wait_until(one.exists)
+    written = one.stat().st_mtime_ns
+    second = work.start("--only", "01")
+    time.sleep(2)
+    old = {child.pid for child in psutil.Process(first.pid).children(recursive=True)}
+    assert len(old) > 2  # engine, job, kernel
+    first.kill()
+    first.wait()
+    wait_until(lambda: not old & set(working(work)), 20)
+    wait_until(lambda: len(working(work)) > 3)
+    time.sleep(1)
+    second.send_signal(signal.SIGINT)
+    shown, _ = second.communicate(timeout=60)
+    assert second.returncode == 130
+    assert "another run of this checkout is at work: waiting for it" in shown
+    assert "the same command continues" in shown
+    wait_until(lambda: not working(work), 10)
+    assert work.run("--only", "01")[0] == 0
+    assert one.stat().st_mtime_ns == written  # a cell that was finished was not computed again
+    assert not list(work.results.rglob("*.error"))
+
+
+@pytest.fixture
+def options():
+    """options(...): what the command line makes of its arguments."""
+    from harp_lib import cli
+
+    return lambda *arguments: cli.parse(["run", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-p", "alpha=1", "--only", "03"), "no parameter 'alpha': 03_alpha_search has profile, models"),
+        (("--limit", "3", "--only", "01,03"), "no parameter 'limit': 01_similarity has"),
+        (("-p", "seed=[", "--only", "03"), "malformed parameter seed='[': not YAML"),
+        (("-p", "seed=soon"), "seed is a whole number, not 'soon'"),
+    ],
+)
+def test_parameters_are_judged_before_anything_runs(options, arguments, message, capsys):
+    assert batch.run(options("--profile", "smoke", *arguments)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_notebook_gets_the_parameters_that_it_has(options):
+    values = batch._parameters(options("-p", "seed=3", "--limit", "7"), {"limit": 7})
+    assert values["05_main_tables"] == {"profile": "mini", "limit": 7, "seed": 3}
+    assert values["03_alpha_search"] == {"profile": "mini", "seed": 3}
+
+
+def flag(folder, name, made, failed=()):
+    file = folder / ".flags" / f"{name}.done"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"began": "", "seconds": 1, "failed": list(failed), "made": made}))
+    return file
+
+
+def test_a_flag_hides_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "ROOT", tmp_path)
+    for name in "abc":
+        (tmp_path / name).touch()
+    kept, gone = flag(tmp_path, "kept", ["a", "b"]), flag(tmp_path, "cells/x/gone", ["a", "nothing"])
+    failed, changed = flag(tmp_path, "failed", ["a"], ["why"]), flag(tmp_path, "changed", ["a", "c"])
+    later = time.time() + 5
+    os.utime(tmp_path / "c", (later, later))
+    batch._drop_stale(tmp_path)
+    assert kept.exists()
+    assert not any(file.exists() for file in (gone, failed, changed))
+
+
+def test_force_moves_the_cells_of_the_chosen_notebooks_and_models(tmp_path):
+    settings = {"notebooks": {"03_alpha_search": {}}, "models": {unit: ["tiny-llama"] for unit in UNITS}}
+    cells = [f"{store}/{model}/harp/x.json" for store in ("alpha_search", "ablations") for model in ("tiny-llama", "b")]
+    for cell in cells:
+        (tmp_path / cell).parent.mkdir(parents=True)
+        (tmp_path / cell).write_text("{}")
+    done = flag(tmp_path, "notebooks/03_alpha_search", [])
+    batch._put_aside(tmp_path, settings)
+    assert [(tmp_path / cell).exists() for cell in cells] == [False, True, True, True]
+    assert (tmp_path / ".before" / cells[0]).exists()
+    assert not done.exists()
+
+
+def test_jobs_share_gpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    taken = []
+    with jobs._gpu(["4", "GPU-x"]):
+        taken.append(os.environ["CUDA_VISIBLE_DEVICES"])
+        with jobs._gpu(["4", "GPU-x"]):
+            taken.append(os.environ["CUDA_VISIBLE_DEVICES"])
+    with jobs._gpu(["4", "GPU-x"]):
+        taken.append(os.environ["CUDA_VISIBLE_DEVICES"])
+    assert taken == ["4", "GPU-x", "4"]
