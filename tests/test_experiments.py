@@ -1,0 +1,355 @@
+"""Every unit on tiny models, end to end: what cells there are, and that their numbers are what they are said to be."""
+
+import itertools
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from harp_lib import config
+from harp_lib.experiments import NOTEBOOKS, UNITS, compute, job, models_of, run
+from harp_lib.measure.evaluation import Evaluator
+from harp_lib.measure.models import load_model
+from harp_lib.measure.text import make_batches, perplexity_from_nll, total_nll
+from harp_lib.methods import BASELINES, METHODS, layer_selection
+from harp_lib.methods.alpha_search import search_alphas
+from harp_lib.pruning.plan import PruningPlan
+from harp_lib.pruning.surgery import temporarily_pruned
+from harp_lib.results import read_results
+
+MODEL = "tiny-gemma2"  # norms after attention, soft caps, sliding windows
+FIRST, SECOND = CORPORA = ("python-docs", "scipy-docs")
+ALL = ("dense", *METHODS)
+CALIBRATED = ("wanda-sp", "llm-pruner", "flap", "harp+flap")
+TASKS = {"triviaqa": "generation", "piqa": "discriminative", "boolq": "discriminative"}
+SIMILARITY = {"similarity", "projected similarity", "distance", "norm without first", "block influence", "entropy"}
+SCORES = {"scores", "subtasks", "versions", "removed_fraction", "head_ratio"}
+
+
+def settings(**changes):
+    profile = config.load_profile("smoke", models=[MODEL]) | changes
+    profile["evaluation"]["tasks"] = {name: profile["evaluation"]["tasks"][name] for name in TASKS}
+    profile["longbench"]["tasks"] = dict(itertools.islice(profile["longbench"]["tasks"].items(), 2))
+    return profile
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of every unit, in which the ablations come before the scores that they read."""
+    root = tmp_path_factory.mktemp("results")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "RESULTS", root)
+        run("theory", "similarity", "norms", "alpha", "efficiency", profile=settings())
+        run("ablations", "layers", profile=settings())
+        run("baselines", "scores", "longbench", profile=settings())
+        yield root
+
+
+@pytest.fixture(autouse=True)
+def results(finished, monkeypatch):
+    monkeypatch.setattr(config, "RESULTS", finished)
+
+
+def cells(store):
+    return {(method, task): cell["result"] for (_, method, task), cell in read_results("smoke", store).items()}
+
+
+def the_job(store="baselines"):
+    return job.Job(store, settings(), MODEL)
+
+
+def every(methods, tasks, *fields):
+    return {(method, task): set(fields) for method in methods for task in tasks}
+
+
+def expected(store):
+    """Method and task of every cell, and some fields of its result."""
+    plan = ("plan", "seconds", "parameters", "removed_fraction", "kv_bytes_per_token", "prefill_flops", "decode_flops")
+    nll, layers = ("nll", "tokens"), range(6)
+    windows = {"flap": (3, 6)} | dict.fromkeys(("mag-sp", "wanda-sp", "llm-pruner"), (2, 4))
+    ranges = [(m, f"range-{a:02d}-{a + n:02d}") for m in BASELINES for n in windows[m] for a in layers if a + n <= 6]
+    seeds = [f"-seed-{seed}" for seed in (1, 2)]
+    return {
+        "theory": every(["theory"], ["draws", "one-hot", "uniformity-sweep", "norm-sweep", "counterexamples"]),
+        "similarity": every(["trained", "random"], CORPORA, *SIMILARITY)
+        | every(["trained"], [f"contraction-{name}" for name in CORPORA], "contraction")
+        | every(["trained"], ["block-bound"], "v", "s")
+        | every(["trained"], ["repeated-tokens"], "logit difference"),
+        "norm_change": every(["dense"], CORPORA, "ratios", "ratios without first", "products")
+        | every(
+            ["dense", "alpha-1", "searched", "norm-matching", "reconstructing", "constant"],
+            ["reading"],
+            *("corpus", "nll", "all tokens", "without first"),
+        ),
+        "alpha_search": every(["harp"], [f"search-{name}" for name in CORPORA], "alphas", "perplexities", "tokens")
+        | every(["harp"], ["cost"], "reused", "literal")
+        | every(
+            ["dense", "alpha-1", "alpha-0", *(f"searched-on-{name}" for name in CORPORA)],
+            [f"{name}-{split}" for name in CORPORA for split in ("test", "validation")],
+            *("nll", "tokens", "words"),
+        ),
+        "baselines": {cell: set(nll) for cell in ranges}
+        | every(ALL, ["plan"], *plan)
+        | every(["flap-squared"], ["plan"], *plan, "same", "only_printed", "only_squared")
+        | every(CALIBRATED, [f"plan{seed}" for seed in seeds], *plan)
+        | every(ALL, [f"{FIRST}-test", f"{FIRST}-validation", f"{SECOND}-validation"], *nll)
+        | every(["flap-squared", "flap-without-bias"], [f"{FIRST}-validation"], *nll)
+        | every(CALIBRATED, [f"{FIRST}-validation{seed}" for seed in seeds], *nll)
+        | every(CALIBRATED, [f"piqa{seed}" for seed in seeds], *SCORES)
+        | every(ALL, ["writing"], "ids", "texts"),
+        "main_tables": every(ALL, TASKS, *SCORES),
+        "longbench": every(ALL, ["longbench_narrativeqa", "longbench_hotpotqa"], *SCORES, "prompt_tokens", "context"),
+        "ablations": every(["bottom", "hessian", "similarity", "top"], ["selection"], "layers", "scores")
+        | every(["gain"], [f"document-0{index}" for index in range(3)], *nll)
+        | every(["single-layer"], [f"document-0{index}" for index in range(3)], "dense", "tokens", "0", "1")
+        | every(["top"], TASKS, *SCORES)
+        | every(["bottom", "hessian", "similarity"], ["piqa", "boolq"], *SCORES),
+        "efficiency": every(["all"], ["counted"], "variants", "flops", "overtaking", "missing", "left_out")
+        | every(["all"], [f"prefill-{n}" for n in (32, 64, 128, 256)], "seconds", "flops", "cache_bytes", "peak_bytes")
+        | every(["all"], [f"split-{n}" for n in (32, 128)], "seconds")
+        | every(["all"], [f"decode-{n}" for n in (32, 128)], "seconds", "bytes"),
+    }[store]
+
+
+def numbers(value):
+    if isinstance(value, (dict, list)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from numbers(part)
+    elif isinstance(value, float):
+        yield value
+
+
+@pytest.mark.parametrize("store", dict.fromkeys(unit.store for unit in UNITS.values()))
+def test_the_cells(store):
+    found, wanted = cells(store), expected(store)
+    assert found.keys() == wanted.keys()
+    for cell, result in found.items():
+        assert wanted[cell] <= result.keys(), cell
+        assert all(map(math.isfinite, numbers(result))), cell
+
+
+def test_a_second_run_computes_nothing_and_force_only_its_own(capsys, finished, tmp_path, monkeypatch):
+    run(*UNITS, profile=settings())
+    assert capsys.readouterr().out.startswith("0 cells computed, ")
+    assert not job._held, "no model stays in memory"
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", finished, copy], check=True)
+    monkeypatch.setattr(config, "RESULTS", copy)
+    run("norms", profile=settings(), force=True)
+    assert capsys.readouterr().out == "8 cells computed, 2 read\n", "the search is read"
+
+
+def test_likelihoods_are_those_of_the_whole_model_document_by_document():
+    """What lies below a plan's lowest layer is run once for all plans; nothing of that may show in a number."""
+    model, _ = load_model(MODEL)
+    this, stored = the_job(), cells("baselines")
+    for split in ("test", "validation"):
+        text = this.text(FIRST, split)
+        assert len(text.windows) == (2 if split == "test" else 6), "the longer ones are cut in two"
+        for method in ALL:
+            plan = this.plan(method) or PruningPlan(6, {})
+            with temporarily_pruned(model, plan):
+                nll = [total_nll(model, make_batches(document)) for document in text.documents]
+            found = stored[method, f"{FIRST}-{split}"]
+            assert found["nll"] == pytest.approx(nll, rel=1e-4), method
+            assert found["tokens"] == text.tokens
+
+
+def test_ranges_are_tuned_on_the_text_that_alpha_is_searched_on():
+    inputs = {key[1:]: cell["inputs"] for key, cell in read_results("smoke", "baselines").items()}
+    search = next(c for (_, _, t), c in read_results("smoke", "alpha_search").items() if t == f"search-{FIRST}")
+    text = the_job().text(FIRST, "test")
+    stored = cells("baselines")
+    for method in BASELINES:
+        losses = {
+            task: sum(result["nll"]) / sum(result["tokens"])
+            for (found, task), result in stored.items()
+            if found == method and task.startswith("range-")
+        }
+        assert {inputs[method, task]["tuning_sha256"] for task in losses} == {search["inputs"]["sha256"]}
+        assert {tuple(stored[method, task]["tokens"]) for task in losses} == {tuple(text.tokens)}
+        low, high = inputs[method, "plan"]["layers"]
+        assert min(losses, key=losses.get) == f"range-{low:02d}-{high:02d}"
+    assert sum(text.tokens) == search["result"]["tokens"]
+
+
+def test_other_seeds_and_the_other_reading_of_flap():
+    inputs = {key[1:]: cell["inputs"] for key, cell in read_results("smoke", "baselines").items()}
+    stored = cells("baselines")
+    for method in CALIBRATED:
+        plans = [inputs[method, task] for task in ("plan", "plan-seed-1", "plan-seed-2")]
+        assert [plan.pop("seed") for plan in plans] == [0, 1, 2]
+        assert plans[0] == plans[1] == plans[2], "the same range, the same budget"
+        tokens = stored[method, f"{FIRST}-validation"]["tokens"]
+        assert stored[method, f"{FIRST}-validation-seed-1"]["tokens"] == tokens[:2], "paired by document"
+    squared = stored["flap-squared", "plan"]
+    removed = {
+        (layer["layer"], group)
+        for layer in stored["flap", "plan"]["plan"]["layers"]
+        for group in layer.get("removed_groups", [])
+    }
+    assert squared["same"] + len(squared["only_printed"]) == len(removed) == inputs["flap", "plan"]["kv_groups"]
+    assert {tuple(pair) for pair in squared["only_printed"]} <= removed
+    assert not {tuple(pair) for pair in squared["only_squared"]} & removed
+    assert inputs["flap-squared", "plan"]["squared"]
+
+
+def test_dense_and_harp_are_not_computed_twice():
+    search, baselines = cells("alpha_search"), cells("baselines")
+    for corpus, split in ((FIRST, "test"), (FIRST, "validation"), (SECOND, "validation")):
+        task = f"{corpus}-{split}"
+        assert baselines["dense", task]["nll"] == search["dense", task]["nll"]
+        assert baselines["harp", task]["nll"] == search[f"searched-on-{FIRST}", task]["nll"]
+
+
+def test_the_search_is_algorithm_1_on_the_stored_text():
+    model, _ = load_model(MODEL)
+    found = search_alphas(model, the_job().text(FIRST, "test").windows, 2, progress=False, reuse_prefix=False)
+    assert cells("alpha_search")["harp", f"search-{FIRST}"]["alphas"] == found.alphas
+    both = cells("alpha_search")["harp", "cost"]
+    assert both["reused"]["alphas"] == both["literal"]["alphas"]
+    assert both["reused"]["layer_passes"] < both["literal"]["layer_passes"]
+    best = min(found.perplexities[4].values())
+    nll = cells("alpha_search")[f"searched-on-{FIRST}", f"{FIRST}-test"]
+    assert perplexity_from_nll(sum(nll["nll"]), sum(nll["tokens"])) == pytest.approx(best, rel=1e-4)
+
+
+def test_gain_and_single_layers():
+    model, _ = load_model(MODEL)
+    this, found = the_job("ablations"), cells("ablations")
+    alphas = this.alphas(FIRST)
+    text = this.text(FIRST, "validation", (3, 64)).only(1)
+    one = {"1": {2: 1.0}, "0": {2: 0.0}}
+    plans = {"top-2": alphas, "top-0": dict.fromkeys(alphas, 1.0), "only-5": {5: alphas[5], 4: 1.0}, **one}
+    for name, chosen in plans.items():
+        with temporarily_pruned(model, PruningPlan.value_only(6, chosen)):
+            nll = total_nll(model, make_batches(text.windows))
+        cell = found["single-layer" if name in one else "gain", "document-01"]
+        assert (cell[name][2] if name in one else cell["nll"][name]) == pytest.approx(nll, rel=1e-4), name
+    chosen = found["hessian", "selection"]
+    assert chosen["layers"] == layer_selection.lowest_layers(chosen["scores"], 2)
+    assert found["bottom", "selection"]["layers"] == [0, 1]
+
+
+def test_norms_follow_the_residual_stream():
+    model, _ = load_model(MODEL)
+    this = the_job()
+    text = this.text(FIRST, "validation", (3, 96))
+    stream = cells("norm_change")["dense", "reading"]
+    with torch.no_grad():
+        states = model(text.documents[0][0].ids[None], output_hidden_states=True).hidden_states
+    expected = [state.double().norm().item() for state in states[:-1]]  # the last one is behind the final norm
+    assert len(text.documents[0]) == 1
+    assert stream["all tokens"][0][:-1] == pytest.approx(expected, rel=1e-5)
+    alphas = {
+        key[1]: c["inputs"]["alphas"] for key, c in read_results("smoke", "norm_change").items() if key[2] == "reading"
+    }
+    assert alphas["searched"] == {str(layer): alpha for layer, alpha in this.alphas(FIRST).items()}
+    assert alphas["dense"] == {}
+    assert alphas["norm-matching"].keys() == alphas["constant"].keys() == {"4", "5"}
+
+
+def test_the_ablations_share_their_scores_with_the_main_tables():
+    """They ran first, and computed HARP's for notebook 05, whose own plan of HARP is another object."""
+    plans = {key[1:]: cell["inputs"]["plan"] for key, cell in read_results("smoke", "main_tables").items()}
+    assert len({plans["harp", task] for task in TASKS}) == 1
+    assert plans["harp", "piqa"] == the_job().plan("harp").digest
+    top = {key[1:]: cell["inputs"] for key, cell in read_results("smoke", "ablations").items()}["top", "piqa"]
+    assert top["plan"] == PruningPlan.value_only(6, {4: 1.0, 5: 1.0}).digest
+
+
+def test_parts_are_all_of_it_and_share_nothing(finished, tmp_path, monkeypatch):
+    for store in ("baselines", "alpha_search"):
+        (tmp_path / "smoke" / store).mkdir(parents=True)
+        (tmp_path / "smoke" / store / MODEL).symlink_to(finished / "smoke" / store / MODEL)
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
+    monkeypatch.setattr(Evaluator, "evaluate", lambda self, model, tokenizer, benchmark: {"scores": [1.0]})
+    profile = settings()
+    profile["evaluation"]["seed_tasks"] = []
+    counts = [compute("scores", profile, MODEL, part=(i, 2)) for i in range(2)]
+    assert [count["computed"] for count in counts] == [14, 7]
+    assert compute("scores", profile, MODEL) == {"computed": 0, "read": 21, "failed": 0}
+
+
+def test_a_score_that_fails_is_kept_with_its_reason(finished, tmp_path, monkeypatch):
+    (tmp_path / "smoke").mkdir(parents=True)
+    (tmp_path / "smoke" / "baselines").symlink_to(finished / "smoke" / "baselines")
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
+    evaluate = Evaluator.evaluate
+
+    def forgetful(self, model, tokenizer, benchmark):
+        if benchmark.name == "piqa":
+            raise torch.OutOfMemoryError("CUDA out of memory.\nand where")
+        return evaluate(self, model, tokenizer, benchmark)
+
+    monkeypatch.setattr(Evaluator, "evaluate", forgetful)
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "piqa").symlink_to(config.DATA / "mini" / "piqa")
+    profile = settings(datasets=str(tmp_path / "rows"))
+    profile["evaluation"]["seed_tasks"] = []
+    assert compute("scores", profile, MODEL) == {"computed": 0, "read": 0, "failed": 21}
+    found = {
+        task: json.loads(next(tmp_path.rglob(f"harp/{task}.json")).read_text())["result"]["failed"] for task in TASKS
+    }
+    assert found["piqa"] == "OutOfMemoryError: CUDA out of memory."
+    assert "boolq" in found["boolq"]
+
+
+def test_wrong_requests(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
+    with pytest.raises(ValueError, match="unknown unit 'alphas'; choose from theory, similarity"):
+        run("alphas", profile=settings())
+    with pytest.raises(ValueError, match="plans has no parts; only scores, longbench, ablations have"):
+        compute("plans", settings(), MODEL, part=(0, 2))
+    for unit, needed in {"plans": "alpha_search has no harp/search", "scores": "baselines has no dense/plan"}.items():
+        with pytest.raises(FileNotFoundError, match=f"{needed}.* of {MODEL}: compute that first"):
+            compute(unit, settings(), MODEL)
+
+
+def test_units_and_notebooks_fit_together():
+    assert set(itertools.chain(*NOTEBOOKS.values())) == set(UNITS)
+    for name, unit in UNITS.items():
+        assert name in NOTEBOOKS[unit.notebook]
+        assert all(list(UNITS).index(needed) < list(UNITS).index(name) for needed in unit.needs)
+        assert models_of(settings(), name) == (["synthetic"] if name == "theory" else [MODEL])
+    extra = settings()
+    extra["alpha_search"]["extra_models"] = ["owner/large"]
+    assert [unit for unit in UNITS if "owner/large" in models_of(extra, unit)] == ["search"]
+
+
+SEARCH = """
+import sys
+from pathlib import Path
+from harp_lib import config
+config.RESULTS = Path(sys.argv[1])
+experiments.compute("search", config.load_profile("smoke", models=["tiny-gemma2"]), "tiny-gemma2")
+"""
+
+
+def test_a_search_that_is_killed_goes_on_where_it_was(finished, tmp_path, monkeypatch):
+    command = [sys.executable, "-c", SEARCH, tmp_path]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not (half := list(tmp_path.rglob("*.partial"))) or half[0].read_text().count("\n") < 5:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = half[0].read_text().splitlines()[1:-1]
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
+    assert compute("search", settings(), MODEL) == {"computed": 2, "read": 0, "failed": 0}
+    assert not list(tmp_path.rglob("*.partial"))
+    for corpus in CORPORA:
+        file = f"smoke/alpha_search/{MODEL}/harp/search-{corpus}.json"
+        again, before = (json.loads((root / file).read_text())["result"] for root in (tmp_path, finished))
+        assert again["perplexities"] == before["perplexities"]
+    curve = json.loads((tmp_path / f"smoke/alpha_search/{MODEL}/harp/search-{FIRST}.json").read_text())["result"]
+    taken = sum(json.loads(line)["seconds"] for line in kept)
+    assert curve["seconds"] > taken > 0, "what the killed process spent is counted"
