@@ -3,7 +3,7 @@
     python data/mini/generate.py [--out FOLDER]
 
 Half of the rows, or three of five, are easy by design; the others are medium and hard (each module says what that is).
-LongBench's rows have no such levels: there it counts where in a long text the answer stands.
+LongBench's rows have no such levels: there it counts where in a text the answer stands.
 Standard library only. The files are the same from Python 3.11 on.
 """
 
@@ -25,7 +25,7 @@ def generate() -> dict[str, Splits]:
     makers = {"gsm8k": (generate_gsm8k.rows,)}
     makers |= {f"leaderboard_math_{name}_hard": (generate_math.rows, name) for name in generate_math.SUBJECTS}
     makers |= {f"bbh_cot_fewshot_{name}": (generate_bbh.rows, name) for name in generate_bbh.SUBTASKS}
-    makers |= {f"longbench_{name}": (generate_longbench.rows, name) for name in generate_longbench.TASKS}
+    makers |= {f"longbench_{name}": (generate_longbench.rows, name) for name in generate_longbench.MAKERS}
     return {task: make(random.Random(task), *which) for task, (make, *which) in makers.items()}
 
 
