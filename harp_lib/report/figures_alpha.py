@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.pyplot import get_cmap
+from matplotlib.pyplot import get_cmap, setp
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from harp_lib.measure.evaluation import BENCHMARKS, task_title
@@ -13,7 +13,7 @@ from harp_lib.report import data, figure, plots
 from harp_lib.report.comparisons import log_change, perplexity_interval
 from harp_lib.report.figures_layers import note, rank_trend
 from harp_lib.report.plots import DENSE, FIRST, HARP, LOOKS, PAPER, SECOND, Look, span
-from harp_lib.report.scores import scores
+from harp_lib.report.scores import of_kind, scores
 
 STRATEGIES = {  # of choosing layers, all at α = 1
     "dense": LOOKS["dense"],
@@ -27,7 +27,7 @@ WAYS = {  # to share out what the search gains
     "alone": Look("alone", FIRST, "s"),
     "missed": Look("after all others", SECOND, "D"),
 }
-KINDS = {"generation": "generation", "discriminative": "discriminative"}
+KINDS = ("generation", "discriminative")
 
 
 @figure("alpha_search")
@@ -145,8 +145,7 @@ def ablation_layers(profile: dict) -> Figure:
 @figure("ablations")
 def ablation_scores(profile: dict) -> Figure:
     """Score of each strategy on each discriminative task and on their average, on one scale."""
-    tasks = [name for name, benchmark in BENCHMARKS.items() if benchmark.kind == "discriminative"]
-    frame = scores(profile, ("ablations", "main_tables"), tasks, STRATEGIES)
+    frame = scores(profile, ("ablations", "main_tables"), of_kind("discriminative"), STRATEGIES)
     frame = frame.dropna(subset="value").assign(
         low=frame["value"] - frame["error"], high=frame["value"] + frame["error"]
     )
@@ -200,48 +199,47 @@ def ablation_single_layers(profile: dict) -> Figure:
 @figure("ablations")
 def teaser_right(profile: dict) -> Figure:
     """The paper's Figure 1, right: α = 1 against searched α on all benchmarks, the paper's beneath ours."""
-    kinds = {name: benchmark.kind for name, benchmark in BENCHMARKS.items()}
     methods, parts = {"dense": "dense", "top": "alpha-1", "harp": "harp"}, []
-    for kind in ("generation", "discriminative"):
-        tasks = [name for name in kinds if kinds[name] == kind]
-        ours = scores(profile, ("ablations", "main_tables"), tasks, methods)
-        printed = pd.concat([data.paper("alpha_ablation"), data.paper(kind)])
-        theirs = printed.query("model == 'LLaMA3.1-8B' and quantity == 'score'")
-        theirs = theirs.replace({"task": {f"average {kind}": "average"}})
-        theirs = theirs[theirs["task"].isin([*tasks, "average"]) & theirs["method"].isin(methods)]
-        theirs = theirs.drop_duplicates(["method", "task"]).assign(model="LLaMA3.1-8B (paper)")
-        parts += [ours.assign(kind=kind), theirs.assign(kind=kind)]
-    frame = pd.concat(parts).dropna(subset="value")
-    frame["look"] = (
-        frame["method"].map(methods).where(~frame["model"].str.endswith("(paper)"), "paper " + frame["method"])
-    )
-    frame = frame.assign(low=frame["value"] - frame["error"], high=frame["value"] + frame["error"])
-    frame["name"] = [
-        f"average\n({row.kind})"
-        if row.task == "average"
-        else task_title(row.task, profile["datasets"]).removeprefix("mini-")
-        for row in frame.itertuples()
-    ]
+    for kind in KINDS:
+        ours = scores(profile, ("ablations", "main_tables"), of_kind(kind), methods).assign(look="")
+        paper = pd.concat([data.paper("alpha_ablation"), data.paper(kind)])
+        paper = paper.query("model == 'LLaMA3.1-8B' and quantity == 'score'").drop_duplicates(["method", "task"])
+        paper = paper.replace({"task": {f"average {kind}": "average"}}).assign(
+            look="paper ", model="LLaMA3.1-8B (paper)"
+        )
+        found = pd.concat([ours, paper]).dropna(subset="value").assign(kind=kind)
+        parts.append(found[found["task"].isin([*of_kind(kind), "average"]) & found["method"].isin(methods)])
+    frame = pd.concat(parts).sort_values("look", kind="stable").assign(low=lambda rows: rows["value"] - rows["error"])
+    frame = frame.assign(high=2 * frame["value"] - frame["low"], place=frame["task"] + " " + frame["kind"])
+    frame["look"] += frame["method"].map(methods)
     looks = {name: LOOKS[name] for name in ("alpha-1", "harp")}
-    looks |= {"paper top": Look("α = 1 (paper)", PAPER, hollow=True), "paper harp": Look("searched α (paper)", PAPER)}
-    own = frame[frame["look"].isin(looks)]
-    own = own.sort_values("model", key=lambda names: names.str.endswith("(paper)"), kind="stable")
-    drawn, grid = plots.bars(own, "value", "name", "look", looks, size=(11, 2.5), wrap=1, share=(True, False))
-    places = {name: place for place, name in enumerate(dict.fromkeys(own["name"]))}
+    looks |= {
+        "paper alpha-1": Look("α = 1 (paper)", PAPER, hollow=True),
+        "paper harp": Look("searched α (paper)", PAPER),
+    }
+    own = frame[frame["method"] != "dense"]
+    drawn, grid = plots.bars(own, "value", "place", "look", looks, size=(9.5, 2.4), wrap=1, share=(False, False))
+    places = list(dict.fromkeys(own["place"]))
     for axis, part in grid:
-        for row in frame[(frame["method"] == "dense") & (frame["model"] == part["model"].iloc[0])].itertuples():
-            axis.hlines(row.value, places[row.name] - 0.4, places[row.name] + 0.4, color=DENSE, lw=2, label="dense")
-        axis.tick_params(axis="x", labelrotation=30)
-    mean = frame[(frame["task"] == "average") & ~frame["model"].str.endswith("(paper)")]
+        model = part["model"].iloc[0]
+        source = "hub" if model.endswith("(paper)") else profile["datasets"]
+        titles = [
+            (task, kind, task_title(task, source) if task in BENCHMARKS else "")
+            for task, kind in map(str.split, places)
+        ]
+        axis.set_xticks(range(len(places)), [title or f"average, {kind}" for _, kind, title in titles], size="small")
+        setp(axis.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
+        for row in frame[(frame["method"] == "dense") & (frame["model"] == model)].itertuples():
+            x = places.index(row.place)
+            axis.hlines(row.value, x - 0.4, x + 0.4, color=DENSE, lw=2, label="dense")
+    mean = own[(own["task"] == "average") & own["look"].isin(["alpha-1", "harp"])]
     mean = mean.set_index(["kind", "method", "model"])["value"]
-    gains = {kind: span(mean[kind]["harp"] - mean[kind]["top"], "+.1f") for kind in ("generation", "discriminative")}
-    title = (
-        f"Searching α adds {gains['generation']} points to the average of generation and {gains['discriminative']} to "
-        "that of discriminative tasks"
-    )
-    return plots.finish(
-        drawn, grid, title, "scores ± standard error; the paper's Figure 1, right, beneath", y="score (%)"
-    )
+    gains = [
+        f"{span(mean[kind]['harp'] - mean[kind]['top'], '+.1f')} points to the average of {kind}" for kind in KINDS
+    ]
+    title = f"Searching α adds {' and '.join(gains)} tasks"
+    about = "scores ± standard error; beneath ours, the paper's Figure 1, right"
+    return plots.finish(drawn, grid, title, about, y="score (%)")
 
 
 @figure("ablations")
@@ -263,7 +261,7 @@ def ablation_gain(profile: dict) -> Figure:
                 rows.append((model, f"layer {layer:.0f}, α = {alpha:g}", way, *gain))
         rows.append((model, "all", "step", *log_change(nll[last], nll["top-0"], tokens)))
     frame = pd.DataFrame(rows, columns=["model", "name", "way", "value", "low", "high", "documents"])
-    drawn, grid = plots.dots(frame, "value", "name", "way", WAYS, size=(4.8, 3.8), share=(True, False), dodge=0.2)
+    drawn, grid = plots.dots(frame, "value", "name", "way", WAYS, size=(4.8, 3.6), share=(True, False), dodge=0.2)
     for axis, _ in grid:
         axis.axvline(0, color="black", linewidth=0.8)
     steps = frame[(frame["way"] == "step") & (frame["name"] != "all")]

@@ -9,10 +9,9 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.pyplot import get_cmap
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-from scipy.stats import spearmanr
 
 from harp_lib.report import data, figure, plots
-from harp_lib.report.comparisons import change, mean_interval
+from harp_lib.report.comparisons import change, mean_interval, rank_correlation
 from harp_lib.report.plots import FIRST, HARP, LOOKS, RANDOM, SECOND, Look, span
 
 TOP = 0.8  # from here up is the top fifth of the layers
@@ -239,7 +238,8 @@ def over_draws(frame: pd.DataFrame, value: str, *keys: str) -> pd.DataFrame:
 
 def rank_trend(frame: pd.DataFrame) -> pd.Series:
     """Spearman's rank correlation of the value with the layer, for each model."""
-    return frame.groupby("model")[["layer", "value"]].apply(lambda part: spearmanr(*part.to_numpy(float).T).statistic)
+    parts = frame.astype({"value": float}).groupby("model", sort=False)
+    return pd.Series({model: rank_correlation(part["layer"], part["value"]).value for model, part in parts})
 
 
 def top_fifth(frame: pd.DataFrame) -> pd.Series:

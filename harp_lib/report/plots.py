@@ -74,7 +74,7 @@ def panels(
     named = [i for i, key in enumerate(keys) if len(frame[key].unique()) > 1]
     for axis, (key, _) in zip(axes.flat, parts, strict=False):
         name = ", ".join(_title(keys[i], key[i]) for i in named)
-        axis.set_title("\n".join(textwrap.fill(line, int(9 * size[0])) for line in name.splitlines()))
+        axis.set_title("\n".join(textwrap.fill(line, int(10 * size[0])) for line in name.splitlines()))
     for axis in axes.flat[len(parts) :]:
         axis.remove()
     return figure, [(axis, part) for axis, (_, part) in zip(axes.flat, parts, strict=False)]
@@ -93,9 +93,10 @@ def dots(
 ) -> tuple[Figure, Panels]:
     """A dot and its interval for each row: values along x and ``by`` down y, or, upright, ``by`` along x."""
     figure, grid = panels(frame, **layout)
-    places = _places(frame[by])
+    shared = layout.get("share", (True, True))[0 if upright else 1]
     kinds = _kinds(frame, hue, looks)
     for axis, part in grid:
+        places = _places((frame if shared else part)[by])
         for offset, (key, look) in zip(_spread(len(kinds), dodge), kinds.items(), strict=True):
             mine = part if hue is None else part[part[hue] == key]
             at = mine[by].map(places).astype(float) + offset
@@ -126,6 +127,8 @@ def lines(
             axis.errorbar(mine[by], mine[value], yerr=reach, **marks)
             if "low" in mine and not bars:
                 axis.fill_between(mine[by], mine["low"], mine["high"], color=look.colour, alpha=0.2, linewidth=0)
+        if (part[by] % 1 == 0).all():
+            axis.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     return figure, grid
 
 
@@ -211,7 +214,8 @@ def log_axis(axis: plt.Axes, which: str) -> None:
     getattr(axis, f"set_{which}scale")("log")
     low, high = getattr(axis, f"get_{which}lim")()
     along = getattr(axis, f"{which}axis")
-    along.set_major_locator(LogLocator(subs=(1, 2, 3, 5) if high > 8 * low else (1, 1.5, 2, 3, 4, 5, 6, 8), numticks=9))
+    steps = (1, 3) if high > 60 * low else (1, 2, 5) if high > 8 * low else (1, 1.5, 2, 3, 4, 5, 6, 8)
+    along.set_major_locator(LogLocator(subs=steps, numticks=9))
     along.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     along.set_minor_locator(NullLocator())
 
@@ -224,7 +228,7 @@ def about(frame: pd.DataFrame, note: str = "") -> str:
 
 def span(values: Iterable[float], form: str = ".2f") -> str:
     """One number, or the lowest and the highest of several, for a title or a sentence."""
-    shown = [format(value, form).replace("-", "−") for value in sorted(v for v in values if v == v)] or ["–"]
+    shown = [format(value, form).replace("-", "−") for value in sorted(v for v in values if np.isfinite(v))] or ["–"]
     return shown[0] if shown[0] == shown[-1] else f"{shown[0]} to {shown[-1]}"
 
 
