@@ -23,8 +23,9 @@ def flags(unit, model=None):
 
 
 def needs(wildcards):
-    """What the same model has to have before a unit."""
-    return [flag for unit in UNITS[wildcards.unit].needs for flag in flags(unit, wildcards.model)]
+    """What the same model has to have before a unit; the scores that 06 shares with 05 are left to 05."""
+    shared = ("scores",) if wildcards.unit == "ablations" and any(name[:2] == "05" for name in config["notebooks"]) else ()
+    return [flag for unit in (*UNITS[wildcards.unit].needs, *shared) for flag in flags(unit, wildcards.model)]
 
 
 def shown(wildcards):
@@ -32,7 +33,7 @@ def shown(wildcards):
     if config["alone"]:
         return []
     units = NOTEBOOKS.get(wildcards.notebook[:2], ())
-    return [flag for unit in units for flag in flags(*(("search",) if unit == "efficiency" else (unit,)))]
+    return [flag for unit in units for flag in flags("search" if unit == "efficiency" else unit)]
 
 
 def executed(*without):
