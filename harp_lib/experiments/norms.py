@@ -12,8 +12,7 @@ from harp_lib.measure.probe import LayerView, observe_layers
 from harp_lib.measure.text import make_batches, total_nll
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.surgery import temporarily_value_only
-from harp_lib.theory import norm_ratios
-from harp_lib.theory.rescaling import Products, norm_matching_alpha, reconstructing_alpha
+from harp_lib.theory import Products, norm_matching_alpha, norm_ratios, reconstructing_alpha
 
 
 def norms(job: Job) -> None:

@@ -27,8 +27,7 @@ from harp_lib.theory import (
     similarity as mean_similarity,
 )
 from harp_lib.theory.counterexamples import counterexample_table
-from harp_lib.theory.inequalities import check_on_draws, count_one_hot
-from harp_lib.theory.synthetic import norm_sweep, uniformity_sweep
+from harp_lib.theory.inequalities import check_on_draws, count_one_hot, norm_sweep, uniformity_sweep
 
 
 def theory(job: Job) -> None:
