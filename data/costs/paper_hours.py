@@ -23,6 +23,7 @@ from transformers import AutoConfig
 
 from harp_lib import config
 from harp_lib.accounting import kv_bytes_per_token, paper_configs, parameters, prefill_flops, stock_model
+from harp_lib.measure.evaluation import BENCHMARKS
 from harp_lib.methods.alpha_search import ALPHA_GRID, count_passes
 
 HERE = Path(__file__).parent
@@ -95,7 +96,7 @@ def hours(profile: dict, model: str) -> dict[str, Counter]:
     settings = profile["evaluation"]
     for task in settings["tasks"]:
         seconds = questions(gpu, task, settings["batch_size"])
-        kind = "choices" if QUESTIONS.loc[task, "answer_tokens"] == 0 else f"answers to {task}"
+        kind = "choices" if QUESTIONS.loc[task, "answer_tokens"] == 0 else f"answers to {BENCHMARKS[task].title}"
         extra = (seeds - 1) * len(CALIBRATED) if task in settings["seed_tasks"] else 0
         found["05"][kind] += seconds * (METHODS + extra)
         found["06"][kind] += seconds * (4 if kind == "choices" else 1)  # strategies; dense and HARP are of 05
