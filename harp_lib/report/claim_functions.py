@@ -159,6 +159,8 @@ def layer_gains(source, model) -> list[Finding]:
             pieces.append(gain(layer, "top-0", f"only-{layer}", "by itself"))
             pieces.append(gain(layer, f"top-{k}", f"top-{k + 1}", "after those above"))
             pieces.append(gain(layer, f"without-{layer}", f"top-{len(order)}", "after all others"))
+    if not pieces:
+        raise Missing("every searched α is 1")
     return [weakest(pieces)]
 
 
