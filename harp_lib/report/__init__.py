@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 from harp_lib import config
 
 FORMATS = ("png", "pdf", "svg")
-MODULES = ("figures_layers", "figures_alpha", "figures_scores", "scores", "tables", "claims")  # that register something
+MODULES = (
+    "figures_layers",
+    "figures_alpha",
+    "figures_costs",
+    "figures_scores",
+    "scores",
+    "tables",
+    "claims",
+)  # that register something
 
 
 class Entry(NamedTuple):
@@ -29,12 +37,20 @@ _ENTRIES: dict[str, Entry] = {}
 
 def figure(*stores: str) -> Callable:
     """Register a function that returns a figure, figures by suffix, or None where there is nothing to draw."""
-    return lambda make: _ENTRIES.setdefault(make.__name__, Entry(make, stores, False)).make
+    return lambda make: _register(Entry(make, stores, False))
 
 
 def table(*stores: str) -> Callable:
     """Register a function that returns a table, a pair (as shown, numbers for the csv), or None."""
-    return lambda make: _ENTRIES.setdefault(make.__name__, Entry(make, stores, True)).make
+    return lambda make: _register(Entry(make, stores, True))
+
+
+def _register(entry: Entry) -> Callable:
+    name = entry.make.__name__
+    if _ENTRIES.setdefault(name, entry).make.__module__ != entry.make.__module__:
+        raise ValueError(f"two figures or tables are called {name!r}")
+    _ENTRIES[name] = entry
+    return entry.make
 
 
 def entries() -> dict[str, Entry]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -64,21 +65,19 @@ def _average(part: pd.DataFrame) -> pd.DataFrame:
 def differences(profile: dict, store: str, groups: Mapping[str, Iterable[str]], reference: str) -> pd.DataFrame:
     """By how many points a reference scores higher than each other method, paired by question, with its interval.
 
-    Columns: model, method, group (the key of the tasks that are averaged), value, low, high, questions. Tasks that one
-    of the two lacks are left out.
+    Columns: model, method, group (the key of the tasks that are averaged), value, low, high, questions, silent (both
+    scored zero on all of these). Tasks that one of the two lacks are left out.
     """
     found, rows = data.tidy(profile["name"], store, "scores"), []
     for model, mine in by_model(found):
         kept = {key: part.to_numpy(float) for key, part in mine.groupby(["method", "task"])["value"]}
-        for method in [method for method in ROWS if method != reference]:
-            for group, tasks in groups.items():
-                both = [
-                    (kept[reference, t], kept[method, t]) for t in tasks if {(reference, t), (method, t)} <= set(kept)
-                ]
-                if both:
-                    found_here = comparisons.paired_difference(both) * 100
-                    rows.append((model, method, group, *found_here))
-    return pd.DataFrame(rows, columns=["model", "method", "group", "value", "low", "high", "questions"])
+        for method, (group, tasks) in product([one for one in ROWS if one != reference], groups.items()):
+            both = [(kept.get((reference, task)), kept.get((method, task))) for task in tasks]
+            both = [pair for pair in both if pair[0] is not None and pair[1] is not None]
+            if both:
+                silent = not any(part.any() for pair in both for part in pair)
+                rows.append((model, method, group, *comparisons.paired_difference(both) * 100, silent))
+    return pd.DataFrame(rows, columns=["model", "method", "group", "value", "low", "high", "questions", "silent"])
 
 
 def score_table(

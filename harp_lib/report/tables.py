@@ -53,21 +53,9 @@ def lines(frame: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
 
 
 def block(frame: pd.DataFrame, rows: str, columns: str, cell: str = "{value:.2f} ± {error:.2f}") -> pd.DataFrame:
-    """A long frame as a table of text.
+    """A long frame (value; error, reason, best where there are such) as a table of text, in order of appearance.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        A row for each cell of the table: value, and where there are such: error, reason (why there is no value), best.
-    rows, columns : str
-        The columns that name a line and a column of the table, both in order of appearance.
-    cell : str
-        How a row is written; what stands from " ±" on is left out where there is no error.
-
-    Returns
-    -------
-    DataFrame
-        Of strings: a dash, and its reason, where there is no value; bold where it is the best.
+    ``rows`` and ``columns`` name the columns that name a line and a column; ``cell`` is as in :func:`written`.
     """
     texts = frame.assign(_text=[written(row, cell) for row in frame.to_dict("records")])
     wide = texts.pivot_table(index=rows, columns=columns, values="_text", aggfunc="first", sort=False)
@@ -89,6 +77,11 @@ def one_line(text: str, most: int) -> str:
 def ends(prefix: str, found: Iterable[float] | None) -> dict[str, float]:
     """An interval as three columns of a frame, nan where there is none: the value, its low and its high end."""
     return dict(zip((prefix, f"{prefix} low", f"{prefix} high"), found or (np.nan,) * 3, strict=False))
+
+
+def told(value: float, low: float, high: float, form: str = "+.1f") -> str:
+    """A number with its interval, for a title or a sentence."""
+    return f"{value:{form}} [{low:{form}}, {high:{form}}]".replace("-", "−")
 
 
 def by_model(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -159,7 +152,7 @@ def ranges(profile: dict) -> pd.DataFrame:
 
 
 @table("baselines")
-def baseline_ranges(profile: dict) -> Table:
+def baseline_tuning(profile: dict) -> Table:
     """The paper's Table "baseline_tuning", then ours: the tuned range, and how many others cannot be told from it."""
     frame, paper = ranges(profile), data.paper("layer_ranges")
     tried = frame.groupby(["model", "method"])["alike"].agg(tried="size", others=lambda alike: alike.sum() - 1)
