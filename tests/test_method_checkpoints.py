@@ -23,7 +23,8 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
     with torch.no_grad():
         assert torch.equal(model(expected['ids']).logits, expected['logits']), folder.name
         prompt = expected['ids'][:1, :20]
-        cached, uncached = (model.generate(prompt, use_cache=c, **options) for c in (True, False))
+        cached, model.tail_only_prefill = model.generate(prompt, **options), False
+        uncached = model.generate(prompt, use_cache=False, **options)
     assert torch.equal(cached, uncached) and cached.shape[1] == 28, folder.name
     print(folder.name, len(tokenizer.decode(cached[0])))
 """

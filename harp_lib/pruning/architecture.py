@@ -64,6 +64,11 @@ def exit_weights(layer: nn.Module) -> list[nn.Parameter]:
     return list((output_norm(layer) or layer.self_attn.o_proj).parameters())
 
 
+def has_known_parts(layer: nn.Module) -> bool:
+    """Whether nothing but ``self_attn`` can move information between tokens in ``layer``, or stand after it unseen."""
+    return frozenset(part for part, _ in layer.named_children() if part not in OTHER_PARTS) in KNOWN_NORMS
+
+
 @torch.no_grad()
 def gain_offset(norm: nn.Module) -> float:
     """What an RMS norm adds to its weight before multiplying: 1 in Gemma's, 0 in Llama's."""
@@ -94,10 +99,9 @@ def check_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = Fa
     for index, lost in plan.layers.items():
         layer, touched = layers[index], []
         if lost.alpha is not None:
-            parts = {part for part, _ in layer.named_children()}
-            if frozenset(parts - OTHER_PARTS) not in KNOWN_NORMS:
-                known = ", ".join(sorted(parts))
-                raise ValueError(f"{name} is not supported: layer {index} has parts of no known kind ({known})")
+            if not has_known_parts(layer):
+                parts = ", ".join(sorted(part for part, _ in layer.named_children()))
+                raise ValueError(f"{name} is not supported: layer {index} has parts of no known kind ({parts})")
             touched += exit_weights(layer)
         touched += layer.self_attn.parameters() if lost.removed_groups else []
         touched += layer.mlp.parameters() if lost.removed_channels else []

@@ -33,8 +33,8 @@ class LengthLayer(DynamicLayer):
         return self.keys.shape[-2] if self.is_initialized else 0
 
 
-def count_tokens(cache: Cache, layer_idx: int, hidden_states: torch.Tensor) -> None:
-    """Tell ``cache`` that layer ``layer_idx`` has seen ``hidden_states`` (B, N, d), without storing anything."""
+def count_tokens(cache: Cache, layer_idx: int, hidden_states: torch.Tensor, spared: int = 0) -> None:
+    """Tell ``cache`` that a layer has seen ``hidden_states`` (B, N, d), after some that it was spared."""
     while len(cache.layers) <= layer_idx:  # a cache made without a config grows as it is used
         cache.layers.append(cache.layer_class_to_replicate())
     entry = cache.layers[layer_idx]
@@ -44,7 +44,7 @@ def count_tokens(cache: Cache, layer_idx: int, hidden_states: torch.Tensor) -> N
             raise ValueError(f"this cache holds keys for layer {layer_idx}, which has none: another model filled it")
         cache.layers[layer_idx] = LengthLayer()
     batch, tokens, _ = hidden_states.shape
-    nothing = hidden_states.new_empty(batch, 1, tokens, 0)
+    nothing = hidden_states.new_empty(batch, 1, spared + tokens, 0)
     cache.update(nothing, nothing, layer_idx)
 
 
@@ -56,6 +56,8 @@ class ValueOnlyAttention(nn.Module):
     identity and is not returned, so ``output_attentions`` leaves these layers out.
     """
 
+    spared = 0  # tokens before ``hidden_states`` that a tail-only prefill does not send here
+
     def __init__(self, v_proj: nn.Module, o_proj: nn.Module, head_dim: int, layer_idx: int) -> None:
         super().__init__()
         self.v_proj, self.o_proj, self.head_dim, self.layer_idx = v_proj, o_proj, head_dim, layer_idx
@@ -65,7 +67,7 @@ class ValueOnlyAttention(nn.Module):
         self, hidden_states: torch.Tensor, *args: object, past_key_values: Cache | None = None, **kwargs: object
     ) -> tuple[torch.Tensor, None]:
         if past_key_values is not None:
-            count_tokens(past_key_values, self.layer_idx, hidden_states)
+            count_tokens(past_key_values, self.layer_idx, hidden_states, self.spared)
         values = self.v_proj(hidden_states)  # (B, N, K·Dh)
         if self.queries_per_group > 1:
             values = values.unflatten(-1, (-1, 1, self.head_dim))  # (B, N, K, 1, Dh)
@@ -76,6 +78,8 @@ class ValueOnlyAttention(nn.Module):
 class SkippedAttention(nn.Module):
     """Attention of which nothing is left, with α = 0 or all groups removed, but perhaps a bias (d,) for every token."""
 
+    spared = 0
+
     def __init__(self, layer_idx: int, bias: torch.Tensor | None = None) -> None:
         super().__init__()
         self.layer_idx = layer_idx
@@ -85,7 +89,7 @@ class SkippedAttention(nn.Module):
         self, hidden_states: torch.Tensor, *args: object, past_key_values: Cache | None = None, **kwargs: object
     ) -> tuple[torch.Tensor, None]:
         if past_key_values is not None:
-            count_tokens(past_key_values, self.layer_idx, hidden_states)
+            count_tokens(past_key_values, self.layer_idx, hidden_states, self.spared)
         return (torch.zeros_like(hidden_states) if self.bias is None else self.bias.expand_as(hidden_states)), None
 
 

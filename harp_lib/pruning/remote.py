@@ -4,12 +4,17 @@
 for any stock class: this module makes ``Harp<Name>`` out of ``transformers.<Name>`` when it is asked for it.
 """
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
+from itertools import takewhile
 from typing import Any
 
 import transformers
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from .architecture import decoder_layers, has_known_parts
+from .layers import SkippedAttention, ValueOnlyAttention
 from .plan import PruningPlan
 from .surgery import swap_modules
 
@@ -41,7 +46,13 @@ class PrunedConfig:
 
 
 class PrunedModel:
-    """Mixin for a stock model: swaps the planned layers when it is built."""
+    """Mixin for a stock model: swaps the planned layers when it is built, and spares those at the top in a prefill.
+
+    Layers without attention look at each token alone and cache nothing: where the caller wants the logits of the last k
+    positions only (``logits_to_keep``, as ``generate`` does), no other position has to enter those at the top.
+    """
+
+    tail_only_prefill = True  # set it to False to send every position through every layer
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
@@ -49,6 +60,48 @@ class PrunedModel:
 
     def _get_static_cache_init_shape(self) -> None:
         """Layers differ in their heads: a static cache takes its shapes from the first keys of each, not beforehand."""
+
+
+def tail_only(stock_forward: Callable) -> Callable:
+    """The forward pass in which the last ``logits_to_keep`` positions alone enter the pruned layers at the top."""
+
+    @wraps(stock_forward)
+    def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        top, keep = _tail(self, args, kwargs), kwargs.get("logits_to_keep")
+        if not top:
+            return stock_forward(self, *args, **kwargs)
+
+        def enter(layer: nn.Module, args: tuple) -> tuple:
+            for above in top:
+                above.self_attn.spared = args[0].shape[1] - keep
+            return (args[0][:, -keep:], *args[1:])  # (B, k, d)
+
+        handle = top[0].register_forward_pre_hook(enter)
+        try:
+            return stock_forward(self, *args, **kwargs)
+        finally:
+            handle.remove()
+            for layer in top:
+                layer.self_attn.spared = 0
+
+    return forward
+
+
+def _tail(model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> list[nn.Module]:
+    """The layers that a call can spare all but its last positions; none where somebody looks at every position."""
+    inputs, keep = args[0] if args else kwargs.get("input_ids"), kwargs.get("logits_to_keep")
+    inputs = kwargs.get("inputs_embeds") if inputs is None else inputs
+    if not model.tail_only_prefill or inputs is None or type(keep) is not int or not 0 < keep < inputs.shape[1]:
+        return []
+    if kwargs.get("labels") is not None or kwargs.get("output_hidden_states") or model.config.output_hidden_states:
+        return []
+    alone = (ValueOnlyAttention, SkippedAttention)
+    found = reversed(decoder_layers(model))
+    top = [*takewhile(lambda layer: isinstance(layer.self_attn, alone) and has_known_parts(layer), found)][::-1]
+    modules = [module for layer in top for module in layer.modules()]
+    hooks = [hook for of in modules for hook in (*of._forward_hooks.values(), *of._forward_pre_hooks.values())]
+    # Those of transformers, once installed, only look where output_hidden_states or output_attentions are asked for.
+    return top if all(getattr(hook, "__module__", "").startswith("transformers.") for hook in hooks) else []
 
 
 @cache
@@ -61,6 +114,7 @@ def pruned_class(stock: type) -> type:
         namespace |= {"model_type": f"harp_{stock.model_type}", "_auto_class": "AutoConfig"}
         return type(name, (PrunedConfig, stock), namespace)
     namespace |= {"config_class": pruned_class(stock.config_class), "_auto_class": "AutoModelForCausalLM"}
+    namespace["forward"] = tail_only(stock.forward)
     return type(name, (PrunedModel, stock), namespace)
 
 
