@@ -23,7 +23,7 @@ from harp_lib.measure.registry import FAMILIES, SHAPE
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.remote import pruned_class
 from harp_lib.pruning.surgery import apply_plan
-from harp_lib.published import published
+from harp_lib.report.data import paper
 
 PARAMETERS = {  # as the hub counts them in the published safetensors files
     "LLaMA3.1-8B": 8_030_261_248,
@@ -88,7 +88,7 @@ def total(module):
 def test_configs_are_those_of_the_papers_models():
     configs = paper_configs()
     assert list(configs) == list(PARAMETERS)
-    assert set(configs) <= set(published("alpha_search")["model"])
+    assert set(configs) <= set(paper("alpha_search")["model"])
     for name, config in configs.items():
         assert parameters(config) == PARAMETERS[name]
 

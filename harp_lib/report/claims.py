@@ -18,11 +18,12 @@ from harp_lib.measure.models import display_name
 from harp_lib.report import claim_functions, data, figure, plots, table
 from harp_lib.report.claim_tests import NOTHING, TESTS, Finding, Outcome, paper_model, weakest
 
-MEASURED, COUNTED, THEOREM, ERRATUM, OURS = "measured", "counted", "theorem", "erratum", "ours"
+ORDER = MEASURED, OURS, COUNTED, THEOREM, ERRATUM = "measured", "ours", "counted", "theorem", "erratum"
 TRUTHS = ("not run", "unclear", "false", "true if", "true")  # the first that applies to a part decides
 MOST = 6  # rows of a notebook's verdict
 COLOURS = {"reproduced": plots.FIRST, "partly": plots.SECOND, "not reproduced": "#a4133c", "inconclusive": "#c8c8c8"}
 COLOURS |= {"not run": "#efefef"}
+Profile = str | Mapping[str, Any] | pd.DataFrame
 assert claim_functions  # its tests register themselves
 
 
@@ -47,13 +48,16 @@ def over_models(outcomes: Iterable[Outcome]) -> Outcome:
     return Outcome.PARTLY if Outcome.REPRODUCED in found and len(found) > 1 else together(found)
 
 
-def judge(profile: str | Mapping[str, Any]) -> pd.DataFrame:
+def judge(profile: Profile, notebook: str | None = None) -> pd.DataFrame:
     """Every claim but the errata, on every model.
 
     Parameters
     ----------
     profile : str or dict
-        A profile or its name: its stored results are judged, this checkout's or else the committed reference.
+        A profile or its name: its stored results are judged, this checkout's or else the committed reference. A frame
+        that this function made is returned: all that is said of claims can be asked of a profile or of a frame.
+    notebook : str, optional
+        Judge the claims of this one only.
 
     Returns
     -------
@@ -63,10 +67,12 @@ def judge(profile: str | Mapping[str, Any]) -> pd.DataFrame:
         high, n, unit, about, reason and paper (the same number there, of each of its models); ``held`` of ``parts``
         findings are reproduced.
     """
+    if isinstance(profile, pd.DataFrame):
+        return profile
     source, truths = data.Source(_name(profile)), theorems(profile).set_index("statement")
     rows = []
     for claim in load_claims():
-        if claim["kind"] == ERRATUM:
+        if claim["kind"] == ERRATUM or notebook not in (None, claim["notebook"]):
             continue
         about = {name: claim[name] for name in ("id", "kind", "notebook", "statement", "where")}
         ((test, arguments),) = claim["test"].items()
@@ -80,7 +86,9 @@ def judge(profile: str | Mapping[str, Any]) -> pd.DataFrame:
         for model in source.models(arguments.get("store", store)) or [""] if store else [""]:
             if paper_model(model) not in claim.get("not_of", ()):
                 rows.append(about | {"model": model} | _judged(function, source, model, arguments))
-    return pd.DataFrame(rows)
+    judged = pd.DataFrame(rows)
+    judged.attrs["profile"] = _name(profile)
+    return judged
 
 
 def _judged(test: Any, source: data.Source, model: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,25 +142,24 @@ def over_all(judged: pd.DataFrame) -> pd.DataFrame:
     return fixed.assign(outcome=said.reindex(fixed.index).fillna(judged.groupby("id")["outcome"].first())).reset_index()
 
 
-def counts(profile: str | Mapping[str, Any]) -> pd.Series:
+def counts(profile: Profile) -> pd.Series:
     """How many of the claims that were measured have each outcome."""
     found = over_all(judge(profile)).query("kind == 'measured'")["outcome"]
     return found.value_counts().reindex([str(outcome) for outcome in Outcome], fill_value=0)
 
 
-def show(notebook: str, profile: str | Mapping[str, Any]) -> Markdown:
+def show(notebook: str, profile: Profile) -> Markdown:
     """The verdict of a notebook: at most six claims, each with its number, the paper's, and what follows."""
-    judged = judge(profile)
-    order = judged["kind"].map([MEASURED, OURS, COUNTED, THEOREM].index)
-    mine = judged.assign(order=order).query("notebook == @notebook").sort_values("order", kind="stable")
+    mine = judge(profile, notebook)
+    mine = mine.assign(order=mine["kind"].map(ORDER.index)).sort_values("order", kind="stable")
     chosen = mine[mine["id"].isin(mine["id"].unique()[:MOST])]
     return Markdown(worded(chosen).to_markdown(index=False, disable_numparse=True))
 
 
-def listed(profile: str | Mapping[str, Any], *kinds: str) -> Markdown:
+def listed(profile: Profile, *kinds: str) -> Markdown:
     """All claims of some kinds, with the notebooks that look at them."""
     judged = judge(profile)
-    chosen = judged[judged["kind"].isin(kinds)]
+    chosen = judged[judged["kind"].isin(kinds)].sort_values("notebook", kind="stable")
     frame = worded(chosen)
     frame.insert(0, "notebook", list(over_all(chosen)["notebook"]))
     return Markdown(frame.to_markdown(index=False, disable_numparse=True))
@@ -204,23 +211,24 @@ def _printed(row: Mapping[str, Any]) -> str:
     return _with_unit(" to ".join(ends), row["unit"])
 
 
-def headline(profile: str | Mapping[str, Any]) -> str:
+def headline(profile: Profile) -> str:
     """Does HARP lead the baselines here, by how much, on how many questions? One sentence."""
-    judged = judge(profile).query("id == 'generation-parameters'")
-    known = judged.dropna(subset="value")
+    judged = judge(profile, "05")
+    known = judged.query("id == 'generation-parameters'").dropna(subset="value")
     if known.empty:
         return "Whether HARP leads the baselines has not been measured here."
     led, lost = ((known["outcome"] == outcome).sum() for outcome in (Outcome.REPRODUCED, Outcome.NOT))
     head = f"HARP leads on {led} of {len(known)} models" if len(known) > 1 else "No lead of HARP can be told here"
     if len(known) == 1 and led + lost:
         head = "HARP leads here" if led else "HARP does not lead here"
-    cells = data.cells(_name(profile), "main_tables").values()
+    cells = data.cells(judged.attrs["profile"], "main_tables").values()
     questions = "home-made questions" if any(c["inputs"].get("source") == "embedded" for c in cells) else "questions"
     parts = [
-        f"{_here(row | {'parts': 1})}, the closest baseline, on {row['n']} {questions} ({display_name(row['model'])})"
+        f"{_here(row)}, the closest baseline, on {row['n']:.0f} {questions} ({display_name(row['model'])})"
         for row in known.to_dict("records")
     ]
-    return f"{head}: at equal parameters HARP+FLAP scores {'; '.join(parts)}, averaged over generation tasks."
+    average = "on average of the generation tasks, at equal parameters"
+    return f"{head}: {average}, HARP+FLAP stands at {'; '.join(parts)}."
 
 
 @figure()

@@ -36,7 +36,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "flops": ("pairs", "variant"),
     "variants": ("variant", "count"),
     **dict.fromkeys(("bytes", "cache_bytes", "peak_bytes", "plans"), ("variant",)),
-    "overtaking": ("pairs",),
+    "overtaking": ("pairs", "part"),
     "lengths": ("row",),
     # lists whose items are all the same to us
     **dict.fromkeys(("layers", "subtasks"), ("item",)),

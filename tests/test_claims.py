@@ -1,0 +1,249 @@
+"""The judge: three made-up worlds, in which every claim is right, wrong or open; the one rule; the words."""
+
+from itertools import cycle
+
+import numpy as np
+import pytest
+
+from harp_lib import config
+from harp_lib.measure.evaluation import BENCHMARKS, LONGBENCH
+from harp_lib.methods import BASELINES
+from harp_lib.report import claim_tests, claims, data
+from harp_lib.report.claim_tests import TESTS, Finding, Outcome
+from harp_lib.report.comparisons import Interval
+
+R, N, O = Outcome.REPRODUCED, Outcome.NOT, Outcome.INCONCLUSIVE  # noqa: E741
+MODEL = "LLaMA3.1-8B"  # so that claims about the paper's models are judged
+DOCUMENTS, LAYERS = 8, 10
+CLAIMS = {claim["id"]: claim for claim in claims.load_claims()}
+JUDGED = [name for name, claim in CLAIMS.items() if claim["kind"] in ("measured", "ours")] + ["cache"]
+UP, DOWN = np.linspace(0.1, 1, LAYERS + 1), np.linspace(1, 0.1, LAYERS + 1)
+SIGNS = np.resize([1.0, -1.0], DOCUMENTS)  # documents that disagree
+ELSEWHERE = {"alpha-alike", "norm-changes", "pruning-changes-norm", "tuned-clearly", "cache"}  # not all three can be
+
+
+def nll(level, wave=0.01):
+    """Documents whose log perplexity is ``level`` higher, by and large."""
+    return {"nll": list(300 + np.arange(DOCUMENTS) + 100 * (level + wave * SIGNS)), "tokens": [100] * DOCUMENTS}
+
+
+def scores(rates, number):
+    """Questions of which a method gets the easier ones right."""
+    return {"scores": [float(i < rate * number) for i, rate in zip(range(number), cycle([rates]))]}
+
+
+def documents(right, wrong, world):
+    return [list(right if world == R or (world == O and sign > 0) else wrong) for sign in SIGNS]
+
+
+def main_tables(world):
+    rates = {R: {"harp": (0.7, 0.9), "harp+flap": (0.7, 0.9), "top": (0.2, 0.6), "other": (0.1, 0.7)}}
+    rates |= {N: {"harp": (0.6, 0.5), "harp+flap": (0.3, 0.7), "top": (1, 0.9), "other": (0.95, 0.8)}, O: {}}
+    special = {R: {"gsm8k": 0.5, "triviaqa": 0.9}, N: {"gsm8k": 0.9, "triviaqa": 0.3}, O: {}}[world]
+    found = {}
+    for method in ("dense", "harp", "harp+flap", "top", *BASELINES):
+        for task, benchmark in BENCHMARKS.items():
+            sides = rates[world].get(method, rates[world].get("other", (0.95, 0.95)))
+            rate = 0.95 if method == "dense" else sides[benchmark.kind == "discriminative"]
+            rate = special.get(task, rate) if method == "harp" else rate
+            found[method, task] = scores(rate, 30 if world == O else 100)
+    return found
+
+
+def ablations(world):
+    found = {("top", task): result for (method, task), result in main_tables(world).items() if method == "top"}
+    for method in ("bottom", "hessian", "similarity"):
+        for task in BENCHMARKS:
+            found[method, task] = scores({R: 0.3, N: 1.0, O: 0.95}[world], 30 if world == O else 100)
+    found["similarity", "selection"] = {"layers": {R: [8, 9], N: [0, 1], O: [0, 9]}[world]}
+    found["top", "selection"] = {"layers": [8, 9]}
+    levels = {"top-0": 0.4, "top-1": 0.2, "top-2": 0, "only-9": 0.2, "only-8": 0.2, "without-8": 0.2}
+    levels["without-9"] = {R: 0.2, N: -0.2, O: 0.05}[world]
+    for i, sign in enumerate(SIGNS):
+        costs = documents(DOWN, UP, world)[i]
+        found["single-layer", f"document-{i:02}"] = {"dense": 0, "tokens": 100, "1": costs, "0": costs}
+        wave = 20 * sign * (world == O)
+        plans = {plan: 300 + i + 100 * level + (wave if "without" in plan else 0) for plan, level in levels.items()}
+        found["gain", f"document-{i:02}"] = {"nll": plans, "tokens": 100}
+    return found
+
+
+def longbench(world):
+    found = {}
+    for i, task in enumerate(LONGBENCH):
+        hop, strong = "hotpot" in task or "2wiki" in task, "multifield" in task
+        ours, mag = {
+            R: (0.95 if hop else 0.6, 0.1 if hop else 0.3),
+            N: (0.2 if hop else 0.5, 0.99 if hop else 0.9),
+        }.get(world, (0.9, 0.7) if i % 2 else (0.7, 0.9))
+        if strong:
+            ours, mag = {R: (0.6, 0.95), N: (0.9, 0.2), O: (0.8, 0.8)}[world]
+        for method in ("dense", "harp+flap", *BASELINES):
+            rate = {"dense": 0.95, "harp+flap": ours, "mag-sp": mag}.get(method, 0.05)
+            found[method, task] = scores(rate, 20 if world == O else 60)
+    return found
+
+
+def alpha_search(world):
+    level, other = {R: (0.3, 0), N: (-0.3, 0.3), O: (0, 0.05)}[world]
+    wave, found = 0.3 if world == O else 0.01, {}
+    for own, far in (("python-docs", "scipy-docs"), ("scipy-docs", "python-docs")):
+        for split in ("test", "validation"):
+            plans = {"dense": nll(-1), "alpha-1": nll(level, -wave), f"searched-on-{own}": nll(0)}
+            plans[f"searched-on-{far}"] = nll(other, wave)
+            found |= {(plan, f"{own}-{split}"): result for plan, result in plans.items()}
+        alphas = {R: DOWN[:8], N: UP[:8], O: [0.1, 0.8, 0.3, 0.6, 0.5, 0.4, 0.7, 0.2][:: 1 if far > own else -1]}[world]
+        found["harp", f"search-{own}"] = {"alphas": list(alphas), "num_model_layers": LAYERS}
+    return found
+
+
+def baselines(world):
+    level, wave = {R: (0.3, 0.01), N: (-0.3, 0.01), O: (0, 0.3)}[world]
+    found = {}
+    for method in ("dense", "harp", "harp+flap", *BASELINES):
+        result = nll(level, wave) if method in BASELINES else nll(0)
+        found |= {(method, f"{corpus}-validation"): result for corpus in ("python-docs", "scipy-docs")}
+    printed, other = {R: (nll(0), nll(0.2)), N: (nll(0.3), nll(0)), O: (nll(0.05, 0.2), nll(0))}[world]
+    for row in data.paper("layer_ranges").query("model == @MODEL").itertuples():
+        found[row.method, f"range-{row.start:02}-{row.end:02}"] = printed
+        found[row.method, "range-01-17"] = other
+    return found
+
+
+def similarity(world):
+    alike = documents(UP, DOWN if world == N else 0.9 + DOWN / 20, world)
+    entropy = np.array(documents([0.99 if world == R else 1.0] * LAYERS, [0.3 if world == N else 0.9] * LAYERS, world))
+    shrinking = {R: DOWN, N: UP, O: UP}[world]
+    cell = {"similarity": alike, "projected similarity": [row[1:] for row in alike], "distance": [list(shrinking)]}
+    cell |= {"entropy": entropy[..., None].tolist(), "block influence": documents(DOWN[:-1], UP[:-1], world)}
+    found = {("trained", corpus): cell for corpus in ("python-docs", "scipy-docs")}
+    return found | {("trained", "block-bound"): {"v": [2.0 if world == O else 0.5] * LAYERS}}
+
+
+def norm_change(world):
+    ratios = documents([0.5] * LAYERS, [1.0] * LAYERS, world)
+    streams = {"dense": [[1.0] * (LAYERS + 1)] * DOCUMENTS, "alpha-1": [[1.3**sign] * 11 for sign in SIGNS]}
+    streams["alpha-1"] = streams["alpha-1"] if world == O else [[1.3] * 11] * DOCUMENTS
+    streams["searched"] = documents([1.0] * 11, [1.6] * 11, world)
+    levels = {"alpha-1": 0.3, "searched": 0, "reconstructing": 0.2, "constant": 0.2}
+    waves = {plan: (level, 0.01 * i) for i, (plan, level) in enumerate(levels.items())}
+    waves["norm-matching"] = {R: (-0.1, 0), N: (0.15, 0), O: (0, 0.1)}[world]
+    found = {("dense", corpus): {"ratios": ratios} for corpus in ("python-docs", "scipy-docs")}
+    for plan in {*streams, *waves}:
+        found[plan, "reading"] = nll(*waves.get(plan, (0, 0))) | {"without first": streams.get(plan)}
+    return found
+
+
+def efficiency(world):
+    counted = {"layers": 10, "intermediate_size": 1000, "variants": {"harp": {"layers_without_attention": 2}}}
+    found = {("all", "counted"): counted}
+    for length, share in ((1024, 0.9), (65536, 0.8)):
+        harp = {R: [share] * 4, N: [2 - share] * 4, O: [1.2, 1 / 1.2] * 2}[world] * np.linspace(1, 1.01, 4)
+        seconds = {"dense": [1.0] * 4, "harp": list(harp), "thinned": [1.0] * 4}
+        found["all", f"prefill-{length}"] = {
+            "seconds": seconds,
+            "cache_bytes": {"dense": 100, "harp": 80 + 20 * (world == N)},
+        }
+    for length, right in ((512, 0.1), (4096, 10.0)):
+        attention = {R: [right] * 4, N: [1 / right] * 4, O: [0.1, 10.0] * 2}[world]
+        found["all", f"split-{length}"] = {"seconds": {"dense": [{"attention": a, "ffn": 1.0} for a in attention]}}
+    return found
+
+
+def judged(claim, world):
+    """The outcome of a claim in a made-up world."""
+    source = data.Source("none")
+    inputs = {"alphas": {"9": 0.5, "8": 0.5}}
+    for build in (main_tables, ablations, longbench, alpha_search, baselines, similarity, norm_change, efficiency):
+        cells = {(MODEL, *key): {"inputs": inputs, "result": result} for key, result in build(world).items()}
+        source._stores[build.__name__] = cells
+    ((name, arguments),) = CLAIMS[claim]["test"].items()
+    return claims.together(found.outcome for found in TESTS[name][0](source, MODEL, **arguments))
+
+
+@pytest.mark.parametrize("claim", sorted(set(JUDGED) - ELSEWHERE))
+def test_every_claim_is_right_wrong_or_open(claim):
+    assert [judged(claim, world) for world in (R, N, O)] == [R, N, O]
+
+
+def test_claims_that_cannot_be_all_three():
+    source, found = data.Source("none"), []
+    for other in (DOWN, UP, DOWN[[0, 8, 2, 6, 4, 5, 3, 7, 1]]):
+        cells = {
+            (MODEL, "harp", f"search-{i}"): {"result": {"alphas": a}} for i, a in enumerate((DOWN[: len(other)], other))
+        }
+        source._stores["alpha_search"] = cells
+        found += [finding.outcome for finding in TESTS["alphas_alike"][0](source, MODEL)]
+    assert found == [R, N, O]
+    assert [judged("norm-changes", world) for world in (R, N, O)] == [R, N, O]
+    assert [judged("pruning-changes-norm", world) for world in (R, O)] == [R, O]
+    assert [judged("tuned-clearly", world) for world in (R, O)] == [R, O]
+    assert [judged("cache", world) for world in (R, N)] == [R, N]
+
+
+@pytest.mark.parametrize(
+    ("interval", "told", "outcome"),
+    [
+        ((2, 1, 3), {}, R),
+        ((-2, -3, -1), {}, N),
+        ((1, -1, 3), {}, O),
+        ((0, 0, 0), {}, O),
+        ((2, 1, 3), {"goal": 2}, O),
+        ((2, 1, 3), {"goal": 4}, N),
+        ((2, 1, 3), {"goal": 4, "part": 0}, Outcome.PARTLY),
+        ((2, 1, 3), {"less": True}, N),
+        ((2, 1, 3), {"less": True, "goal": 5}, R),
+        ((2, np.nan, np.nan), {}, O),
+        ((2, 1, 3), {"reason": "too few questions"}, O),
+        ((2, 1, 3), {"reason": "needs harp/boolq of main_tables"}, Outcome.NOT_RUN),
+    ],
+)
+def test_one_rule(interval, told, outcome):
+    assert Finding(Interval(*interval), **told).outcome == outcome
+
+
+def test_parts_and_models():
+    assert [claims.together(parts) for parts in ([R, R], [R, N], [R, O], [N, O])] == [R, Outcome.PARTLY, O, N]
+    assert [claims.over_models(models) for models in ([R, O], [R, Outcome.NOT_RUN])] == [Outcome.PARTLY, R]
+    pieces = [Finding(Interval(value, value - 1, value + 1)) for value in (3, 0.5, -5, 9)]
+    assert claim_tests.weakest(pieces).interval.value == -5
+    assert claim_tests.weakest([piece._replace(less=True) for piece in pieces]).interval.value == 9
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "RESULTS", tmp_path_factory.mktemp("results"))
+        yield claims.judge("mini")
+
+
+def test_claims_are_well_formed():
+    assert len({claim["id"] for claim in claims.load_claims()}) == len(claims.load_claims())
+    names = set(claims.theorems("none")["statement"])
+    for claim in claims.load_claims():
+        assert {"id", "kind", "notebook", "statement", "where"} <= set(claim)
+        if claim["kind"] == "theorem":
+            assert set(claim["test"]["theory"]["statements"]) <= names
+        else:
+            assert claim["kind"] == "erratum" or set(claim["test"]) <= set(TESTS)
+
+
+def test_every_claim_is_judged_on_the_reference(reference):
+    missing = reference[reference["outcome"] == Outcome.NOT_RUN]["id"]
+    assert set(missing) == {"tuned-ranges", "sixteen-percent"}  # of other models than this one
+    assert set(claims.theorems("mini")["truth"]) == {"true", "false", "true if"}
+    measured = claims.over_all(reference).query("kind == 'measured'")
+    assert claims.counts(reference).sum() == len(measured) == 35
+    assert claims.counts("none").to_dict() == dict.fromkeys(Outcome, 0) | {"not run": 35}
+
+
+def test_words(reference):
+    words = claims.worded(reference)
+    assert len(words) == reference["id"].nunique()
+    assert not words.map(lambda text: "nan" in text).any(axis=None)
+    for notebook in sorted({claim["notebook"] for claim in CLAIMS.values()} - {"00"}):
+        assert 3 <= claims.show(notebook, "mini").data.count("\n") - 1 <= 6
+    assert "questions" in claims.headline(reference)
+    assert "not been measured" in claims.headline("none")
+    assert len(claims.errata()) == 13
+    assert claims.outcomes(reference).axes[0].get_xlabel() == "notebook"

@@ -1,0 +1,153 @@
+"""The printed numbers in ``data/paper`` are those of the paper, and what does not add up in them is known."""
+
+import csv
+import re
+from decimal import Decimal
+from fractions import Fraction
+
+import pandas as pd
+import pytest
+
+from harp_lib import config
+from harp_lib.measure.evaluation import ALL_BENCHMARKS
+from harp_lib.report.data import paper
+
+MODELS = ("LLaMA3.1-8B", "Mistral-7B-v0.3", "Qwen2-7B", "Gemma2-9B")
+LABELS = {
+    "generation": "tab:gen",
+    "discriminative": "tab:dis",
+    "longbench": "tab:longcontext",
+    "layer_selection": "tab:layer_selection",
+    "alpha_ablation": "tab:ablation",
+}
+
+
+def typed(table):
+    """The rows of a file as they were typed: floats would lose trailing zeros."""
+    with open(config.PAPER / f"{table}.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_file_is_tidy():
+    for file in config.PAPER.glob("*.csv"):
+        frame = paper(file.stem)
+        assert not frame.duplicated([name for name in frame if name != "value"]).any(), file.name
+        tasks = set(frame.get("task", pd.Series(dtype=str))) - set(ALL_BENCHMARKS)
+        assert all(task in ("all", "wikitext", "pile_10k") or task.startswith("average") for task in tasks), tasks
+
+
+def test_averages_are_the_rounded_means_of_the_printed_scores_but_three():
+    off, averages = {}, 0
+    for table in ("generation", "discriminative", "layer_selection", "alpha_ablation"):
+        scores = []
+        for row in typed(table):
+            if row["quantity"] == "score" and not row["task"].startswith("average"):
+                scores.append(Decimal(row["value"]))
+            elif row["quantity"] == "score":
+                mean, averages = sum(scores) / len(scores), averages + 1
+                if abs(Decimal(row["value"]) - mean) > Decimal("0.005"):  # a tie may go either way
+                    off[table, row["model"], row["method"]] = (round(mean, 3), row["value"])
+                scores = []
+    assert averages == 25 + 25 + 4 + 4
+    assert off == {
+        ("generation", "LLaMA3.1-8B", "wanda-sp"): (Decimal("12.616"), "12.61"),  # cut
+        ("discriminative", "Mistral-7B-v0.3", "harp"): (Decimal("64.647"), "64.64"),  # cut
+        ("generation", "Mistral-7B-v0.3", "harp+flap"): (Decimal("30.874"), "30.88"),  # neither cut nor rounded
+    }
+
+
+def test_tables_agree_where_they_repeat_each_other():
+    blocks = {name: paper(name).query("quantity == 'score' and model == 'LLaMA3.1-8B'") for name in LABELS}
+    blocks = {name: rows.pivot_table("value", "task", "method") for name, rows in blocks.items()}
+    ablation = blocks["alpha_ablation"]
+    for kind in ("generation", "discriminative"):
+        harp = blocks[kind]["harp"].rename({"average": f"average {kind}"})
+        assert ablation.loc[harp.index, "harp"].equals(harp)
+    top = blocks["layer_selection"]["top"].rename({"average": "average discriminative"})
+    assert ablation.loc[top.index, "top"].equals(top)
+
+
+def test_costs_follow_from_their_parts():
+    seconds = paper("efficiency").query("quantity == 'seconds'").pivot_table("value", "length", "method").loc[65536]
+    saved = paper("efficiency").query("quantity == 'time_saved'")["value"].item()
+    assert saved == round(100 * (1 - seconds["harp"] / seconds["dense"]), 1) == 16.7
+    cost = paper("search_cost").query("method == 'harp'").set_index(["task", "quantity"])["value"]
+    assert cost["wikitext", "evaluations"] == cost["wikitext", "documents"] * cost["wikitext", "layers"] * 11
+    assert cost["all", "forward_passes"] == cost["all", "layers"] * cost["all", "candidates"] == 80
+
+
+def test_ranges_have_a_width_that_the_paper_tried():
+    tried = {  # layers of the model, widths for the uniform baselines, widths for FLAP
+        "LLaMA3.1-8B": (32, {16, 32}, {12, 16, 20, 24, 28, 32}),
+        "Mistral-7B-v0.3": (32, {16, 32}, {12, 16, 20, 24, 28, 32}),
+        "Qwen2-7B": (28, {8, 16}, {8, 12, 16, 20, 24, 28}),
+        "Gemma2-9B": (42, {8, 12, 16, 24}, {9, 12, 18, 24, 30, 36, 42}),
+    }
+    for row in paper("layer_ranges").itertuples():
+        layers, uniform, adaptive = tried[row.model]
+        assert 0 <= row.start < row.end <= layers
+        assert row.end - row.start in (adaptive if row.method == "flap" else uniform)
+
+
+@pytest.fixture
+def source(shared):
+    return (shared / "paper" / "high-layer-attention-pruning.tex").read_text(encoding="utf-8")
+
+
+def printed_table(source, label):
+    """(model, method, column, cell) of a table in the paper, from left to right and from top to bottom."""
+    body = source[source.index(rf"\label{{{label}}}") :]
+    caption = source[: source.index(rf"\label{{{label}}}")].rpartition(r"\caption")[2]
+    (model, *_), header = re.findall("|".join(map(re.escape, MODELS)), caption), []
+    for line in body[: body.index(r"\end{tabular}")].split(r"\\"):
+        if names := re.findall("|".join(map(re.escape, MODELS)), line):
+            (model,) = names
+        line = re.sub(r"\\(?:midrule|cmidrule\(lr\)\{[\d-]+\})", "", line)
+        for _ in range(2):  # markup is in markup
+            line = re.sub(r"\\(?:textbf|rotatebox\[.*?\]\{\d+\}|multicolumn\{\d\}\{.*?\})\{([^{}]*)\}", r"\1", line)
+        cells = [cell.strip() for cell in line.split("&")]
+        if not re.fullmatch(r"\d+\.?\d*", cells[-1]):
+            header = cells
+            continue
+        method, *rest = (cell for cell in cells if "multirow" not in cell and cell)
+        method = re.sub(" |-8$", "", method).lower()
+        if label == "tab:ablation":
+            method = {"1.0": "top", "searched": "harp"}[rest.pop(0)]
+        for name, cell in zip(header[-len(rest) :], rest, strict=True):
+            yield model, method, name, cell
+
+
+@pytest.mark.parametrize("table", LABELS)
+def test_tables_are_those_of_the_paper(table, source):
+    columns = {"removed_fraction": "Parameter Pruning Ratio", "head_ratio": "Attention Head Pruning Ratio"}
+    rows = []
+    for row in typed(table):
+        cell, name = row["value"], columns.get(row["quantity"])
+        if row["quantity"] == "head_ratio":
+            cell = r"100\%" if cell == "1" else str(Fraction(cell).limit_denominator(10))
+        elif row["quantity"] == "removed_fraction" and cell != "0":
+            cell += r"\%"
+        title = ALL_BENCHMARKS[row["task"]].title if row["task"] in ALL_BENCHMARKS else "Average"
+        rows.append((row["model"], row["method"], name or title, cell))
+    assert rows == list(printed_table(source, LABELS[table]))
+
+
+def test_numbers_in_the_text_are_those_of_the_paper(source):
+    for value in paper("alpha_robustness")["value"]:
+        assert f"{value:.2f}" in source
+    alphas = paper("alpha_search").query("model in ('LLaMA3.1-8B', 'LLaMA3.1-70B')")
+    for _, part in alphas.groupby(["model", "task"]):
+        assert ",".join(f"{alpha:.1f}" for alpha in part["value"]) in source  # from the top down
+    for method, part in paper("selected_layers").groupby("method"):
+        metric = "Hessian" if method == "hessian" else method
+        assert f"{list(part['layer'])} based on the {metric}-based metric" in source
+    rows = paper("layer_ranges").itertuples()
+    titles = {"mag-sp": "Mag-sp", "wanda-sp": "Wanda-sp", "llm-pruner": "LLM-Pruner", "flap": "FLAP"}
+    assert all(f"{titles[row.method]} & {row.start} & {row.end} " in source for row in rows)
+    numbers = [row["value"] for row in typed("efficiency")]
+    times = "times ranged from {} ± {}s for 1024 tokens to {} ± {}s for 65536 tokens"
+    assert "for the original model, inference " + times.format(*numbers[:4]) in source
+    assert "for the pruned model, " + times.format(*numbers[4:8]) in source
+    documents = [row["value"] for row in typed("dataset_statistics") if row["quantity"] == "documents"]
+    assert " & ".join([r"\# Tasks", *documents[:6]]) in source
+    assert ", ".join(documents[6:10]) + f", and {documents[10]}, respectively" in source
