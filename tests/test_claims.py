@@ -8,8 +8,8 @@ import pytest
 from harp_lib import config
 from harp_lib.measure.evaluation import BENCHMARKS, LONGBENCH
 from harp_lib.methods import BASELINES
-from harp_lib.report import claim_tests, claims, data
-from harp_lib.report.claim_tests import TESTS, Finding, Outcome
+from harp_lib.report import claims, data
+from harp_lib.report.claims.score_tests import TESTS, Finding, Outcome, weakest
 from harp_lib.report.comparisons import Interval
 
 R, N, O = Outcome.REPRODUCED, Outcome.NOT, Outcome.INCONCLUSIVE  # noqa: E741
@@ -19,7 +19,7 @@ CLAIMS = {claim["id"]: claim for claim in claims.load_claims()}
 JUDGED = [name for name, claim in CLAIMS.items() if claim["kind"] in ("measured", "ours")] + ["cache"]
 UP, DOWN = np.linspace(0.1, 1, LAYERS + 1), np.linspace(1, 0.1, LAYERS + 1)
 SIGNS = np.resize([1.0, -1.0], DOCUMENTS)  # documents that disagree
-ELSEWHERE = {"alpha-alike", "norm-changes", "pruning-changes-norm", "tuned-clearly", "cache"}  # not all three can be
+ELSEWHERE = {"alpha-alike", "pruning-changes-norm", "tuned-clearly", "cache"}  # not all three can be
 
 
 def nll(level, wave=0.01):
@@ -175,7 +175,6 @@ def test_claims_that_cannot_be_all_three():
         source._stores["alpha_search"] = cells
         found += [finding.outcome for finding in TESTS["alphas_alike"][0](source, MODEL)]
     assert found == [R, N, O]
-    assert [judged("norm-changes", world) for world in (R, N, O)] == [R, N, O]
     assert [judged("pruning-changes-norm", world) for world in (R, O)] == [R, O]
     assert [judged("tuned-clearly", world) for world in (R, O)] == [R, O]
     assert [judged("cache", world) for world in (R, N)] == [R, N]
@@ -206,8 +205,8 @@ def test_parts_and_models():
     assert [claims.together(parts) for parts in ([R, R], [R, N], [R, O], [N, O])] == [R, Outcome.PARTLY, O, N]
     assert [claims.over_models(models) for models in ([R, O], [R, Outcome.NOT_RUN])] == [Outcome.PARTLY, R]
     pieces = [Finding(Interval(value, value - 1, value + 1)) for value in (3, 0.5, -5, 9)]
-    assert claim_tests.weakest(pieces).interval.value == -5
-    assert claim_tests.weakest([piece._replace(less=True) for piece in pieces]).interval.value == 9
+    assert weakest(pieces).interval.value == -5
+    assert weakest([piece._replace(less=True) for piece in pieces]).interval.value == 9
 
 
 @pytest.fixture(scope="module")

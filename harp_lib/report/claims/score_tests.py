@@ -1,7 +1,7 @@
 """The named tests of ``data/paper/claims.yaml``: each turns the cells of one model into findings.
 
 A test is ``(source, model, **arguments) -> list of Finding``: what has to hold, piece by piece; of rivals it is the
-closest one only, for who leads it leads them all. What fits none of these is in ``claim_functions``.
+closest one only, for who leads it leads them all. What fits none of these is in ``layer_tests``.
 """
 
 from collections.abc import Callable, Iterable, Sequence

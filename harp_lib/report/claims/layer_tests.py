@@ -7,7 +7,7 @@ from harp_lib import accounting
 from harp_lib.measure.text import TITLES as CORPORA
 from harp_lib.methods import BASELINES, TITLES
 from harp_lib.report import comparisons
-from harp_lib.report.claim_tests import Finding, named, paper_model, weakest
+from harp_lib.report.claims.score_tests import Finding, named, paper_model, weakest
 from harp_lib.report.comparisons import Interval
 from harp_lib.report.data import Missing, paper
 from harp_lib.report.tables import pruning_ratios

@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 
 from harp_lib import config
 from harp_lib.measure.models import display_name
-from harp_lib.report import claim_functions, data, figure, plots, table
-from harp_lib.report.claim_tests import NOTHING, TESTS, Finding, Outcome, paper_model, weakest
+from harp_lib.report import data, figure, plots, table
+from harp_lib.report.claims import layer_tests
+from harp_lib.report.claims.score_tests import NOTHING, TESTS, Finding, Outcome, paper_model, weakest
 
 ORDER = MEASURED, OURS, COUNTED, THEOREM, ERRATUM = "measured", "ours", "counted", "theorem", "erratum"
 TRUTHS = ("not run", "unclear", "false", "true if", "true")  # the first that applies to a part decides
@@ -24,7 +25,7 @@ MOST = 6  # rows of a notebook's verdict
 COLOURS = {"reproduced": plots.FIRST, "partly": plots.SECOND, "not reproduced": "#a4133c", "inconclusive": "#c8c8c8"}
 COLOURS |= {"not run": "#efefef"}
 Profile = str | Mapping[str, Any] | pd.DataFrame
-assert claim_functions  # its tests register themselves
+assert layer_tests  # they register themselves
 
 
 def load_claims() -> list[dict[str, Any]]:
