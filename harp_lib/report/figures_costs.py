@@ -58,10 +58,9 @@ def groups(profile: dict) -> pd.DataFrame:
 def baseline_groups(profile: dict) -> Figure:
     """What goes where; FLAP as the paper prints it, and as its repository has it."""
     frame = groups(profile)
-    frame["title"] = frame["method"].map(TITLES | {"flap-squared": "FLAP, upstream"})
-    frame = frame.sort_values(
-        "title", key=lambda part: part.map(list(dict.fromkeys(frame["title"])).index), kind="stable"
-    )
+    names = {m: TITLES[m] for m in BASELINES} | {"flap-squared": "FLAP, upstream", HARP: "HARP", FLAPPED: "HARP+FLAP"}
+    frame = frame.sort_values("method", key=lambda part: part.map(list(names).index), kind="stable")
+    frame = frame.sort_values("model", kind="stable").assign(title=lambda rows: rows["method"].map(names))
     drawn, grid = plots.panels(frame, ["model", "title"], size=(1.7, 4.2), wrap=frame["title"].nunique())
     for axis, part in grid:
         wide, method = part.pivot_table("state", "layer", "group"), part["method"].iloc[0].removesuffix("-squared")
@@ -82,10 +81,11 @@ def baseline_groups(profile: dict) -> Figure:
 
 @figure("baselines")
 def baseline_change(profile: dict) -> Figure:
-    """How many times HARP's and HARP+FLAP's perplexity each baseline has, held out; with other calibration samples too."""
+    """How many times the held-out perplexity of HARP and HARP+FLAP each baseline has, with other samples as well."""
     frame, parts = perplexities(profile, "baselines", HARP, FLAPPED), []
     stored = data.cells(profile["name"], "baselines")
     frame = frame[frame["method"].isin(BASELINES) & (frame["split"] == "validation")]
+    frame = frame.sort_values("method", key=lambda part: part.map(list(BASELINES).index), kind="stable")
     for reference, equal in ((HARP, "heads"), (FLAPPED, "parameters")):
         ratio = 1 + frame[[reference, f"{reference} low", f"{reference} high"]].to_numpy()
         part = pd.DataFrame(ratio, columns=["value", "low", "high"]).assign(
@@ -94,11 +94,11 @@ def baseline_change(profile: dict) -> Figure:
         part["panel"] = [f"as many {equal} as {TITLES[reference]}\n{TEXTS[corpus]}" for corpus in frame["corpus"]]
         parts.append(part.assign(model=frame["model"].to_list(), method=frame["method"].to_list()))
     for (model, method, task), cell in stored.items():
-        if method in BASELINES and task.startswith("seed-"):
+        if method in BASELINES and "-seed-" in task and "nll" in cell["result"]:
             own, other = cell["result"], stored[model, FLAPPED, task]["result"]
             ratio = 1 + np.array(comparisons.change(other["nll"], own["nll"], own["tokens"])[:3])
             row = dict(zip(("value", "low", "high"), ratio, strict=True)) | {"reference": FLAPPED, "n": len(own["nll"])}
-            row["panel"] = f"as many parameters as HARP+FLAP\ncalibration sample {task.removeprefix('seed-')}"
+            row["panel"] = f"as many parameters as HARP+FLAP\ncalibration sample {task.rpartition('-')[2]}"
             parts.append(pd.DataFrame([row | {"model": model, "method": method}]))
     frame = pd.concat(parts, ignore_index=True)
     frame["title"] = frame["method"].map(TITLES)
