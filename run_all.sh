@@ -49,7 +49,7 @@ set_up() {
         echo unfinished >"$stamp"
         say "installing what requirements.lock pins into .venv (a minute or two the first time)"
         local pip=("$python" -m pip --disable-pip-version-check --no-input)
-        local uv=("$python" -m uv pip install --python "$python")
+        local uv=("$python" -m uv pip install --quiet --compile-bytecode --python "$python")
         local index
         index=$("${pip[@]}" config get global.index-url 2>/dev/null) && export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}
         if ! { "${pip[@]}" install --quiet uv && "${uv[@]}" -r "$checkout/requirements.lock"; }; then
