@@ -260,7 +260,7 @@ def _kinds(frame: pd.DataFrame, hue: str | None, looks: Mapping[Any, Look]) -> d
     if hue is None:
         return {None: next(iter(looks.values()))}
     if unknown := set(frame[hue]) - set(looks):
-        raise ValueError(f"no look for {sorted(map(str, unknown))}; looks: {', '.join(map(str, looks))}")
+        raise ValueError(f"no look for {', '.join(map(str, unknown))}; looks: {', '.join(map(str, looks))}")
     return {key: look for key, look in looks.items() if (frame[hue] == key).any()}
 
 

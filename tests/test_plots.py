@@ -1,0 +1,234 @@
+"""Pictures, and the notebooks on layers and α (01, 02, 03, 06): what is drawn, said, and checked by hand."""
+
+import ast
+import itertools
+import re
+
+import matplotlib.pyplot as plt
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import Normalize, to_hex
+
+from harp_lib import report
+from harp_lib.config import NOTEBOOKS, load_profile
+from harp_lib.methods import COLOURS
+from harp_lib.report import data, plots
+from harp_lib.report.plots import LOOKS, span
+
+FIGURES = {
+    "01": ("similarity_by_layer", "uniformity", "attention_entropy", "value_gap", "block_influence"),
+    "02": ("norm_change", "value_norms", "stream_norms", "rescaling_perplexity"),
+    "03": ("alpha_curves", "alpha_by_layer", "alpha_held_out"),
+    "06": ("ablation_single_layers", "ablation_layers", "ablation_scores", "teaser_right", "ablation_gain"),
+}
+
+
+@pytest.fixture(autouse=True)
+def style():
+    plots.use_style()
+    yield
+    plt.close("all")
+
+
+@pytest.fixture(scope="module")
+def mini() -> dict:
+    return load_profile("mini")
+
+
+def book(number: str):
+    return nbformat.read(next(NOTEBOOKS.glob(f"{number}_*.ipynb")), 4)
+
+
+def frame() -> pd.DataFrame:
+    rows = itertools.product(["A", "B"], ["first", "second", "third"], ["dense", "harp"])
+    made = pd.DataFrame(list(rows), columns=["model", "task", "method"])
+    made["value"] = np.arange(len(made)) * 7.0 + 5
+    return made.assign(low=made["value"] - 3, high=made["value"] + 4, layer=made["task"].str.len())
+
+
+# ---- plots
+
+
+def drawn_intervals(axis: plt.Axes, along: int) -> set[tuple[float, float]]:
+    """The ends of every error bar on an axis."""
+    segments = [part for box in axis.containers for part in getattr(box, "lines", [()] * 3)[2]]
+    ends = [segment[:, along] for part in segments for segment in part.get_segments() if len(segment)]
+    return {(round(min(end), 6), round(max(end), 6)) for end in ends}
+
+
+@pytest.mark.parametrize(("upright", "scale"), [(False, "linear"), (False, "log"), (True, "log")])
+def test_intervals_of_dots_are_where_the_numbers_are(upright, scale):
+    figure, grid = plots.dots(frame(), "value", "task", "method", upright=upright)
+    for axis, part in grid:
+        (axis.set_yscale if upright else axis.set_xscale)(scale)
+        assert drawn_intervals(axis, along=int(upright)) == set(zip(part["low"], part["high"], strict=True))
+    names = grid[0][0].get_xticklabels() if upright else grid[0][0].get_yticklabels()
+    assert [name.get_text() for name in names] == ["first", "second", "third"]
+    plots.finish(figure, grid, "A title", x="score (%)")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["dense", "HARP"]
+
+
+def test_the_first_look_stands_above_the_second():
+    _, grid = plots.dots(frame(), "value", "task", "method")
+    dense, harp = (box.lines[0].get_ydata() for box in grid[0][0].containers)
+    assert grid[0][0].yaxis_inverted()
+    assert (dense < harp).all()
+
+
+def test_a_missing_interval_is_not_drawn_and_an_unknown_look_is_named():
+    part = frame().assign(low=np.nan, high=np.nan)
+    _, grid = plots.dots(part, "value", "task", "method")
+    assert not any(low == low for axis, _ in grid for low, _ in drawn_intervals(axis, 0))
+    with pytest.raises(ValueError, match="no look for unheard-of"):
+        plots.dots(part.assign(method="unheard-of"), "value", "task", "method")
+
+
+def test_lines_and_their_bands_are_where_the_numbers_are():
+    part = frame().assign(layer=[0, 0, 1, 1, 2, 2] * 2)
+    _, grid = plots.lines(part, "value", "layer", "method")
+    for axis, own in grid:
+        drawn = {tuple(point) for line in axis.lines for point in line.get_xydata()}
+        assert drawn == set(zip(own["layer"], own["value"], strict=True))
+        corners = {tuple(point) for band in axis.collections for point in band.get_paths()[0].vertices}
+        assert corners == {(row.layer, end) for row in own.itertuples() for end in (row.low, row.high)}
+
+
+def test_bars_and_tiles_have_their_numbers():
+    part = frame().replace({"method": {"dense": "alpha-1"}})
+    _, grid = plots.bars(part, "value", "task", "method")
+    for axis, own in grid:
+        assert sorted(bar.get_height() for bar in axis.patches) == sorted(own["value"])
+        faces = [to_hex(bar.get_facecolor()) for bar in axis.patches]
+        assert faces.count("#ffffff") == 3  # HARP at α = 1 is hollow
+        assert drawn_intervals(axis, 1) == set(zip(own["low"], own["high"], strict=True))
+    part = frame().assign(head=[0, 1] * 6, layer=[0, 0, 1, 1, 2, 2] * 2)
+    _, grid = plots.tiles(part, "value", "head", "layer", label="value", norm=Normalize(0, 100))
+    for axis, own in grid:
+        assert (axis.collections[0].get_array().ravel() == own["value"]).all()
+
+
+def test_one_colour_has_one_meaning():
+    meanings = [*COLOURS.values(), plots.PAPER, plots.RANDOM, plots.FIRST, plots.SECOND]
+    assert len({colour.lower() for colour in meanings}) == len(meanings)
+    marks = {(look.marker, look.hollow, look.colour) for look in LOOKS.values()}
+    assert len(marks) == len(LOOKS)
+
+
+def test_one_panel_has_no_title_and_several_have_their_models():
+    _, grid = plots.lines(frame(), "value", "layer", "method")
+    assert [axis.get_title(loc="left") for axis, _ in grid] == ["A", "B"]
+    single = frame().query("model == 'A'")
+    _, grid = plots.lines(single, "value", "layer", "method")
+    assert grid[0][0].get_title(loc="left") == ""
+    assert plots.about(single, "of three") == "A; of three"
+
+
+def test_span_names_one_number_or_two():
+    assert span([0.5]) == "0.50"
+    assert span([2, -1, np.nan, np.inf], "+.1f") == "−1.0 to +2.0"
+    assert span([]) == "–"
+
+
+# ---- figures
+
+
+@pytest.mark.parametrize("name", [name for names in FIGURES.values() for name in names])
+def test_figures_say_what_is_seen_and_in_which_units(mini, name):
+    entry = report.entries()[name]
+    if not all(data.cells("mini", store) for store in entry.stores):
+        pytest.skip("no reference")
+    drawn = entry.make(mini)
+    title = " ".join(text.get_text() for text in drawn.texts[:1])
+    assert re.search(r"\d", title), f"a title renders numbers: {title!r}"
+    assert "nan" not in title
+    own = [axis for axis in drawn.axes if axis.get_subplotspec() is not None and axis.get_label() != "<colorbar>"]
+    assert any(axis.get_xlabel() for axis in own) or all(axis.get_xticklabels() for axis in own)
+    assert any(axis.get_ylabel() or len(axis.get_yticklabels()) for axis in own)
+    for axis in own:
+        low, high = sorted(axis.get_ylim())
+        points = [y for line in axis.lines for y in np.atleast_1d(line.get_ydata()) if np.isfinite(y)]
+        assert not points or sum(low <= y <= high for y in points) > 0.9 * len(points), "marks are cut off"
+
+
+def test_a_title_has_the_number_of_the_cells(mini):
+    cells = data.cells("mini", "similarity")
+    documents = [
+        text
+        for (_, method, task), cell in cells.items()
+        if method == "trained" and task in mini["corpora"]
+        for text in cell["result"]["similarity"]
+    ]
+    if not documents:
+        pytest.skip("no reference")
+    peak = np.mean(documents, axis=0).max()
+    assert f"peaks at {peak:.2f} with trained" in report.entries()["similarity_by_layer"].make(mini).texts[0].get_text()
+
+
+# ---- notebooks
+
+
+@pytest.mark.parametrize("number", FIGURES)
+def test_a_notebook_keeps_to_its_limits(number):
+    read = book(number)
+    prose = " ".join(cell.source for cell in read.cells if cell.cell_type == "markdown")
+    code = [cell for cell in read.cells if cell.cell_type == "code"]
+    everything = "\n".join(cell.source for cell in code)
+    assert len(read.cells) <= 30
+    assert len(prose.split()) <= 900
+    assert read.metadata.kernelspec.name == "python3"
+    assert not any(cell.outputs or cell.execution_count for cell in code)
+    assert "**The claim.**" in read.cells[0].source
+    assert "assert " in everything or "assert_close" in everything
+    assert not re.search(r"\d ?%|\d\.\d\d", prose.replace("95 %", "")), "measured numbers are rendered, not typed"
+
+    shown = re.findall(r'report\.show\("(\w+)"', everything)
+    entries = report.entries()
+    figures = [name for name in shown if not entries[name].is_table]
+    assert set(figures) == set(FIGURES[number])
+    assert len(figures) <= 6
+    assert len(shown) - len(figures) + everything.count("to_markdown") + everything.count("claims.show") <= 5
+    assert "provenance_table" in code[-1].source
+    heads = [line for cell in read.cells for line in cell.source.splitlines() if line.startswith("## ")]
+    assert heads[-3:] == ["## Verdict", "## Play", "## Where these numbers come from"]
+
+
+@pytest.mark.parametrize("number", FIGURES)
+def test_the_parameters_are_plain_literals(number):
+    (cell,) = [cell for cell in book(number).cells if "parameters" in cell.metadata.get("tags", [])]
+    found = {node.targets[0].id: ast.literal_eval(node.value) for node in ast.parse(cell.source).body}
+    limited = {"limit": None} if number == "06" else {}
+    assert found == {"profile": "mini", "models": None, "datasets": None, **limited, "force": False, "seed": 0}
+
+
+def by_hand(number: str, models: list[str], replace: str = "", by: str = "") -> None:
+    """Run what a notebook computes by hand, up to its first stored result."""
+    code = [cell.source for cell in book(number).cells if cell.cell_type == "code"][1:]
+    names = {"profile": "smoke", "models": models, "datasets": None, "limit": None, "force": False, "seed": 0}
+    for source in itertools.takewhile(lambda source: "report.show(" not in source, code):
+        source = re.sub(r"^experiments\.run\(.*$", "", source, flags=re.M).replace(replace, by)
+        exec(compile(source, number, "exec"), names)
+
+
+@pytest.mark.parametrize("models", [["tiny-llama"], ["tiny-gemma2"]])
+@pytest.mark.parametrize("number", FIGURES)
+def test_what_a_reader_writes_by_hand_is_what_the_library_does(number, models):
+    by_hand(number, models)
+
+
+@pytest.mark.parametrize(
+    ("number", "right", "wrong"),
+    [
+        ("01", "(cosines.sum() - N)", "cosines.sum()"),
+        ("01", "(H - H.mean(dim=0))", "(H - H[0])"),
+        ("02", "(A @ H).norm(dim=(1, 2))", "(A.mT @ H).norm(dim=(1, 2))"),
+        ("03", "alpha * attention.o_proj", "attention.o_proj"),
+        ("03", "hidden + layer.mlp", "layer.mlp"),
+        ("03", "alphas[above]", "0.5"),
+        ("06", "to_itself(layer.self_attn)", "layer.self_attn.forward"),
+    ],
+)
+def test_a_mistake_by_hand_is_found(number, right, wrong):
+    with pytest.raises(AssertionError):
+        by_hand(number, ["tiny-llama"], right, wrong)
