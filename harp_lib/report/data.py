@@ -66,7 +66,7 @@ _TASKS = (  # what the names of cells say: columns of their own
     r"range-(?P<start>\d+)-(?P<end>\d+)",
     r"(prefill|decode|split)-(?P<length>\d+)",
     r"(search|contraction)-(?P<corpus>.+)",
-    r"(.+-)?seed-(?P<seed>\d+)",
+    r"((?P<corpus>.+)-validation|.+)-seed-(?P<seed>\d+)",
     r"(?P<corpus>.+)-(?P<split>train|test|validation)",
 )
 
@@ -178,8 +178,13 @@ class Source:
             raise Missing(f"needs {method}/{prefix}… of {store}")
         return found
 
-    def scores(self, store: str, model: str, method: str, task: str) -> list[float]:
-        """By question; those of the ablations that are HARP's and the dense model's are in the main tables."""
+    def scores(self, store: str, model: str, method: str, task: str, seed: int = 0) -> list[float]:
+        """By question; those of the ablations that are HARP's and the dense model's are in the main tables.
+
+        With a seed: after calibration on another draw of the text, for the methods that have such scores.
+        """
+        if seed and (model, method, f"{task}-seed-{seed}") in self.cells("baselines"):
+            return self.result("baselines", model, method, f"{task}-seed-{seed}")["scores"]
         shared = store == "ablations" and method in ("dense", "harp")
         return self.result("main_tables" if shared else store, model, method, task)["scores"]
 
@@ -243,5 +248,5 @@ def _said(task: str) -> dict[str, Any]:
     """What the name of a task says."""
     for pattern in _TASKS:
         if found := re.fullmatch(pattern, task):
-            return {name: _number(value) for name, value in found.groupdict().items()}
+            return {name: _number(value) for name, value in found.groupdict().items() if value is not None}
     return {}

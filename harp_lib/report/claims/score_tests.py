@@ -6,6 +6,7 @@ closest one only, for who leads it leads them all. What fits none of these is in
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
+from itertools import product
 from math import nan
 from typing import NamedTuple
 
@@ -112,14 +113,22 @@ def _chances(tasks: Iterable[str]) -> float:
 
 
 @named("main_tables")
-def score_lead(source, model, left, right, tasks, each=False, on_par=(), store="main_tables") -> list[Finding]:
-    """By how many points ``left`` scores higher than the closest rival, on average over tasks or on each of them."""
+def score_lead(
+    source, model, left, right, tasks, each=False, on_par=(), store="main_tables", seeds=(0,)
+) -> list[Finding]:
+    """By how many points ``left`` scores higher than the closest rival, on average over tasks or on each of them.
+
+    Other seeds are other draws of the calibration text.
+    """
     rivals, found = _rivals(right), []
     tasks = source.complete(store, model, (left, *rivals), _names(tasks))
+    drawn = {task for *_, task in source.cells("baselines")}
+    if any(seed and not drawn & {f"{task}-seed-{seed}" for task in tasks} for seed in seeds):
+        raise Missing("needs scores after other calibration texts")
     goal = -PAR if paper_model(model) in on_par else 0.0
     tables = _tables(store, rivals)
     blocks = printed(model, *tables)
-    for group in [[task] for task in tasks] if each else [tasks]:
+    for seed, group in product(seeds, [[task] for task in tasks] if each else [tasks]):
         means = [block[group].mean(axis=1) for block in blocks]
         same = {
             "goal": goal,
@@ -128,9 +137,9 @@ def score_lead(source, model, left, right, tasks, each=False, on_par=(), store="
         }
         pieces = []
         for rival in rivals:
-            pairs = [tuple(source.scores(store, model, method, task) for method in (left, rival)) for task in group]
+            pairs = [tuple(source.scores(store, model, m, task, seed) for m in (left, rival)) for task in group]
             about = "α = 1" if tables[0] == "alpha_ablation" else TITLES.get(rival, rival.capitalize())
-            about += f", {ALL_BENCHMARKS[group[0]].title}" if each else ""
+            about += f", {ALL_BENCHMARKS[group[0]].title}" if each else f", calibration text {seed}" if seed else ""
             pieces.append(Finding(comparisons.paired_difference(pairs) * 100, about=f"against {about}", **same))
         found.append(weakest(pieces))
     return found
