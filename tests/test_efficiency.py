@@ -44,23 +44,24 @@ def result(task):
 
 def test_the_shape_of_a_model_of_the_paper(profile, capsys):
     assert compute("efficiency", profile, SHAPE) == {"computed": 7, "read": 0, "failed": 0}
-    runs = 4 * (3 + 4 + 1) + 2 * 4 + 2 * 4 * 3
+    runs = 5 * (3 + 4 + 1) + 2 * 4 + 2 * 4 * 3
     assert f"{runs}/{runs}" in capsys.readouterr().err, "the bar counts every run"
     counted = result("counted")
     assert (counted["layers"], counted["whole_layers"], counted["random_shape"]) == (8, 32, True)
     assert counted["left_out"] == [10**6], "longer than it reads"
     assert counted["missing"] == {}
     variants = counted["variants"]
-    assert list(variants) == ["dense", "harp", "harp-folded", "thinned"]
+    assert list(variants) == ["dense", "harp", "harp-tail", "harp-folded", "thinned"]
     assert variants["harp"]["layers_without_attention"] == 2
     assert len({variants[name]["removed_groups"] for name in ("harp", "harp-folded", "thinned")}) == 1
     for tokens, repetitions in {16: 2, 48: 3, 64: 1}.items():
         cell = result(f"prefill-{tokens}")
         assert all(len(times) == repetitions and min(times) > 0 for times in cell["seconds"].values())
-        assert cell["flops"]["full"]["dense"] > cell["flops"]["full"]["harp"] > cell["flops"]["full"]["harp-folded"]
+        flops = [cell["flops"]["full"][name] for name in ("dense", "harp", "harp-folded", "harp-tail")]
+        assert flops == sorted(flops, reverse=True)
         assert set(cell["peak_bytes"]) == (set(variants) if repetitions > 1 else set()), "one run is not measured twice"
     held = result("prefill-16")["cache_bytes"]
-    assert held["harp"] * 8 == held["dense"] * 6
+    assert held["harp-tail"] * 8 == held["harp"] * 8 == held["dense"] * 6
     assert {name: len(runs) for name, runs in result("split-48")["seconds"].items()} == {"dense": 3, "harp": 3}
     assert result("decode-16")["bytes"]["harp"] < result("decode-16")["bytes"]["dense"]
     assert compute("efficiency", profile, SHAPE) == {"computed": 0, "read": 7, "failed": 0}
@@ -115,7 +116,7 @@ def test_variants_compute_what_their_plans_say(family):
     model = model_of(family)
     ids, variants = torch.arange(14)[None], efficiency.make_variants(model, PLAN)
     plans = {name: variant.plan for name, variant in variants.items()} | {"dense": PruningPlan(6, {})}
-    for name in ("harp", "harp-folded"):
+    for name in ("harp", "harp-tail", "harp-folded"):
         plans[name] = PruningPlan.value_only(6, [1.0, 0.0])  # alpha is in no variant: it takes no time
     for name, variant in variants.items():
         with torch.no_grad(), temporarily_pruned(model, plans[name]):
@@ -126,12 +127,25 @@ def test_variants_compute_what_their_plans_say(family):
         assert len(shared) > 30, "the weights are not copied"
 
 
+def test_only_the_tail_variant_spares_positions(monkeypatch):
+    """HARP is timed as the paper runs it: every position passes every layer."""
+    seen = []
+    for name, variant in efficiency.make_variants(model_of("llama"), PLAN).items():
+        gate = variant.model.model.layers[5].mlp.gate_proj  # a hook would turn it off
+        monkeypatch.setattr(
+            gate, "forward", lambda hidden, of=gate: seen.append(hidden.shape[1]) or hidden @ of.weight.T
+        )
+        timing.prefill(variant.model, torch.arange(12)[None])
+        assert seen.pop() == (1 if name == "harp-tail" else 12), name
+        monkeypatch.undo()
+
+
 @pytest.mark.parametrize(
     ("family", "groups", "alphas", "names"),
     [
-        ("olmo2", 2, [0.8, 0.0], ["dense", "harp", "harp-folded"]),  # a norm over all heads
-        ("llama", 4, [0.8, 0.0], ["dense", "harp", "thinned"]),  # a value head for each query head
-        ("llama", 2, [0.0], ["dense", "harp", "thinned"]),  # no layer keeps its values
+        ("olmo2", 2, [0.8, 0.0], ["dense", "harp", "harp-tail", "harp-folded"]),  # a norm over all heads
+        ("llama", 4, [0.8, 0.0], ["dense", "harp", "harp-tail", "thinned"]),  # a value head for each query head
+        ("llama", 2, [0.0], ["dense", "harp", "harp-tail", "thinned"]),  # no layer keeps its values
     ],
 )
 def test_what_a_model_cannot_have_is_left_out(family, groups, alphas, names):

@@ -101,7 +101,7 @@ def expected(store):
         | every(ALL, [f"{FIRST}-test", f"{FIRST}-validation", f"{SECOND}-validation"], *nll)
         | every(["flap-squared", "flap-without-bias"], [f"{FIRST}-validation"], *nll)
         | every(CALIBRATED, [f"{FIRST}-validation{seed}" for seed in seeds], *nll)
-        | every(CALIBRATED, [f"piqa{seed}" for seed in seeds], *SCORES)
+        | every(CALIBRATED, [f"{task}{seed}" for task in ("triviaqa", "piqa") for seed in seeds], *SCORES)
         | every(ALL, ["writing"], "ids", "texts"),
         "main_tables": every(ALL, TASKS, *SCORES),
         "longbench": every(ALL, ["longbench_narrativeqa", "longbench_hotpotqa"], *SCORES, "prompt_tokens", "context"),

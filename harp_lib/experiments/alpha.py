@@ -29,9 +29,9 @@ def alpha(job: Job) -> None:
     searched = {f"searched-on-{corpus}": job.alphas(corpus) for corpus in job.corpora}
     top = list(searched[f"searched-on-{job.corpora[0]}"])
     plans = {"alpha-1": dict.fromkeys(top, 1.0), "alpha-0": dict.fromkeys(top, 0.0), **searched, "dense": {}}
-    texts = [job.text(corpus, split) for corpus in job.corpora for split in (SEARCHED, HELD_OUT)]
+    texts = [(corpus, split) for corpus in job.corpora for split in (SEARCHED, HELD_OUT)]
     with tqdm(total=len(plans) * len(texts), desc="perplexities", unit="cell") as bar:
-        for text in texts:
+        for text in (job.text(*name) for name in texts):  # one at a time in memory
             for method, alphas in plans.items():
 
                 def compute(alphas=alphas, text=text) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def alpha(job: Job) -> None:
                 inputs = text.inputs | {"alphas": {str(layer): alpha for layer, alpha in alphas.items()}}
                 job.cell(method, f"{text.corpus.name}-{text.corpus.split}", inputs, compute)
                 bar.update()
-    _cost(job, texts[0].first(job.profile["alpha_search"]["literal_documents"]))
+    _cost(job, job.text(job.corpora[0], SEARCHED).first(job.profile["alpha_search"]["literal_documents"]))
 
 
 def _cost(job: Job, part: Text) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,8 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.initialization import no_init_weights
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from harp_lib import config as paths
 from harp_lib.accounting import (
@@ -28,14 +28,15 @@ from harp_lib.accounting import (
 )
 from harp_lib.experiments.job import Job
 from harp_lib.measure import timing
-from harp_lib.measure.models import release_memory
+from harp_lib.measure.models import random_model, release_memory
 from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.layers import folds
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
+from harp_lib.pruning.remote import pruned_class
 from harp_lib.pruning.surgery import swap_modules
 from harp_lib.results import device_name
 
-DENSE, HARP, FOLDED, THINNED = "dense", "harp", "harp-folded", "thinned"
+DENSE, HARP, TAIL, FOLDED, THINNED = "dense", "harp", "harp-tail", "harp-folded", "thinned"
 LEFT_OUT = {
     FOLDED: "no pruned layer has query heads that share a value head",
     THINNED: "its attention without some of its heads is not the same as with these heads masked",
@@ -44,7 +45,6 @@ LEFT_OUT = {
 PAIRS = {"full": False, "causal": True}  # query-key pairs that are counted: all, or those that are visible
 POINTS = 33  # of each counted curve
 CACHE_MOVES = 3  # of all keys and values for each new token: read and written for a longer copy, read by attention
-DEVIATION = 0.02  # of random weights, as models of this kind are initialised
 # How allocators and cuBLAS say it that raise no error of a kind of its own, as on a CPU.
 NO_MEMORY = re.compile(r"out of memory|not enough memory|can't allocate memory|ALLOC_FAILED")
 
@@ -55,31 +55,30 @@ class Variant(NamedTuple):
     model: PreTrainedModel
     plan: PruningPlan | None = None
     fold_output: bool = False
+    tail_only: bool = False  # a prefill sends its last position alone through the pruned layers at the top
 
 
 def make_variants(model: PreTrainedModel, plan: PruningPlan) -> dict[str, Variant]:
-    """The dense model, HARP's plan carried out in two ways, and as many groups taken from all layers evenly.
+    """The dense model, HARP's plan carried out in three ways, and as many groups taken from all layers evenly.
 
     All share the weights of ``model``: what a variant has of its own are sliced and folded projections. Alpha is left
     out. In a pruned model it is in the weights and takes no time; only where it is 0 does the rest of the attention
     go too, and that it does here. A variant that a model cannot have is left out: ``LEFT_OUT`` says why.
     """
-    variants = {DENSE: Variant(model), HARP: _variant(model, plan)}
+    plans, thinned = {HARP: plan, TAIL: plan}, thinned_plan(model.config, plan)
     if any(alpha and folds(decoder_layers(model)[layer].self_attn) for layer, alpha in plan.alphas.items()):
-        variants[FOLDED] = _variant(model, plan, fold_output=True)
-    thinned = thinned_plan(model.config, plan)
-    try:
+        plans[FOLDED] = plan
+    with suppress(ValueError):  # as of a norm over all heads
         check_plan(model, thinned)
-    except ValueError:  # as of a norm over all heads
-        return variants
-    return variants | {THINNED: _variant(model, thinned)}
-
-
-def _variant(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False) -> Variant:
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    twin = copy.deepcopy(model, shared)
-    swap_modules(twin, plan, fold_output)
-    return Variant(twin, plan, fold_output)
+        plans[THINNED] = thinned
+    variants, weights = {DENSE: Variant(model)}, (*model.parameters(), *model.buffers())
+    for name, carried_out in plans.items():
+        twin = copy.deepcopy(model, {id(tensor): tensor for tensor in weights})
+        swap_modules(twin, carried_out, fold_output=name == FOLDED)
+        if name == TAIL:
+            twin.__class__ = pruned_class(type(twin))  # whose forward pass it is; the others run every position
+        variants[name] = Variant(twin, carried_out, name == FOLDED, name == TAIL)
+    return variants
 
 
 def thinned_plan(config: PreTrainedConfig, plan: PruningPlan) -> PruningPlan:
@@ -109,22 +108,6 @@ def random_shape(name: str, profile: dict[str, Any], seed: int) -> tuple[PreTrai
     alphas = printed.sort_values("layer", ascending=False)["value"].tolist()
     alphas = alphas[: max(1, round(len(alphas) * config.num_hidden_layers / whole))]
     return random_model(config, profile["dtype"], seed), PruningPlan.value_only(config.num_hidden_layers, alphas)
-
-
-@torch.no_grad()
-def random_model(config: PreTrainedConfig, dtype: str, seed: int) -> PreTrainedModel:
-    """A model of random weights, on the GPU if there is one; each weight is drawn once, in its place."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with device, no_init_weights():
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-    model.tie_weights()
-    generator = torch.Generator(device).manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if parameter.dim() > 1:
-            parameter.normal_(0.0, DEVIATION, generator=generator)
-        elif name.endswith(".bias"):
-            parameter.zero_()  # gains of norms are what they begin with
-    return model.eval()
 
 
 class Measurement(NamedTuple):
@@ -165,6 +148,7 @@ def efficiency(job: Job) -> None:
     often, decoding, every = settings["prefill"], settings["decode"], tuple(bench.variants)
     wanted = [Measurement("prefill", tokens, repetitions, every) for tokens, repetitions in often.items()]
     wanted += [Measurement("split", tokens, often[tokens], (DENSE, HARP)) for tokens in settings["split"]]
+    every = tuple(name for name in every if name != TAIL)  # which decodes as HARP does
     wanted += [Measurement("decode", tokens, decoding["repetitions"], every) for tokens in decoding["contexts"]]
     lengths, readable = sorted({each.tokens for each in wanted}), model.config.max_position_embeddings
     counted = partial(bench.counted, lengths, [tokens for tokens in lengths if tokens > readable])
@@ -217,7 +201,7 @@ class Bench:
         seconds = timing.interleaved(timed, wanted.repetitions, bar, warm_up=False)
         flops = {
             pairs: {
-                name: prefill_flops(self.config, variant.plan, wanted.tokens, causal, variant.fold_output)
+                name: prefill_flops(self.config, variant.plan, wanted.tokens, causal, *variant[2:])
                 for name, variant in self.variants.items()
             }
             for pairs, causal in PAIRS.items()
@@ -254,7 +238,7 @@ class Bench:
 
     def _weight_bytes(self, name: str) -> int:
         """Bytes of the weights that every token reads: all but an embedding that is not the output head."""
-        model, plan, fold_output = self.variants[name]
+        model, plan, fold_output, _ = self.variants[name]
         embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         rows = 0 if embedding is head else embedding.numel()
         return (parameters(self.config, plan, fold_output) - rows) * model.dtype.itemsize
@@ -266,7 +250,7 @@ class Bench:
         end = max(*lengths, 4 * config.intermediate_size)  # beyond where attention overtakes the FFN, however counted
         curve = [int(tokens) for tokens in np.unique(np.geomspace(lengths[0] / 2, end, POINTS).round())]
         variants = {}
-        for name, (model, plan, fold_output) in self.variants.items():
+        for name, (model, plan, fold_output, _) in self.variants.items():
             groups = count_groups(config, plan)
             variants[name] = {
                 "groups": sum(total for total, _ in groups),

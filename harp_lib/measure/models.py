@@ -96,6 +96,25 @@ def load_model(
     )
 
 
+def random_model(config: "PreTrainedConfig", dtype: str, seed: int) -> "PreTrainedModel":
+    """A model of random weights, on the GPU if there is one; each weight is drawn once, in its place."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with device, no_init_weights():
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    model.tie_weights()
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0.0, config.initializer_range, generator=generator)
+        elif name.endswith(".bias"):
+            parameter.data.zero_()  # gains of norms are what they begin with
+    return model.eval()
+
+
 def model_revision(model: "PreTrainedModel") -> str | None:
     """The commit of the hub's repository that a model came from; None for all other models."""
     return getattr(model.config, "_commit_hash", None)
