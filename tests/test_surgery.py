@@ -50,8 +50,9 @@ def logits(model, ids):
         return model(ids).logits
 
 
+@pytest.mark.parametrize("fold", [False, True], ids=["as it is", "folded"])
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_logits_of_the_official_code(shared, family):
+def test_logits_of_the_official_code(shared, family, fold):
     golden = json.loads((shared / "golden" / f"{family}.json").read_text())
     tensors = load_file(shared / "golden" / f"{family}.safetensors")
     config = AutoConfig.for_model(family, **golden["config"])
@@ -61,7 +62,7 @@ def test_logits_of_the_official_code(shared, family):
     assert set(missing) <= {"lm_head.weight"}  # tied in Gemma-2
     assert not unexpected
     torch.testing.assert_close(logits(model, tensors["ids"]), tensors["dense_logits"], atol=1e-4, rtol=0)
-    apply_plan(model, PruningPlan.value_only(6, golden["alpha_top_down"]))
+    apply_plan(model, PruningPlan.value_only(6, golden["alpha_top_down"]), fold)
     torch.testing.assert_close(logits(model, tensors["ids"]), tensors["logits"], atol=1e-4, rtol=0)
 
 
@@ -145,39 +146,12 @@ def test_queries_and_keys_are_gone(tiny):
     assert before - sum(p.numel() for p in model.parameters()) == 2 * query_key + value_output
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_implementations_and_dtypes(tokens, implementation, dtype):
-    from harp_lib.measure.registry import tiny_model
-
-    reference = tiny_model("tiny-llama")
-    model = tiny_model("tiny-llama", attn_implementation=implementation).to(dtype)
-
-    def error():
-        expected = logits(reference, tokens)
-        return ((logits(model, tokens).float() - expected).norm() / expected.norm()).item()
-
-    dense_error = error()
-    plan = PruningPlan.value_only(6, [0.8, 0.3, 0.0])
-    apply_plan(reference, plan)
-    apply_plan(model, plan)
-    assert error() < max(2 * dense_error, 1e-5), "pruning may not cost more precision than the dtype does"
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu(tiny, tokens):
     plan = PruningPlan.value_only(6, [0.8, 0.3, 0.0])
     expected = logits(apply_plan(tiny(), plan), tokens)
     found = logits(apply_plan(tiny().cuda(), plan), tokens.cuda()).cpu()
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-
-
-def test_a_device_map_is_respected(tiny, tokens, tmp_path):
-    tiny().save_pretrained(tmp_path)
-    plan = PruningPlan.value_only(6, [0.8, 0.3, 0.0])
-    expected = logits(apply_plan(tiny(), plan), tokens)
-    mapped = AutoModelForCausalLM.from_pretrained(tmp_path, device_map={"": "cpu"})
-    torch.testing.assert_close(logits(apply_plan(mapped, plan), tokens), expected)
 
 
 def test_offloaded_weights_are_refused(tiny, tmp_path):
@@ -208,13 +182,14 @@ def check_unchanged_after(model, tokens, plan, message):
     assert set(model.state_dict()) == state
 
 
-def test_twice_is_an_error(tiny, tokens):
+def test_plans_for_something_else_are_refused(tiny, tokens):
+    model = tiny()
+    check_unchanged_after(model, tokens, PruningPlan.value_only(7, [0.5]), "for 7 layers, LlamaForCausalLM has 6")
+    model.__class__ = type("MyForCausalLM", (LlamaForCausalLM,), {})
+    message = "MyForCausalLM is not a class of transformers"
+    check_unchanged_after(model, tokens, PruningPlan.value_only(6, [0.5]), message)
     model = apply_plan(tiny(), PruningPlan.value_only(6, [0.5]))
     check_unchanged_after(model, tokens, PruningPlan.value_only(6, {0: 0.5}), "pruned already")
-
-
-def test_a_plan_for_another_depth_is_an_error(tiny, tokens):
-    check_unchanged_after(tiny(), tokens, PruningPlan.value_only(7, [0.5]), "for 7 layers, LlamaForCausalLM has 6")
 
 
 @pytest.mark.parametrize(
@@ -254,17 +229,6 @@ def test_multimodal_models_are_refused_by_name():
 def test_layers_that_only_look_like_others_are_refused(model_type, extra):
     with pytest.raises(ValueError, match=r"is not supported: (layer 3 has parts of no known kind|it clips values)"):
         apply_plan(small_model(model_type, **extra), PruningPlan.value_only(4, [0.5]))
-
-
-def test_a_users_own_class_is_refused(tiny, tokens):
-    class MyForCausalLM(LlamaForCausalLM):
-        pass
-
-    model = tiny()
-    model.__class__ = MyForCausalLM
-    check_unchanged_after(
-        model, tokens, PruningPlan.value_only(6, [0.5]), "MyForCausalLM is not a class of transformers"
-    )
 
 
 def test_training_mode_with_dropout_is_no_reason_to_refuse(tiny):

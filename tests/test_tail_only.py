@@ -108,6 +108,9 @@ def test_it_is_off_where_somebody_looks_at_every_position(tiny, tokens):
     handle = model.model.layers[5].mlp.register_forward_hook(lambda *_: None)
     assert entering(logits_to_keep=1) == [48] * 3
     handle.remove()
+    model.model.layers[4].mixer = torch.nn.Identity()  # as hybrid models have beside their attention
+    assert entering(logits_to_keep=1) == [48, 48, 1]
+    del model.model.layers[4].mixer
     model.config.output_hidden_states = True
     assert entering(logits_to_keep=1) == [48] * 3
     model.config.output_hidden_states = False
