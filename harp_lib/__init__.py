@@ -6,7 +6,7 @@ Names are imported on first use, so that ``import harp_lib`` and the command lin
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "load_model": "measure.models",
