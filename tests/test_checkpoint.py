@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, Gemma2ForCausalLM, LlamaForCausalLM
 
-from harp_lib import PruningPlan, apply_plan, load_pruned, save_pruned
+from harp_lib import METHODS, PruningPlan, apply_plan, load_pruned, make_plan, save_pruned
 from harp_lib.measure.registry import tiny_tokenizer
 from harp_lib.pruning.plan import LayerPlan
 
@@ -26,7 +26,7 @@ PLAN = PruningPlan(
 )
 
 
-@pytest.fixture(params=["tiny-llama", "tiny-qwen2", "tiny-gemma2", "tiny-llama folded", "tiny-gemma2 folded"])
+@pytest.fixture(params=["tiny-llama", "tiny-gemma2 folded"])
 def checkpoint(request, tiny, tokens, tmp_path):
     """A folder, and the logits that what is loaded from it has to give."""
     family, *folded = request.param.split()
@@ -56,30 +56,46 @@ def test_load_pruned_is_bit_equal(checkpoint, tokens):
         apply_plan(model, PLAN)
 
 
-def test_loads_in_a_python_without_harp_lib(checkpoint, tokens, tmp_path):
-    folder, expected = checkpoint
-    torch.save({"ids": tokens, "logits": expected}, tmp_path / "expected.pt")
-    script = (
-        "import sys, torch\n"
-        "sys.modules['harp_lib'] = None  # any import of it fails\n"
-        "from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline\n"
-        "folder, expected = sys.argv[1], torch.load(sys.argv[2])\n"
-        "model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()\n"
-        "tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)\n"
-        "with torch.no_grad():\n"
-        "    assert torch.equal(model(expected['ids']).logits, expected['logits'])\n"
-        "write = pipeline('text-generation', model=folder, trust_remote_code=True)\n"
-        "print(len(write('import sys', max_new_tokens=4, do_sample=False)[0]['generated_text']))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(folder), str(tmp_path / "expected.pt")],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")},
-    )
+SCRIPT = """
+import sys, torch
+sys.modules['harp_lib'] = None  # any import of it fails
+from pathlib import Path
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+for folder in sorted(Path(sys.argv[1]).iterdir()):
+    expected = torch.load(folder.parent.parent / f'{folder.name}.pt')
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    options = {'max_new_tokens': 8, 'min_new_tokens': 8, 'do_sample': False, 'pad_token_id': 0}
+    with torch.no_grad():
+        assert torch.equal(model(expected['ids']).logits, expected['logits']), folder.name
+        prompt = expected['ids'][:1, :20]
+        cached, model.tail_only_prefill = model.generate(prompt, **options), False
+        uncached = model.generate(prompt, use_cache=False, **options)
+    assert torch.equal(cached, uncached) and cached.shape[1] == 28, folder.name
+    print(folder.name, len(tokenizer.decode(cached[0])))
+write = pipeline('text-generation', model=str(folder), trust_remote_code=True)
+assert len(write('import sys', max_new_tokens=4, do_sample=False)[0]['generated_text']) > len('import sys')
+"""
+
+
+@pytest.mark.parametrize("family", ["tiny-qwen2", "tiny-gemma2"])
+def test_every_method_saved_and_loaded_without_this_library(tiny, tokens, tmp_path, family):
+    plans = {"mixed": PLAN, "folded": PLAN}
+    for method in METHODS:
+        options = {"alphas": [0.5, 0.0]} if method.startswith("harp") else {"layers": range(1, 5)}
+        plans[method] = make_plan(method, tiny(family), tokens, kv_groups=4, **options)
+    for name, plan in plans.items():
+        model = apply_plan(tiny(family), plan, fold_output=name == "folded")
+        save_pruned(model, tiny_tokenizer(), tmp_path / "saved" / name)
+        with torch.no_grad():
+            logits = model(tokens).logits
+            assert torch.equal(load_pruned(tmp_path / "saved" / name)[0](tokens).logits, logits), name
+        torch.save({"ids": tokens, "logits": logits}, tmp_path / f"{name}.pt")
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "saved")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[-1]) > len("import sys")
+    assert sorted(line.split()[0] for line in done.stdout.splitlines()) == sorted(plans)
 
 
 def test_saving_what_was_loaded_keeps_it_pruned(checkpoint, tokens, tmp_path):
@@ -91,30 +107,29 @@ def test_saving_what_was_loaded_keeps_it_pruned(checkpoint, tokens, tmp_path):
         assert torch.equal(again(tokens).logits, expected)
 
 
-@pytest.mark.parametrize("stock", [LlamaForCausalLM, Gemma2ForCausalLM])
-def test_a_stock_class_refuses_with_the_reason(checkpoint, stock):
-    with pytest.raises(KeyError, match="attention was pruned by HARP: load with"):
-        stock.from_pretrained(checkpoint[0])
+def test_code_that_does_not_know_it_refuses_with_the_reason(checkpoint):
+    for stock in (LlamaForCausalLM, Gemma2ForCausalLM):
+        with pytest.raises(KeyError, match="attention was pruned by HARP: load with"):
+            stock.from_pretrained(checkpoint[0])
+    for auto in (AutoModel, AutoModelForCausalLM):
+        with pytest.raises(ValueError, match="trust_remote_code=True"):
+            auto.from_pretrained(checkpoint[0], trust_remote_code=False)
 
 
-@pytest.mark.parametrize("auto", [AutoModel, AutoModelForCausalLM])
-def test_auto_classes_refuse_without_remote_code(checkpoint, auto):
-    with pytest.raises(ValueError, match="trust_remote_code=True"):
-        auto.from_pretrained(checkpoint[0], trust_remote_code=False)
-
-
-def test_dense_models_are_not_saved_as_pruned(tiny, tmp_path):
+def test_what_cannot_be_saved_or_loaded_is_named(tiny, tmp_path):
     with pytest.raises(ValueError, match="call apply_plan first"):
         save_pruned(tiny(), tiny_tokenizer(), tmp_path / "dense")
     assert not list(tmp_path.iterdir())
-
-
-def test_somebody_elses_folder_is_not_overwritten(tiny, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("precious")
     with pytest.raises(FileExistsError, match="is not a pruned checkpoint"):
         save_pruned(apply_plan(tiny(), PLAN), tiny_tokenizer(), tmp_path / "thesis")
     assert os.listdir(tmp_path / "thesis") == ["chapter.tex"]
+    with pytest.raises(ValueError, match="nowhere holds no pruned checkpoint"):
+        load_pruned(tmp_path / "nowhere")
+    tiny().save_pretrained(tmp_path / "dense")
+    with pytest.raises(ValueError, match="dense holds no pruned checkpoint"):
+        load_pruned(tmp_path / "dense")
 
 
 def test_an_earlier_checkpoint_survives_a_failed_save(tiny, tokens, tmp_path, monkeypatch):
@@ -142,14 +157,6 @@ def test_missing_weights_are_not_made_up(tiny, tmp_path):
     save_file(weights, file, {"format": "pt"})
     with pytest.raises(ValueError, match=r"pruned lacks 1 weights, model.layers.1.self_attn.q_proj.weight for one"):
         load_pruned(tmp_path / "pruned")
-
-
-def test_a_folder_without_a_pruned_checkpoint_is_named(tiny, tmp_path):
-    with pytest.raises(ValueError, match="nowhere holds no pruned checkpoint"):
-        load_pruned(tmp_path / "nowhere")
-    tiny().save_pretrained(tmp_path / "dense")
-    with pytest.raises(ValueError, match="dense holds no pruned checkpoint"):
-        load_pruned(tmp_path / "dense")
 
 
 def test_bfloat16_stays_bfloat16(tiny, tokens, tmp_path):

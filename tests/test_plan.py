@@ -8,28 +8,13 @@ from harp_lib import PruningPlan
 from harp_lib.pruning.plan import LayerPlan
 
 
-def test_a_sequence_is_read_from_the_top():
+def test_alphas_by_position_and_by_layer():
     plan = PruningPlan.value_only(num_layers=30, alphas=[0.8, 0.2, 0.0])
-    assert plan.alphas == {27: 0.0, 28: 0.2, 29: 0.8}
-
-
-def test_a_mapping_is_read_by_layer_index():
+    assert plan.alphas == {27: 0.0, 28: 0.2, 29: 0.8}, "from the top"
     assert PruningPlan.value_only(num_layers=30, alphas={24: 0.3, 0: 1.0}).alphas == {0: 1.0, 24: 0.3}
-
-
-def test_numbers_of_numpy_are_numbers():
     plan = PruningPlan.value_only(np.int64(6), {np.int64(5): np.float32(0.5)})
-    assert plan == PruningPlan.value_only(6, [0.5])
+    assert plan == PruningPlan.value_only(6, [0.5]), "numbers of numpy are numbers"
     assert plan.digest == PruningPlan.value_only(6, (alpha for alpha in [0.5])).digest
-
-
-def test_round_trip_through_a_file(tmp_path):
-    plan = PruningPlan.value_only(num_layers=6, alphas={5: 0.3, 0: 1})
-    plan.to_json(tmp_path / "plan.json")
-    again = PruningPlan.from_json(tmp_path / "plan.json")
-    assert again == plan
-    assert again.digest == plan.digest
-    assert PruningPlan.value_only(6, {5: 0.4, 0: 1}).digest != plan.digest
 
 
 @pytest.mark.parametrize(
@@ -68,6 +53,8 @@ def test_losses_round_trip_and_say_only_what_they_lose(tmp_path):
     assert json.loads(text)["layers"][1] == {"layer": 3, "alpha": 0.5, "removed_channels": [1]}
     assert len(text.splitlines()) == 4, "one layer a line"
     assert plan.alphas == {3: 0.5}
+    assert PruningPlan.from_json(tmp_path / "plan.json").digest == plan.digest
+    assert PruningPlan(4, {1: lost}, "flap").digest != plan.digest
 
 
 @pytest.mark.parametrize(
