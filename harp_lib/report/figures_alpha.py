@@ -90,24 +90,28 @@ def alpha_held_out(profile: dict) -> Figure:
     printed = printed.assign(model=printed["model"] + " (paper)", kind="paper")
     frame = pd.concat([frame.assign(kind=frame["plan"]), printed])
     searched = frame["plan"].str.startswith("searched-on-")
-    own = frame["plan"] == "searched-on-" + frame["corpus"]
+    frame["kind"] = frame["kind"].mask(searched & (frame["kind"] != "paper"), "harp")
+    frame["plan"] = np.select(
+        [frame["plan"] == "searched-on-" + frame["corpus"], searched], ["own", "other"], frame["plan"]
+    )
     names = {"dense": "dense", "own": "α searched on this text", "other": "α searched on the other"}
     names |= {"alpha-1": "α = 1", "alpha-0": "α = 0"}
-    frame["plan"] = frame["plan"].mask(searched, "other").mask(own, "own")
-    frame["kind"] = frame["kind"].mask(searched & (frame["kind"] != "paper"), "harp")
-    frame = frame.assign(name=frame["plan"].map(names), text=frame["corpus"].map(TITLES)).set_index("plan")
-    frame = frame.loc[list(names)].reset_index().sort_values("kind", key=lambda kind: kind == "paper", kind="stable")
+    frame = frame.assign(
+        name=frame["plan"].map(names), text=frame["corpus"].map(TITLES), printed=frame["kind"] == "paper"
+    )
+    frame = frame.sort_values(
+        ["printed", "plan"], key=lambda column: column.map(list(names).index) if column.name == "plan" else column
+    )
     layout = {"panel": ["model", "text"], "size": (3.4, 2.6), "dodge": 0}
     drawn, grid = plots.dots(frame, "value", "name", "kind", LOOKS, **layout)
     plots.log_axis(grid[0][0], "x")
-    mean = frame[frame["kind"] != "paper"].groupby("plan")["value"].apply(lambda values: span(values, ".0f"))
+    ours = frame[~frame["printed"]]
+    mean = {plan: span(ours[ours["plan"] == plan]["value"], ".0f") for plan in names}
     title = (
         f"On held-out text perplexity is {mean['own']} with α searched on the same corpus, {mean['other']} on the "
         f"other, {mean['alpha-1']} with α = 1, {mean['alpha-0']} with α = 0, {mean['dense']} dense"
     )
-    about = note(
-        frame[frame["kind"] != "paper"], "95 % intervals over {} documents; the paper's perplexities are per word"
-    )
+    about = note(ours, "95 % intervals over {} documents; the paper's perplexities are per word")
     return plots.finish(drawn, grid, title, about, x="perplexity per token (log scale)", legend=False)
 
 
@@ -146,10 +150,12 @@ def ablation_layers(profile: dict) -> Figure:
 def ablation_scores(profile: dict) -> Figure:
     """Score of each strategy on each discriminative task and on their average, on one scale."""
     frame = scores(profile, ("ablations", "main_tables"), of_kind("discriminative"), STRATEGIES)
-    frame = frame.dropna(subset="value").assign(
-        low=frame["value"] - frame["error"], high=frame["value"] + frame["error"]
-    )
-    frame["name"] = [_asked(row, profile) for row in frame.itertuples()]
+    frame = frame.dropna(subset="value").assign(low=lambda rows: rows["value"] - rows["error"])
+    frame["high"] = 2 * frame["value"] - frame["low"]
+    titles = [
+        row.task if row.task == "average" else task_title(row.task, profile["datasets"]) for row in frame.itertuples()
+    ]
+    frame["name"] = [f"{title}\n{asked:.0f} questions" for title, asked in zip(titles, frame["questions"], strict=True)]
     drawn, grid = plots.dots(frame, "value", "name", "method", STRATEGIES, size=(4.8, 4.8), dodge=0.15)
     chance = {row.name: 100 / BENCHMARKS[row.task].choices for row in frame.itertuples() if row.task in BENCHMARKS}
     chance |= dict.fromkeys(frame[frame["task"] == "average"]["name"], np.mean(list(chance.values())))
@@ -182,7 +188,6 @@ def ablation_single_layers(profile: dict) -> Figure:
     for axis, part in grid:
         last, pruned = part["layer"].max(), whole.loc[part["model"].iloc[0], "inputs.num_layers"].iloc[0]
         axis.axvspan(last - pruned + 0.5, last + 0.5, color="black", alpha=0.07, lw=0, label="layers that HARP prunes")
-        axis.axhline(0, color=DENSE, linewidth=1)
         axis.set_yscale("symlog", linthresh=0.1, linscale=0.6)
         axis.yaxis.set_major_locator(FixedLocator([-0.1, -0.03, 0, 0.03, 0.1, 0.3, 1, 3, 10]))
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -193,7 +198,7 @@ def ablation_single_layers(profile: dict) -> Figure:
         f"{trend['0']} without attention"
     )
     axes = {"x": "layer index (0 is the bottom)", "y": "rise of log perplexity\n(nats per token; linear below 0.1)"}
-    return plots.finish(drawn, grid, title, note(frame, "95 % intervals over {} held-out documents"), **axes)
+    return plots.finish(drawn, grid, title, note(frame, "95 % intervals over {} held-out documents"), **axes, level=0)
 
 
 @figure("ablations")
@@ -210,28 +215,23 @@ def teaser_right(profile: dict) -> Figure:
         found = pd.concat([ours, paper]).dropna(subset="value").assign(kind=kind)
         parts.append(found[found["task"].isin([*of_kind(kind), "average"]) & found["method"].isin(methods)])
     frame = pd.concat(parts).sort_values("look", kind="stable").assign(low=lambda rows: rows["value"] - rows["error"])
-    frame = frame.assign(high=2 * frame["value"] - frame["low"], place=frame["task"] + " " + frame["kind"])
+    frame["high"], source = 2 * frame["value"] - frame["low"], {"": profile["datasets"], "paper ": "hub"}
+    frame["title"] = [
+        f"average, {row.kind}" if row.task == "average" else task_title(row.task, source[row.look])
+        for row in frame.itertuples()
+    ]
     frame["look"] += frame["method"].map(methods)
-    looks = {name: LOOKS[name] for name in ("alpha-1", "harp")}
-    looks |= {
-        "paper alpha-1": Look("α = 1 (paper)", PAPER, hollow=True),
-        "paper harp": Look("searched α (paper)", PAPER),
-    }
+    looks = {"alpha-1": LOOKS["alpha-1"], "harp": LOOKS["harp"], "paper harp": Look("searched α (paper)", PAPER)}
+    looks["paper alpha-1"] = Look("α = 1 (paper)", PAPER, hollow=True)
+    looks = {name: looks[name] for name in ("alpha-1", "harp", "paper alpha-1", "paper harp")}
     own = frame[frame["method"] != "dense"]
-    drawn, grid = plots.bars(own, "value", "place", "look", looks, size=(9.5, 2.4), wrap=1, share=(False, False))
-    places = list(dict.fromkeys(own["place"]))
+    drawn, grid = plots.bars(own, "value", "title", "look", looks, size=(9.5, 2.4), wrap=1, share=(False, False))
     for axis, part in grid:
-        model = part["model"].iloc[0]
-        source = "hub" if model.endswith("(paper)") else profile["datasets"]
-        titles = [
-            (task, kind, task_title(task, source) if task in BENCHMARKS else "")
-            for task, kind in map(str.split, places)
-        ]
-        axis.set_xticks(range(len(places)), [title or f"average, {kind}" for _, kind, title in titles], size="small")
-        setp(axis.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
-        for row in frame[(frame["method"] == "dense") & (frame["model"] == model)].itertuples():
-            x = places.index(row.place)
-            axis.hlines(row.value, x - 0.4, x + 0.4, color=DENSE, lw=2, label="dense")
+        setp(axis.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor", size="small")
+        dense = frame[(frame["method"] == "dense") & (frame["model"] == part["model"].iloc[0])].set_index("title")
+        for place, title in enumerate(dict.fromkeys(part["title"])):
+            score = dense["value"].get(title, np.nan)
+            axis.hlines(score, place - 0.4, place + 0.4, color=DENSE, lw=2, label="dense")
     mean = own[(own["task"] == "average") & own["look"].isin(["alpha-1", "harp"])]
     mean = mean.set_index(["kind", "method", "model"])["value"]
     gains = [
@@ -271,9 +271,3 @@ def ablation_gain(profile: dict) -> Figure:
     )
     about = note(frame, "95 % intervals over {} held-out documents")
     return plots.finish(drawn, grid, title, about, x="gain in log perplexity (nats per token)")
-
-
-def _asked(row, profile: dict) -> str:
-    """A task as a line of a figure, with how many questions it asked."""
-    name = "average" if row.task == "average" else task_title(row.task, profile["datasets"])
-    return f"{name}\n{row.questions:.0f} questions"

@@ -31,16 +31,13 @@ def similarity_by_layer(profile: dict) -> Figure:
     """Sim(H) of what enters each layer, of trained weights and of random ones."""
     frame = by_layer(profile, "similarity")
     drawn, grid = plots.lines(frame, "value", "layer", "method", TRAINED)
-    for axis, _ in grid:
-        axis.axhline(1, color="black", linewidth=0.8)
-        axis.set_ylim(min(0, frame["low"].min()), 1.05)
     peaks = frame.groupby(["method", "model"])["value"].max()
     title = (
         f"Sim(H) peaks at {span(peaks['trained'])} with trained weights and at {span(peaks['random'])} with random "
         "ones; parallel tokens have 1"
     )
     axes = {"x": "layer index (the last point: what leaves the top)", "y": "Sim(H), mean cosine of token pairs"}
-    return plots.finish(drawn, grid, title, note(frame), **axes)
+    return plots.finish(drawn, grid, title, note(frame), **axes, level=1, ylim=(min(0, frame["low"].min()), 1.05))
 
 
 @figure("similarity")
@@ -69,8 +66,7 @@ def uniformity(profile: dict) -> Figure:
     looks = {False: Look("no positions", FIRST, "."), True: Look("rotary positions", SECOND, ".", "--")}
     drawn, grid = plots.lines(frame, "value", "1 − Sim", "rotary", looks, panel="rows")
     for axis, _ in grid:
-        axis.axhline(1, color="black", linewidth=0.8)
-        axis.set(xscale="log", ylim=(0, 1.05))
+        axis.set_xscale("log")
         axis.xaxis.set_minor_locator(NullLocator())
     grid[0][0].invert_xaxis()
     last = sweep[sweep["spread"] == sweep["spread"].min()].groupby(["equal lengths", "rotary"])["entropy"].mean()
@@ -80,7 +76,7 @@ def uniformity(profile: dict) -> Figure:
     )
     about = f"mean and 90 % of {sweep['draw'].nunique()} random heads under a causal mask"
     axes = {"x": "1 − Sim(H): tokens more alike to the right", "y": "normalised entropy (1: uniform)"}
-    return plots.finish(drawn, grid, title, about, **axes)
+    return plots.finish(drawn, grid, title, about, **axes, level=1, ylim=(0, 1.05))
 
 
 @figure("similarity")
@@ -99,16 +95,14 @@ def attention_entropy(profile: dict) -> Figure:
     looks = {"random": Look("random weights", RANDOM, "x", "none")}
     looks |= {key: Look(name, shade, "o", "none") for (key, name), shade in shades}
     drawn, grid = plots.lines(frame, "value", "sim", "kind", looks)
-    for axis, _ in grid:
-        axis.axhline(1, color="black", linewidth=0.8)
-        axis.set_ylim(-0.03, 1.05)
     top = frame[frame["kind"] == "top"].groupby("model")
     title = (
         f"Heads of the top fifth read tokens with a Sim of {span(top['sim'].median())} and have an entropy of "
         f"{span(top['value'].median())} (medians); uniform attention has 1"
     )
     axes = {"x": "Sim of what the heads of a layer read", "y": "normalised entropy of attention"}
-    return plots.finish(drawn, grid, title, note(heads, "a point for each head, mean over {} documents"), **axes)
+    about = note(heads, "a point for each head, mean over {} documents")
+    return plots.finish(drawn, grid, title, about, **axes, level=1, ylim=(-0.03, 1.05))
 
 
 @figure("similarity")
@@ -118,11 +112,9 @@ def value_gap(profile: dict) -> Figure:
     frame = by_layer(profile, *names).replace({"quantity": names})
     layout = {"panel": ["model", "quantity"], "wrap": 2, "share": (False, False)}
     drawn, grid = plots.lines(frame, "value", "layer", "method", TRAINED, **layout)
-    for axis, part in grid:
-        if part["quantity"].iloc[0] == names["branch gap"]:
-            plots.log_axis(axis, "y")
-        else:
-            axis.set_ylim(0, None)
+    for values, stream in zip(grid[::2], grid[1::2], strict=True):
+        values[0].set_ylim(0, None)
+        plots.log_axis(stream[0], "y")
     own = frame[frame["method"] == "trained"]
     values, stream = (span(top_fifth(own[own["quantity"] == name])) for name in names.values())
     title = (
@@ -140,14 +132,11 @@ def norm_change(profile: dict) -> Figure:
     frame = over_draws(sweep, "ratio", "rows", "mask", "x")
     looks = {"full": Look("full attention", FIRST, "."), "causal": Look("causal attention", SECOND, ".", "--")}
     drawn, grid = plots.lines(frame, "value", "x", "mask", looks, panel="rows", size=(3.6, 3.2))
-    for axis, _ in grid:
-        axis.axhline(1, color="black", linewidth=0.8)
-        axis.set_ylim(0, None)
-    title = (
-        f"Averaging takes ‖ÂH‖/‖H‖ from {frame['value'].max():.2f} down to {frame['value'].min():.2f}; it depends on H"
-    )
+    high, low = frame["value"].max(), frame["value"].min()
+    title = f"Averaging takes ‖ÂH‖/‖H‖ from {high:.2f} down to {low:.2f}; it depends on H"
     about = f"mean and 90 % of {sweep['draw'].nunique()} random draws; 1 is the norm kept"
-    return plots.finish(drawn, grid, title, about, x="normalised entropy of attention (1: uniform)", y="‖ÂH‖ / ‖H‖")
+    axes = {"x": "normalised entropy of attention (1: uniform)", "y": "‖ÂH‖ / ‖H‖"}
+    return plots.finish(drawn, grid, title, about, **axes, level=1, ylim=(0, None))
 
 
 @figure("norm_change")
@@ -182,8 +171,6 @@ def stream_norms(profile: dict) -> Figure:
     found["value"] /= pd.MultiIndex.from_frame(found[keys]).map(dense)
     frame = over_documents(found[found["method"] != "dense"], "model", "method", "layer")
     drawn, grid = plots.lines(frame, "value", "layer", "method", RULES, bars=True, share=(False, True))
-    for axis, _ in grid:
-        axis.axhline(1, color=plots.DENSE, linewidth=1.5)
     top = frame[frame["layer"] == frame.groupby("model")["layer"].transform("max")].set_index(["method", "model"])
     off = {rule: span(100 * (top.loc[rule, "value"] - 1), "+.0f") for rule in ("searched", "norm-matching", "alpha-1")}
     title = (
@@ -191,7 +178,7 @@ def stream_norms(profile: dict) -> Figure:
         f"searched α and by {off['norm-matching']} % with the α that keeps it"
     )
     axes = {"x": "what enters this layer; last: what leaves the top", "y": "‖H‖ relative to the dense model"}
-    return plots.finish(drawn, grid, title, note(frame), **axes)
+    return plots.finish(drawn, grid, title, note(frame), **axes, level=1)
 
 
 @figure("norm_change")

@@ -5,7 +5,7 @@ each value of ``panel``, the models by default, and returns the figure and its p
 """
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -81,85 +81,36 @@ def panels(
 
 
 def dots(
-    frame: pd.DataFrame,
-    value: str,
-    by: str,
-    hue: str | None = None,
-    looks: Mapping[Any, Look] = LOOKS,
-    *,
-    upright: bool = False,
-    dodge: float = 0.16,
-    **layout: Any,
+    frame: pd.DataFrame, value: str, by: str, hue=None, looks=LOOKS, *, upright=False, dodge=0.16, **layout: Any
 ) -> tuple[Figure, Panels]:
     """A dot and its interval for each row: values along x and ``by`` down y, or, upright, ``by`` along x."""
     figure, grid = panels(frame, **layout)
-    shared = layout.get("share", (True, True))[0 if upright else 1]
-    kinds = _kinds(frame, hue, looks)
-    for axis, part in grid:
-        places = _places((frame if shared else part)[by])
-        for offset, (key, look) in zip(_spread(len(kinds), dodge), kinds.items(), strict=True):
-            mine = part if hue is None else part[part[hue] == key]
-            at = mine[by].map(places).astype(float) + offset
-            x, y, reach = (at, mine[value], "yerr") if upright else (mine[value], at, "xerr")
-            marks = _marks(look) | {"linestyle": "none", "capsize": 2, "elinewidth": 1.2, reach: _reach(mine, value)}
-            axis.errorbar(x, y, label=look.label, **marks)
-        _name_places(axis, places, "x" if upright else "y", grid=True)
+    where = (frame, by, hue, looks, "x" if upright else "y", layout)
+    for axis, mine, look, at, _ in _each(grid, where, lambda count: dodge):
+        x, y, reach = (at, mine[value], "yerr") if upright else (mine[value], at, "xerr")
+        axis.errorbar(x, y, linestyle="none", **{reach: _reach(mine, value)}, **_marks(look))
     return figure, grid
 
 
 def lines(
-    frame: pd.DataFrame,
-    value: str,
-    by: str,
-    hue: str | None = None,
-    looks: Mapping[Any, Look] = LOOKS,
-    *,
-    bars: bool = False,
-    **layout: Any,
+    frame: pd.DataFrame, value: str, by: str, hue=None, looks=LOOKS, *, bars=False, **layout: Any
 ) -> tuple[Figure, Panels]:
     """A line for each ``hue`` along a numeric ``by``, its interval as a band or as bars."""
     figure, grid = panels(frame, **layout)
-    for axis, part in grid:
-        for key, look in _kinds(frame, hue, looks).items():
-            mine = (part if hue is None else part[part[hue] == key]).sort_values(by)
-            reach = _reach(mine, value) if bars else None
-            marks = _marks(look) | {"linestyle": look.line, "label": look.label, "capsize": 2}
-            axis.errorbar(mine[by], mine[value], yerr=reach, **marks)
-            if "low" in mine and not bars:
-                axis.fill_between(mine[by], mine["low"], mine["high"], color=look.colour, alpha=0.2, linewidth=0)
-        if (part[by] % 1 == 0).all():
-            axis.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    for axis, mine, look, at, _ in _each(grid, (frame, by, hue, looks, "x", layout), lambda count: 0):
+        axis.errorbar(at, mine[value], _reach(mine, value) if bars else None, linestyle=look.line, **_marks(look))
+        if "low" in mine and not bars:
+            axis.fill_between(at, mine["low"], mine["high"], color=look.colour, alpha=0.2, linewidth=0)
     return figure, grid
 
 
-def bars(
-    frame: pd.DataFrame,
-    value: str,
-    by: str,
-    hue: str | None = None,
-    looks: Mapping[Any, Look] = LOOKS,
-    *,
-    width: float = 0.8,
-    **layout: Any,
-) -> tuple[Figure, Panels]:
+def bars(frame: pd.DataFrame, value: str, by: str, hue=None, looks=LOOKS, **layout: Any) -> tuple[Figure, Panels]:
     """Bars for each value of ``by``, one for each ``hue`` side by side; hollow ones are white inside."""
     figure, grid = panels(frame, **layout)
-    places = _places(frame[by])
-    for axis, part in grid:
-        kinds = _kinds(part, hue, looks)
-        for offset, (key, look) in zip(_spread(len(kinds), width / len(kinds)), kinds.items(), strict=True):
-            mine = part if hue is None else part[part[hue] == key]
-            fill = {"facecolor": "white" if look.hollow else look.colour, "edgecolor": look.colour, "linewidth": 1.2}
-            reach = {"yerr": _reach(mine, value), "error_kw": {"elinewidth": 1, "capsize": 2}}
-            axis.bar(
-                mine[by].map(places).astype(float) + offset,
-                mine[value],
-                width / len(kinds),
-                label=look.label,
-                **fill,
-                **reach,
-            )
-        _name_places(axis, places, "x")
+    for axis, mine, look, at, width in _each(grid, (frame, by, hue, looks, "x", layout), lambda count: 0.8 / count):
+        face = {"facecolor": "white" if look.hollow else look.colour, "edgecolor": look.colour, "linewidth": 1.2}
+        reach = {"yerr": _reach(mine, value), "error_kw": {"elinewidth": 1, "capsize": 2}}
+        axis.bar(at, mine[value], width, label=look.label, **face, **reach)
     return figure, grid
 
 
@@ -181,12 +132,15 @@ def tiles(
 
 
 def finish(
-    figure: Figure, grid: Panels, title: str, note: str = "", *, x="", y="", legend=True, handles: Sequence[Any] = ()
+    figure: Figure, grid: Panels, title: str, note="", *, x="", y="", level=None, ylim=None, legend=True, handles=()
 ) -> Figure:
-    """Title (what is seen), note (of what, on how much), names of the axes with units, one legend below."""
-    width, height = figure.get_size_inches()
-    columns = grid[0][0].get_gridspec().ncols
+    """Title (what is seen), note (of what, on how much), names of the axes with units, a line across, one legend."""
+    (width, height), columns = figure.get_size_inches(), grid[0][0].get_gridspec().ncols
     for place, (axis, _) in enumerate(grid):
+        if level is not None:
+            axis.axhline(level, color="black", linewidth=0.8)
+        if ylim:
+            axis.set_ylim(*ylim)
         if place + columns >= len(grid):
             axis.set_xlabel(axis.get_xlabel() or x)
             axis.tick_params(labelbottom=True)
@@ -195,17 +149,16 @@ def finish(
     found = {name: mark for axis, _ in grid for mark, name in zip(*axis.get_legend_handles_labels(), strict=True)}
     found |= {mark.get_label(): mark for mark in handles}
     if legend and len(found) > 1:
-        longest = max(map(len, found))
-        fit = max(1, int(width / (0.08 * longest + 0.6)))
+        fit = max(1, int(width / (0.08 * max(map(len, found)) + 0.6)))
         figure.legend(found.values(), found, loc="outside lower center", ncols=min(fit, len(found)))
-    head = textwrap.wrap(title, int(11.5 * width))
-    body = textwrap.wrap(note, int(14 * width))
-    room = 0.2 * len(head) + 0.18 * len(body) + 0.08
-    figure.set_size_inches(width, height + room)
-    figure.text(0.08 / width, 1 - 0.06 / (height + room), "\n".join(head), va="top", weight="bold", size=10)
-    below = 1 - (0.08 + 0.2 * len(head)) / (height + room)
+    head, body = textwrap.wrap(title, int(11.5 * width)), textwrap.wrap(note, int(14 * width))
+    room = 0.2 * len(head) + 0.18 * len(body) + 0.08  # inches above the panels
+    top = height + room
+    figure.set_size_inches(width, top)
+    figure.text(0.08 / width, 1 - 0.06 / top, "\n".join(head), va="top", weight="bold", size=10)
+    below = 1 - (0.08 + 0.2 * len(head)) / top
     figure.text(0.08 / width, below, "\n".join(body), va="top", size=9, color="#444444")
-    figure.get_layout_engine().set(rect=(0, 0, 1, height / (height + room)))
+    figure.get_layout_engine().set(rect=(0, 0, 1, height / top))
     return figure
 
 
@@ -238,34 +191,28 @@ def _title(column: str, value: Any) -> str:
     return display_name(value) if column == "model" else str(value)
 
 
-def _places(values: pd.Series) -> dict[Any, float]:
-    """Where each value stands: at itself if it is a number, else in order of appearance."""
-    found = list(dict.fromkeys(values))
-    return {v: v for v in found} if pd.api.types.is_numeric_dtype(values) else {v: i for i, v in enumerate(found)}
-
-
-def _name_places(axis: plt.Axes, places: dict[Any, float], which: str, *, grid: bool = False) -> None:
-    if all(name == place for name, place in places.items()):
-        getattr(axis, f"{which}axis").set_major_locator(MaxNLocator(10, integer=True))
-        return
-    getattr(axis, f"set_{which}ticks")(list(places.values()), list(places))
-    if grid:
-        axis.grid(axis=which, linewidth=0.4)
-    if which == "y":
-        axis.set_ylim(max(places.values()) + 0.5, -0.5)
-
-
-def _kinds(frame: pd.DataFrame, hue: str | None, looks: Mapping[Any, Look]) -> dict[Any, Look]:
-    """The looks that occur, in the order of ``looks``."""
-    if hue is None:
-        return {None: next(iter(looks.values()))}
-    if unknown := set(frame[hue]) - set(looks):
+def _each(grid: Panels, where: tuple, step: Callable[[int], float]) -> Iterator[tuple]:
+    """Every panel and look: axis, rows in order, the look, where they stand along an axis, and the step to the next."""
+    frame, by, hue, looks, along, layout = where
+    if unknown := set(frame[hue]) - set(looks) if hue else ():
         raise ValueError(f"no look for {', '.join(map(str, unknown))}; looks: {', '.join(map(str, looks))}")
-    return {key: look for key, look in looks.items() if (frame[hue] == key).any()}
-
-
-def _spread(count: int, step: float) -> np.ndarray:
-    return (np.arange(count) - (count - 1) / 2) * step
+    shared = layout.get("share", (True, True))["xy".index(along)]
+    for axis, part in grid:
+        names = list(dict.fromkeys((frame if shared else part)[by]))
+        numeric = pd.api.types.is_numeric_dtype(frame[by])
+        places = dict(zip(names, names if numeric else range(len(names)), strict=True))
+        kinds = [key for key in looks if (part[hue] == key).any()] if hue else [next(iter(looks))]
+        for i, key in enumerate(kinds):
+            mine = (part[part[hue] == key] if hue else part).sort_values(by, key=lambda values: values.map(places))
+            at = mine[by].map(places).astype(float) + (i - (len(kinds) - 1) / 2) * step(len(kinds))
+            yield axis, mine, looks[key], at, step(len(kinds))
+        if not numeric:
+            getattr(axis, f"set_{along}ticks")(list(places.values()), names)
+            axis.grid(axis=along, linewidth=0.4 * (along == "y"))
+            if along == "y":
+                axis.set_ylim(len(names) - 0.5, -0.5)
+        elif (part[by] % 1 == 0).all():
+            getattr(axis, f"{along}axis").set_major_locator(MaxNLocator(9, integer=True))
 
 
 def _reach(frame: pd.DataFrame, value: str) -> list[pd.Series] | None:
@@ -275,4 +222,5 @@ def _reach(frame: pd.DataFrame, value: str) -> list[pd.Series] | None:
 
 def _marks(look: Look) -> dict[str, Any]:
     face = "white" if look.hollow else look.colour
-    return {"color": look.colour, "marker": look.marker, "markersize": 5.5, "markerfacecolor": face}
+    marks = {"color": look.colour, "marker": look.marker, "markersize": 5.5, "markerfacecolor": face}
+    return marks | {"label": look.label, "capsize": 2, "elinewidth": 1.2}
