@@ -37,6 +37,10 @@ class Interval(NamedTuple):
         """The same in other units."""
         return Interval(self.value * factor, self.low * factor, self.high * factor, self.n)
 
+    def within(self, least: float, most: float) -> "Interval":
+        """Of a quantity that cannot be beyond some ends."""
+        return Interval(self.value, *np.clip((self.low, self.high), least, most).tolist(), self.n)
+
 
 class Compared(NamedTuple):
     """Scores (0 to 1) of a method and of the dense model on the questions of one task, and what guessing would get."""

@@ -201,7 +201,8 @@ def _here(row: Mapping[str, Any]) -> str:
             text += f" [{number(row['low'], row['unit'])}, {number(row['high'], row['unit'])}]"
         said.append(_with_unit(text, row["unit"]) + (f" {row['about']}" if row["about"] else ""))
     said += [f"{row['held']:.0f} of {row['parts']:.0f} parts hold"] if row["parts"] > 1 else []
-    return "; ".join(said + ([row["reason"]] if row["reason"] else []))
+    lacking = "too few for an interval" if math.isnan(row["low"]) else ""
+    return "; ".join(filter(None, [*said, row["reason"] or lacking]))
 
 
 def _printed(row: Mapping[str, Any]) -> str:

@@ -93,12 +93,16 @@ def stream_changed(source, model) -> list[Finding]:
 @named("norm_change")
 def norm_restored(source, model) -> list[Finding]:
     """Which share of the deviation from the dense norm is gone with the searched α, at the top and over the layers."""
-    off = {plan: np.abs(logs) for plan, logs in _streams(source, model).items()}
-    found = []
+    streams, found = _streams(source, model), []
+    off = {plan: np.abs(logs) for plan, logs in streams.items()}
     for about, of in (("at the top", np.s_[:, -1:]), ("over all pruned layers", np.s_[:, :])):
         before, after = (off[plan][of].mean(axis=1) for plan in ("alpha-1", "searched"))
         gone = comparisons.mean_interval((before - after) / before.mean())
-        found.append(Finding(gone, "share", f"of the deviation is gone {about}", goal=NEARLY_ALL, part=0.0))
+        same = comparisons.mean_interval(streams["alpha-1"][of].mean(axis=1))
+        reason = "" if same.low * same.high > 0 else "α = 1 does not change the norm"
+        found.append(
+            Finding(gone, "share", f"of the deviation is gone {about}", goal=NEARLY_ALL, part=0.0, reason=reason)
+        )
     return found
 
 
@@ -260,7 +264,10 @@ def attention_share(source, model) -> list[Finding]:
     width, found = source.result("efficiency", model, "all", "counted")["intermediate_size"], []
     for length, runs in _timed(source, model, "split").items():
         shares = [run["attention"] / (run["attention"] + run["ffn"]) for run in runs["dense"]]
-        share, about = comparisons.mean_interval(shares), f"in attention at {length:,} tokens, d_ff = {width:,}"
+        share, about = (
+            comparisons.mean_interval(shares).within(0, 1),
+            f"in attention at {length:,} tokens, d_ff = {width:,}",
+        )
         if length != width:
             found.append(Finding(share, "share", about, goal=0.5, less=length < width))
     if not found:

@@ -269,7 +269,11 @@ def rank_trend(source, model, store, method, quantities, falling=False) -> list[
         about = about or "on " + CORPORA.get(text.removeprefix("search-"), text)
         if "document" in part:
             rhos = [comparisons.rank_correlation(d["layer"], d["value"]).value for _, d in part.groupby("document")]
-            rho, goal, told = comparisons.mean_interval(rhos), -CLEAR_TREND if falling else CLEAR_TREND, ()
+            rho, goal, told = (
+                comparisons.mean_interval(rhos).within(-1, 1),
+                -CLEAR_TREND if falling else CLEAR_TREND,
+                (),
+            )
         else:
             rho, goal = comparisons.rank_correlation(part["layer"], part["value"]), 0.0
             told = (alphas[own],) if own in alphas else tuple(alphas.values())[:3]
