@@ -27,6 +27,7 @@ from harp_lib.results import digest, write_json
 CHECKOUT = Path(__file__).resolve().parents[1]
 RUN_FILE = ".run.json"  # in the folder of a profile's results: what Snakefile and jobs know of a run
 LAST = "00"  # reads what the other notebooks store
+KILLED = "its process was killed: as a rule the machine ran out of memory"
 
 
 class RefusedError(ValueError):
@@ -192,7 +193,8 @@ def _conclude(folder: Path, settings: dict[str, Any], code: int) -> int:
         file = folder / ".flags" / f"{name}.done"
         outcome = "not run"
         if name in errors:
-            outcome = "interrupted" if code == 130 else f"failed: {errors[name].read_text(encoding='utf-8')}"
+            error = errors[name].read_text(encoding="utf-8")
+            outcome = "interrupted" if code == 130 and error == KILLED else f"failed: {error}"
         elif file.is_file():
             flag = json.loads(file.read_text(encoding="utf-8"))
             outcome = f"done, {flag['seconds']:.0f} s" if flag["began"] == settings["began"] else "up to date"

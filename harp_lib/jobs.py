@@ -22,12 +22,11 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from harp_lib import config
-from harp_lib.batch import RUN_FILE, shown
+from harp_lib.batch import KILLED, RUN_FILE, shown
 from harp_lib.experiments import NOTEBOOKS, UNITS, compute, models_of
 from harp_lib.measure.models import slug
 from harp_lib.results import BEGAN, read_results, write_json
 
-KILLED = "its process was killed: as a rule the machine ran out of memory"
 Made = tuple[list[Path], list[str]]  # files, and the cells that failed
 
 
