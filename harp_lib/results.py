@@ -33,12 +33,7 @@ Cells = dict[tuple[str, str, str], dict[str, Any]]  # by model, method and task
 class ResultStore:
     """Cells of one profile and experiment, under ``data/results/<profile>/<experiment>/``.
 
-    Parameters
-    ----------
-    profile, experiment : str
-        Name the folder.
-    force : bool
-        Compute every cell again, whatever is stored.
+    ``force`` computes every cell again, whatever is stored.
     """
 
     def __init__(self, profile: str, experiment: str, force: bool = False) -> None:
@@ -59,15 +54,9 @@ class ResultStore:
         model, method, task : str
             Name the file ``<model>/<method>/<task>.json``.
         inputs : dict
-            Everything that the result depends on, as JSON values, ``model`` among them.
+            Everything that the result depends on, as JSON values.
         compute : callable
-            Gets a path beside the cell where an interrupted computation may keep what it has, and returns the result
-            as JSON values.
-
-        Returns
-        -------
-        dict
-            What ``compute`` returned, after a round trip through JSON.
+            Gets a path where an interrupted computation may keep what it has, and returns the result as JSON values.
         """
         file = self.file(model, method, task)
         inputs = json.loads(json.dumps(inputs | {"harp_lib": __version__}))
@@ -139,15 +128,7 @@ def read_cell(file: Path) -> dict[str, Any] | None:
 def read_results(profile: str, experiment: str) -> Cells:
     """Cells of the last finished run of this checkout, or else of the committed reference run.
 
-    Parameters
-    ----------
-    profile, experiment : str
-        As for :class:`ResultStore`.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there was none, or a cell of it is gone.
+    A FileNotFoundError says that there was none, or that a cell of it is gone.
     """
     again = f"run ./run_all.sh --profile {profile} first"
     for folder in (root / profile / experiment for root in (config.RESULTS, config.REFERENCE)):

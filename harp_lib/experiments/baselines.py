@@ -11,14 +11,7 @@ import torch
 from tqdm import tqdm
 from transformers import GenerationConfig
 
-from harp_lib.accounting import (
-    decode_flops,
-    head_ratio,
-    kv_bytes_per_token,
-    parameters,
-    prefill_flops,
-    removed_fraction,
-)
+from harp_lib import accounting
 from harp_lib.experiments.job import CALIBRATED, CALIBRATION, HELD_OUT, SEARCHED, Job, Text, described
 from harp_lib.measure.models import evaluating
 from harp_lib.measure.registry import quiet
@@ -171,12 +164,12 @@ def _costs(job: Job, setting: Setting, plan: PruningPlan | None, tokens: int) ->
     config = job.model.config
     nothing = plan or PruningPlan(setting.num_layers, {})
     return {
-        "parameters": parameters(config, plan),
-        "removed_fraction": removed_fraction(config, nothing),
-        "head_ratio": head_ratio(config, nothing),
-        "kv_bytes_per_token": kv_bytes_per_token(config, plan, job.model.dtype),
-        "prefill_flops": prefill_flops(config, plan, tokens, causal=True),
-        "decode_flops": decode_flops(config, plan, tokens),
+        "parameters": accounting.parameters(config, plan),
+        "removed_fraction": accounting.removed_fraction(config, nothing),
+        "head_ratio": accounting.head_ratio(config, nothing),
+        "kv_bytes_per_token": accounting.kv_bytes_per_token(config, plan, job.model.dtype),
+        "prefill_flops": accounting.prefill_flops(config, plan, tokens, causal=True),
+        "decode_flops": accounting.decode_flops(config, plan, tokens),
         "tokens": tokens,
         "groups_per_layer": setting.groups,
         "ffn_channels": config.intermediate_size,

@@ -37,11 +37,10 @@ from harp_lib.pruning.surgery import swap_modules
 from harp_lib.results import device_name
 
 DENSE, HARP, TAIL, FOLDED, THINNED = "dense", "harp", "harp-tail", "harp-folded", "thinned"
-LEFT_OUT = {
+LEFT_OUT = {  # why a model may lack a variant
     FOLDED: "no pruned layer has query heads that share a value head",
     THINNED: "its attention without some of its heads is not the same as with these heads masked",
 }
-"""Why a model may lack a variant."""
 PAIRS = {"full": False, "causal": True}  # query-key pairs that are counted: all, or those that are visible
 POINTS = 33  # of each counted curve
 CACHE_MOVES = 3  # of all keys and values for each new token: read and written for a longer copy, read by attention
@@ -115,17 +114,12 @@ class Measurement(NamedTuple):
 
     kind: str  # prefill, split or decode
     tokens: int
-    repetitions: int
+    repetitions: int  # and one more before, forgotten, where there are several
     variants: tuple[str, ...]  # measured in turn
 
     @property
     def warm_up(self) -> bool:
-        """What is repeated is warmed up by one run more."""
         return self.repetitions > 1
-
-    @property
-    def runs(self) -> int:
-        return len(self.variants) * (self.repetitions + self.warm_up)
 
 
 def efficiency(job: Job) -> None:
@@ -135,11 +129,8 @@ def efficiency(job: Job) -> None:
     """
     if job.name in PAPER_MODELS:
         model, plan = random_shape(job.name, job.profile, job.seed)
-        inputs = {
-            "model": job.name,
-            "digest": f"random, {len(decoder_layers(model))} layers",
-            "dtype": str(model.dtype),
-        }
+        digest = f"random, {len(decoder_layers(model))} layers"
+        inputs = {"model": job.name, "digest": digest, "dtype": str(model.dtype)}
     else:
         model, inputs = job.model, job.inputs
         plan = PruningPlan.value_only(job.num_layers, job.alphas(job.corpora[0]))
@@ -154,15 +145,11 @@ def efficiency(job: Job) -> None:
     counted = partial(bench.counted, lengths, [tokens for tokens in lengths if tokens > readable])
     job.cell("all", "counted", inputs | {"lengths": lengths}, counted)
     inputs |= {"device": device_name(), "threads": torch.get_num_threads()}
-    wanted = sorted((each for each in wanted if each.tokens <= readable), key=lambda each: each.tokens)
-    with tqdm(total=sum(each.runs for each in wanted), desc="timing", unit="run") as bar:
-        for each in wanted:
-            before, task = bar.n, f"{each.kind}-{each.tokens}"
-            bar.set_postfix_str(task)
+    for each in sorted(wanted, key=lambda each: each.tokens):
+        if each.tokens <= readable:
             depends = inputs | {"tokens": each.tokens, "repetitions": each.repetitions}
             depends |= {"steps": decoding["steps"]} if each.kind == "decode" else {}
-            job.cell("all", task, depends, partial(bench.measure, each, bar))
-            bar.update(before + each.runs - bar.n)  # of a cell that was read, or that failed
+            job.cell("all", f"{each.kind}-{each.tokens}", depends, partial(bench.measure, each))
 
 
 class Bench:
@@ -173,9 +160,11 @@ class Bench:
         self.config, self.device = variants[DENSE].model.config, variants[DENSE].model.device
         self.steps = job.profile["efficiency"]["decode"]["steps"]
 
-    def measure(self, wanted: Measurement, bar: tqdm) -> dict[str, Any]:
+    def measure(self, wanted: Measurement) -> dict[str, Any]:
+        runs = len(wanted.variants) * (wanted.repetitions + wanted.warm_up)
         try:
-            return getattr(self, wanted.kind)(wanted, bar)
+            with tqdm(total=runs, desc=f"{wanted.kind}, {wanted.tokens} tokens", unit="run", leave=False) as bar:
+                return getattr(self, wanted.kind)(wanted, bar)
         except torch.AcceleratorError:  # the device is lost to this process
             raise
         except (RuntimeError, MemoryError) as error:
