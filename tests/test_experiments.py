@@ -161,6 +161,9 @@ def test_likelihoods_are_those_of_the_whole_model_document_by_document():
             found = text.nll(both) if method is both else stored[method, f"{FIRST}-{split}"]
             assert found["nll"] == pytest.approx(nll, rel=1e-4), method
             assert found["tokens"] == text.tokens
+        for method, twin in {"dense": "dense", "harp": f"searched-on-{FIRST}"}.items():
+            twin = cells("alpha_search")[twin, f"{FIRST}-{split}"]
+            assert stored[method, f"{FIRST}-{split}"]["nll"] == twin["nll"], "not computed twice"
 
 
 def test_ranges_are_tuned_on_the_text_that_alpha_is_searched_on():
@@ -207,14 +210,6 @@ def test_other_seeds_and_the_other_reading_of_flap():
     blocks = calibration_blocks(text, tokenizer, 8, 32, seed=0)
     plan = make_plan("flap", model, blocks, kv_groups=len(removed), layers=range(low, high), squared=True)
     assert squared["plan"] == json.loads(json.dumps(plan.to_dict()))
-
-
-def test_dense_and_harp_are_not_computed_twice():
-    search, baselines = cells("alpha_search"), cells("baselines")
-    for corpus, split in ((FIRST, "test"), (FIRST, "validation"), (SECOND, "validation")):
-        task = f"{corpus}-{split}"
-        assert baselines["dense", task]["nll"] == search["dense", task]["nll"]
-        assert baselines["harp", task]["nll"] == search[f"searched-on-{FIRST}", task]["nll"]
 
 
 def test_the_search_is_algorithm_1_on_the_stored_text():

@@ -179,14 +179,6 @@ def test_reading_without_results_says_what_to_do():
         read_results("smoke", "nothing")
 
 
-def test_folders_of_the_same_name_do_not_share_cells(root, tmp_path):
-    store = ResultStore("mini", "experiment")
-    for folder in ("a", "b"):
-        (tmp_path / folder / "model").mkdir(parents=True)
-        store.cell(str(tmp_path / folder / "model"), "dense", "task", {}, lambda partial, folder=folder: {"in": folder})
-    assert len(list(root.rglob("task.json"))) == 2
-
-
 def test_provenance():
     ask()
     profile = {"name": "mini", "datasets": "/some/where/rows", "dtype": "float32"}
