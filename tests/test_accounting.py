@@ -4,7 +4,6 @@ import re
 
 import pytest
 import torch
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from harp_lib.accounting import (
@@ -162,14 +161,6 @@ def test_by_hand(name):
     assert kv_bytes_per_token(config, two_and_a_half, torch.float32) == (2 * depth - 5) * kv * 4
 
 
-def test_the_cache_has_the_configs_dtype_unless_told_otherwise():
-    config, _ = small("tiny-llama")
-    widths = {"bfloat16": 2, "float32": 4, None: 4}
-    for dtype, width in widths.items():
-        config.dtype = dtype
-        assert kv_bytes_per_token(config) == 6 * 2 * 32 * width
-
-
 def test_experts_and_their_router_count_and_norms_do_not():
     config = AutoConfig.for_model("mixtral", **SHAPE, vocab_size=512, num_local_experts=4)
     attention = 2 * 64 * 64 + 2 * 64 * 32
@@ -192,23 +183,18 @@ def test_top_groups():
             top_groups_plan(config, kv_groups)
 
 
-def with_channels(plan, channels):
-    """The plan with ``channels`` more channels removed from the layers that it leaves alone."""
-    layers = dict(plan.layers)
-    for layer in set(range(6)) - set(layers):
-        taken = min(channels, 127)
-        layers[layer] = LayerPlan(removed_channels=tuple(range(taken)))
-        channels -= taken
-    return PruningPlan(6, layers)
-
-
 @pytest.mark.parametrize("name", ["tiny-llama", "biases everywhere"])
-@pytest.mark.parametrize("target", [0.1234, 0.2, 0.3])
+@pytest.mark.parametrize("target", [0.1234, 0.2])
 def test_ffn_channels_come_nearest_to_the_target(name, target):
     config, _ = small(name)
-    plan = PruningPlan(6, {5: LayerPlan(0.3, removed_channels=(3, 8)), 4: LayerPlan(removed_groups=(1,))})
-    distances = [abs(removed_fraction(config, with_channels(plan, channels)) - target) for channels in range(400)]
-    assert ffn_channels_for(config, plan, target) == distances.index(min(distances))
+    layers = {5: LayerPlan(0.3, removed_channels=(3, 8)), 4: LayerPlan(removed_groups=(1,))}
+
+    def distance(channels):  # with so many more, from the layers that are left alone
+        more = {layer: min(127, max(0, channels - 127 * layer)) for layer in range(4)}
+        gone = {layer: LayerPlan(removed_channels=tuple(range(count))) for layer, count in more.items()}
+        return abs(removed_fraction(config, PruningPlan(6, layers | gone)) - target)
+
+    assert ffn_channels_for(config, PruningPlan(6, layers), target) == min(range(400), key=distance)
 
 
 def test_ffn_channels_within_reach():
@@ -231,18 +217,17 @@ def test_ffn_channels_within_reach():
 
 def test_models_are_built_once_on_the_meta_device_and_left_alone():
     config, _ = small("tiny-llama")
-    before, state = config.to_dict(), torch.get_rng_state()
-    model = stock_model(config)
+    before, state, model = config.to_dict(), torch.get_rng_state(), stock_model(config)
     parameters(config, PruningPlan.value_only(6, [0.5, 0.0]))
     assert stock_model(copy.deepcopy(config)) is model
     assert all(parameter.is_meta for parameter in model.parameters())
     assert parameters(config) == total(model)
     assert config.to_dict() == before
     assert torch.equal(torch.get_rng_state(), state)
+    for dtype, width in {"bfloat16": 2, "float32": 4, None: 4}.items():
+        config.dtype = dtype
+        assert kv_bytes_per_token(config) == 6 * 2 * 32 * width
     config.intermediate_size = 64
-    assert linear_parameters(config) == sum(
-        total(module) for module in stock_model(config).model.layers.modules() if isinstance(module, nn.Linear)
-    )
     assert stock_model(config) is not model
 
 

@@ -40,9 +40,10 @@ def test_fast_and_literal_search_agree(tiny, tokens, family, lower):
 
 
 @pytest.mark.parametrize("family", OTHER_FAMILIES)
-def test_other_families(tokens, family):
+def test_other_families_and_unequal_texts(tokens, family):
     model = small_model(family, vocab_size=512, **OTHER_FAMILIES[family])
-    fast, literal = (search_alphas(model, tokens, 2, reuse_prefix=r, progress=False) for r in (True, False))
+    texts, options = [tokens[0], tokens[1, :20], tokens[2, :20]], {"cache_device": "cpu", "progress": False}
+    fast, literal = (search_alphas(model, texts, 2, (0, 0.3, 1), reuse_prefix=r, **options) for r in (True, False))
     assert fast.alphas == literal.alphas
     for layer, curve in fast.perplexities.items():
         assert curve == pytest.approx(literal.perplexities[layer], rel=1e-5)
@@ -84,14 +85,6 @@ def test_no_bar_when_none_is_wanted(tiny, capsys):
     assert capsys.readouterr().err == ""
     search_alphas(tiny(), texts, 1, grid=(0, 1))
     assert "best perplexity" in capsys.readouterr().err
-
-
-def test_hidden_states_on_another_device_and_unequal_texts(tiny, tokens):
-    model, texts = tiny(), [tokens[0], tokens[1, :20], tokens[2, :20], tokens[3, :33]]
-    fast = search_alphas(model, texts, 2, cache_device="cpu", progress=False)
-    literal = search_alphas(model, texts, 2, reuse_prefix=False, progress=False)
-    assert fast.alphas == literal.alphas
-    assert fast.perplexities[4] == pytest.approx(literal.perplexities[4], rel=1e-5)
 
 
 def test_counted_passes_at_the_depth_of_llama_8b():
@@ -148,12 +141,9 @@ def test_models_that_cannot_be_searched_are_refused_before_anything_is_computed(
 
 def test_a_perplexity_that_is_not_finite_names_layer_and_alpha(tiny, tokens):
     model = tiny()
-    with torch.no_grad():
-        model.model.layers[4].self_attn.v_proj.weight[0, 0] = torch.inf
-    before = state(model)
+    model.model.layers[4].self_attn.v_proj.weight.data[0, 0] = torch.inf
     with pytest.raises(ValueError, match=r"perplexity is nan with alpha = 0.0 in layer 5"):
         search_alphas(model, tokens, 2, progress=False)
-    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     assert type(model.model.layers[5].self_attn).__name__ == "LlamaAttention"
 
 

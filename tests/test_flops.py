@@ -3,8 +3,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModel, GPT2Config, MistralConfig
 
-from harp_lib.accounting import paper_configs
-from harp_lib.accounting import decode_flops, layer_flops, overtaking_length, prefill_flops
+from harp_lib.accounting import decode_flops, layer_flops, overtaking_length, paper_configs, prefill_flops
 from harp_lib.measure.registry import SHAPE
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.surgery import apply_plan
@@ -60,13 +59,8 @@ def test_causal_pairs_are_those_that_the_models_mask_leaves(tiny, tokens, name, 
 
 
 def test_a_full_square_of_a_windowed_layer_is_a_band():
-    config = windowed(32)
-    assert [layer_flops(config, n).attention // (2 * 2 * 64) for n in (31, 32, 33, 100)] == [
-        31**2,
-        32**2,
-        33 * 32,
-        3200,
-    ]
+    pairs = [layer_flops(windowed(32), n).attention // (2 * 2 * 64) for n in (31, 32, 33, 100)]
+    assert pairs == [31**2, 32**2, 33 * 32, 3200]
 
 
 @pytest.mark.parametrize("name", ["LLaMA3.1-8B", "Mistral-7B-v0.3", "Qwen2-7B"])
@@ -83,31 +77,19 @@ def test_overtaking_in_closed_form(name):
     assert flops.attention * 3 == flops.ffn * 2
 
 
-def brute_force(config, causal, with_projections):
-    """Lengthens the prefill token by token until the multiply-adds of attention are as many as the others."""
-    d = config.hidden_size
-    q, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-    sliding = config.layer_types.count("sliding_attention")
-    full = config.num_hidden_layers - sliding
-    linear = (3 * d * config.intermediate_size - (2 * d * (q + kv) if with_projections else 0)) * (sliding + full)
-    n = attention = 0
-    while n == 0 or attention < n * linear:
-        n += 1
-        pairs = full * n + sliding * min(n, config.sliding_window)
-        attention = attention + 2 * q * pairs if causal else 2 * q * n * pairs
-    return n
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("with_projections", [False, True])
-def test_overtaking_with_sliding_windows_by_brute_force(causal, with_projections):
-    gemma = paper_configs()["Gemma2-9B"]
+def test_overtaking_with_sliding_windows_token_by_token(causal, with_projections):
     shape = SHAPE | {"num_hidden_layers": 5, "sliding_window": 32}  # three layers with a window, two without
-    small = AutoConfig.for_model("gemma2", **shape)
     narrow = AutoConfig.for_model("gemma2", **shape | {"intermediate_size": 8})  # one token is enough
-    for config in (gemma, small, narrow):
-        expected = brute_force(config, causal, with_projections)
-        assert overtaking_length(config, causal, with_projections) == expected
+    for config in (AutoConfig.for_model("gemma2", **shape), narrow):
+        linear = 5 * (3 * 64 * config.intermediate_size - (2 * 64 * (64 + 32) if with_projections else 0))
+        n = attention = 0  # multiply-adds
+        while n == 0 or attention < n * linear:
+            n += 1
+            pairs = 2 * n + 3 * min(n, 32)
+            attention = attention + 2 * 64 * pairs if causal else 2 * 64 * n * pairs
+        assert overtaking_length(config, causal, with_projections) == n
 
 
 def test_overtaking_when_all_layers_slide():
@@ -133,11 +115,17 @@ def test_errors_name_what_is_wrong():
             layer_flops(config, 16, layer)
     with pytest.raises(ValueError, match=r"layer 0 of this qwen3_next model is 'linear_attention'"):
         layer_flops(AutoConfig.for_model("qwen3_next"), 16)
+    for count in (prefill_flops, decode_flops):
+        with pytest.raises(ValueError, match="tokens is 0; there has to be at least one"):
+            count(config, None, 0)
+    with pytest.raises(ValueError, match="layer 0 of this starcoder2 model has no gated FFN"):
+        prefill_flops(AutoConfig.for_model("starcoder2", **SHAPE), None, 16)
 
 
 PLANS = {
     "dense": PruningPlan(6, {}),
     "value-only": PruningPlan.value_only(6, {5: 0.4, 3: 0.0, 0: 1.0}),
+    "emptied": PruningPlan(6, {5: LayerPlan(removed_groups=(0, 1)), 4: LayerPlan(0.5), 2: LayerPlan(0.0)}),
     "slices": PruningPlan(
         6,
         {
@@ -166,7 +154,9 @@ def test_flops_of_a_pruned_model_are_what_pytorch_counts(tiny, name, plan, fold)
     config = model.config
     apply_plan(model, plan, fold_output=fold).set_attn_implementation("eager")
     ids = torch.arange(20)[None]  # shorter than the window of tiny-gemma2
-    assert counted(model, input_ids=ids, use_cache=False) == prefill_flops(config, plan, 20, fold_output=fold)
+    for model.tail_only_prefill in (False, True):
+        expected = prefill_flops(config, plan, 20, fold_output=fold, tail_only=model.tail_only_prefill)
+        assert counted(model, input_ids=ids, use_cache=False) == expected
     cache = model(ids).past_key_values
     wanted = decode_flops(config, plan, 21, fold_output=fold)
     assert counted(model, input_ids=ids[:, :1], past_key_values=cache) == wanted
@@ -193,18 +183,17 @@ def test_a_fold_by_hand():
     assert prefill_flops(own_heads, plan, 7, fold_output=True) == prefill_flops(own_heads, plan, 7)
 
 
+@pytest.mark.parametrize("tokens", [1024, 65536])
+def test_a_quarter_of_llama_8b_is_saved_at_every_length(tokens):
+    config, plan = paper_configs()["LLaMA3.1-8B"], PruningPlan.value_only(32, [0.5] * 8)
+    head = 2 * config.vocab_size * config.hidden_size
+    dense, tail = prefill_flops(config, None, tokens), prefill_flops(config, plan, tokens, tail_only=True)
+    assert (tail - head) / (dense - head) == pytest.approx(0.75, abs=1e-3)
+
+
 def test_a_full_window_bounds_decoding(tiny):
     config = tiny("tiny-gemma2").config
     # One key more, in three layers without window: scores and values of four query heads of width 16.
     assert decode_flops(config, None, 101) - decode_flops(config, None, 100) == 3 * 2 * 2 * 64
     plan = PruningPlan.value_only(6, {layer: 0.5 for layer in (1, 3, 5)})
     assert decode_flops(config, plan, 101) == decode_flops(config, plan, 100)
-
-
-def test_whole_models_are_counted_with_at_least_one_token_and_gated_ffns():
-    with pytest.raises(ValueError, match="tokens is 0; there has to be at least one"):
-        prefill_flops(windowed(None), None, 0)
-    with pytest.raises(ValueError, match="tokens is 0; there has to be at least one"):
-        decode_flops(windowed(None), None, 0)
-    with pytest.raises(ValueError, match="layer 0 of this starcoder2 model has no gated FFN"):
-        prefill_flops(AutoConfig.for_model("starcoder2", **SHAPE), None, 16)

@@ -8,11 +8,9 @@ from conftest import FAMILIES
 from test_cache import assert_same, generate
 from test_surgery import OTHER_FAMILIES, small_model
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
 from harp_lib import PruningPlan, apply_plan
-from harp_lib.accounting import prefill_flops
 from harp_lib.pruning.layers import SkippedAttention, ValueOnlyAttention
 from harp_lib.pruning.plan import LayerPlan
 
@@ -128,30 +126,3 @@ def test_an_error_within_leaves_nothing_behind(tiny, tokens, monkeypatch):
     assert torch.equal(model(tokens).logits, expected)
     assert not any(layer._forward_pre_hooks for layer in model.model.layers)
     assert not any(getattr(layer.self_attn, "spared", 0) for layer in model.model.layers)
-
-
-@pytest.mark.parametrize("family", ["tiny-llama", "tiny-gemma2"])
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("fold", [False, True], ids=["as it is", "folded"])
-def test_counted_operations_are_those_of_pytorch(tiny, family, plan, fold):
-    model = tiny(family)
-    pruning = PruningPlan(6, {2 + layer: lost for layer, lost in PLANS[plan][0].items()})
-    config = model.config
-    apply_plan(model, pruning, fold_output=fold).set_attn_implementation("eager")
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(torch.arange(20)[None], use_cache=False, logits_to_keep=1)
-    name = type(model).__name__
-    inside = {f"{name}.model.layers.{layer}" for layer in range(6)} | {f"{name}.lm_head"}
-    counted = sum(sum(counts.values()) for module, counts in counter.get_flop_counts().items() if module in inside)
-    assert counted == prefill_flops(config, pruning, 20, fold_output=fold, tail_only=True)
-    assert counted < prefill_flops(config, pruning, 20, fold_output=fold)
-
-
-def test_a_quarter_of_llama_8b_is_saved_at_every_length():
-    from harp_lib.accounting import paper_configs
-
-    config, plan = paper_configs()["LLaMA3.1-8B"], PruningPlan.value_only(32, [0.5] * 8)
-    head = 2 * config.vocab_size * config.hidden_size
-    for tokens in (1024, 65536):
-        dense, tail = prefill_flops(config, None, tokens), prefill_flops(config, plan, tokens, tail_only=True)
-        assert (tail - head) / (dense - head) == pytest.approx(0.75, abs=1e-3)
