@@ -83,7 +83,7 @@ def show(name: str, profile: dict) -> Any:
         raise ValueError(f"unknown figure or table {name!r}; choose from {', '.join(sorted(known))}")
     made = _make(name, known[name], profile)[0]
     if made is None:
-        return Markdown(f"*{name}: nothing is stored for it in the profile {profile['name']}.*")
+        return Markdown(f"*{name}: the profile {profile['name']} has nothing to show for it.*")
     return Markdown(_markdown(made[0] if isinstance(made, tuple) else made)) if known[name].is_table else made
 
 

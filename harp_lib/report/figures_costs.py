@@ -15,8 +15,8 @@ from harp_lib.report.plots import FIRST, LOOKS, PAPER, SECOND, Look, about
 from harp_lib.report.tables import MISSING, VARIANTS, efficiency, paper_times, perplexities, ranges, told
 
 HARP, FLAPPED = "harp", "harp+flap"
-TIMED = {"harp": LOOKS[HARP], "harp-folded": Look(VARIANTS["harp-folded"], "#7cb518", "^")}
-TIMED |= {"thinned": Look(VARIANTS["thinned"], "#920000", "D")}
+LOOK = {"harp-tail": ("#004d40", "*"), "harp-folded": ("#7cb518", "^"), "thinned": ("#920000", "D")}
+TIMED = {"harp": LOOKS[HARP]} | {name: Look(VARIANTS[name], *look) for name, look in LOOK.items()}
 KEPT, VALUE_ONLY = "#ececec", "#c9c9ff"
 
 
@@ -142,9 +142,9 @@ def _length_axis(axis: Axes) -> None:
     axis.tick_params(axis="x", labelsize="small")
 
 
-def _last(frame: pd.DataFrame, what: str) -> str:
-    """HARP's value in a panel at the longest text that was timed repeatedly."""
-    mine = frame[(frame["variant"] == HARP) & (frame["what"] == what) & frame["low"].notna()]
+def _last(frame: pd.DataFrame, what: str, variant: str = HARP) -> str:
+    """A variant's value in a panel at the longest text that was timed repeatedly."""
+    mine = frame[(frame["variant"] == variant) & (frame["what"] == what) & frame["low"].notna()]
     return told(*mine.sort_values("length").iloc[-1][["value", "low", "high"]], ".3f") if len(mine) else MISSING
 
 
@@ -163,7 +163,12 @@ def time_saved(profile: dict) -> Figure:
                 paper["length"], paper["of dense"], "X", color=PAPER, markersize=9, label="HARP in the paper (H100)"
             )
     length = frame.loc[frame["repetitions"] > 1, "length"].max()
-    title = f"HARP reads {length:,.0f} tokens in {_last(frame, dense)} of the dense model's time, and in "
+    tail = (
+        f" ({_last(frame, dense, 'harp-tail')} if the prompt skips the top)"
+        if "harp-tail" in set(frame["variant"])
+        else ""
+    )
+    title = f"HARP reads {length:,.0f} tokens in {_last(frame, dense)} of the dense model's time{tail}, and in "
     title += f"{_last(frame, thinned)} of the time of as many groups thinned out evenly"
     note = about(
         frame, "95 % intervals over repetitions; bands: operations left, all query-key pairs to the visible ones"

@@ -57,7 +57,7 @@ def _average(part: pd.DataFrame) -> pd.DataFrame:
     """A model's rows of the unweighted mean over the tasks that all of its methods have."""
     whole = part.pivot_table("value", "task", "method").dropna().index
     rows = part[part["task"].isin(whole)].groupby(["model", "method"])
-    error = rows["error"].agg(lambda errors: np.sqrt((errors**2).sum()) / len(errors))
+    error = rows["error"].agg(lambda errors: np.sqrt((errors.to_numpy() ** 2).sum()) / len(errors))
     mean = pd.DataFrame({"value": rows["value"].mean(), "error": error, "questions": rows["questions"].sum()})
     return mean.reset_index().assign(task=AVERAGE)
 

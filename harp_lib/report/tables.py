@@ -24,7 +24,8 @@ SPLITS = {"test": "searched", "validation": "held-out", "train": "calibration"}
 PLANS = TITLES | {"flap-without-bias": "FLAP without its bias", "flap-squared": "FLAP as its repository has it"}
 PLANS |= {"alpha-1": "HARP, α = 1", "alpha-0": "HARP, α = 0"}
 PLANS |= {f"searched-on-{corpus}": f"HARP, α from {title}" for corpus, title in TEXTS.items()}
-VARIANTS = {"dense": "dense", "harp": "HARP", "harp-folded": "HARP, folded", "thinned": "thinned out evenly"}
+VARIANTS = {"dense": "dense", "harp": "HARP", "harp-tail": "HARP, tail-only prefill", "harp-folded": "HARP, folded"}
+VARIANTS |= {"thinned": "thinned out evenly"}  # in the order of tables and figures
 Table = tuple[pd.DataFrame, pd.DataFrame]  # as people read it, and the numbers
 
 
