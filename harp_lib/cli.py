@@ -43,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     parser = argparse.ArgumentParser(prog="run_all.sh", description=DESCRIPTION, epilog=EPILOG, **look)
     profiles = sorted((path.stem for path in config.PROFILES.glob("*.yaml")), key=_size)
-    parser.add_argument("command", nargs="?", default="run", metavar="COMMAND", type=_one_of("command", COMMANDS))
+    parser.add_argument("command", nargs="?", default="run", metavar="COMMAND")
     named = {"metavar": "NAME", "help": f"{', '.join(profiles)} (default: mini)"}
     parser.add_argument("--profile", type=_one_of("profile", profiles), default="mini", **named)
     add = parser.add_argument_group("options of run").add_argument
@@ -71,6 +71,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         flags = [flag for action in parser._actions for flag in action.option_strings]
         near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
         parser.error(f"unknown argument {unknown[0]!r}" + (f" (did you mean {near[0]}?)" if near else ""))
+    try:
+        _one_of("command", COMMANDS)(options.command)
+    except argparse.ArgumentTypeError as error:
+        parser.error(str(error))
     if options.command in PASSED_ON:
         parser.error(f"{options.command!r} goes first; what follows goes to {PASSED_ON[options.command]}")
     if options.command != "run":
