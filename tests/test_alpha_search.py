@@ -1,16 +1,12 @@
 """Algorithm 1: the fast search against the literal one, interruptions, and bad input."""
 
-import json
 import os
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
 from conftest import FAMILIES
 from test_surgery import OTHER_FAMILIES, small_model
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from harp_lib import ALPHA_GRID, PruningPlan, apply_plan, perplexity, search_alphas
 from harp_lib.methods import alpha_search
@@ -57,12 +53,14 @@ def test_what_was_found_is_what_the_pruned_model_gives(tiny, tokens):
     assert found.best[-1] == min(found.perplexities[3].values())
 
 
-def test_the_two_readings_of_the_lower_layers(tiny, tokens):
+def test_the_two_readings_of_the_lower_layers_and_a_tie(tiny, tokens):
     model = tiny()
     dense, pruned = (search_alphas(model, tokens, 2, lower=lower, progress=False) for lower in ("dense", "pruned"))
     assert dense.perplexities[5] != pytest.approx(pruned.perplexities[5], rel=1e-3)
     apply_plan(model, PruningPlan.value_only(6, {5: 0.3, 4: 1.0}))
     assert pruned.perplexities[5][0.3] == pytest.approx(perplexity(model, tokens), rel=1e-5)
+    torch.nn.init.zeros_((model := tiny()).model.layers[5].self_attn.o_proj.weight)
+    assert search_alphas(model, tokens, 1, progress=False).alphas == [0.0], "the smaller alpha wins a tie"
 
 
 def test_the_digest_sees_every_weight_and_the_config(tiny):
@@ -79,35 +77,17 @@ def test_the_digest_sees_every_weight_and_the_config(tiny):
     assert model_digest(tiny()) == digests[0]
 
 
-def test_no_bar_when_none_is_wanted(tiny, capsys):
-    texts = [torch.randint(3, 500, (20 + i,)) for i in range(9)]  # nine batches
-    search_alphas(tiny(), texts, 1, grid=(0, 1), progress=False)
-    assert capsys.readouterr().err == ""
-    search_alphas(tiny(), texts, 1, grid=(0, 1))
-    assert "best perplexity" in capsys.readouterr().err
-
-
 def test_counted_passes_at_the_depth_of_llama_8b():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     config = LlamaConfig(num_hidden_layers=32, hidden_size=8, intermediate_size=8, num_attention_heads=2, vocab_size=16)
-    model, ids = LlamaForCausalLM(config), torch.randint(0, 16, (1, 8))
-    run = []
+    model, ids, run = LlamaForCausalLM(config), torch.randint(0, 16, (1, 8)), []
     handles = [layer.register_forward_hook(lambda *_: run.append(1)) for layer in model.model.layers]
     fast = search_alphas(model, ids, 8, progress=False)
-    counted = len(run) - 32  # the check of the architecture is one pass over a single token
     for handle in handles:
         handle.remove()
     literal = search_alphas(model, ids, 8, reuse_prefix=False, progress=False)
-    assert counted == fast.layer_passes
+    assert len(run) - 32 == fast.layer_passes, "the check of the architecture is one pass over three tokens"
     assert (literal.layer_passes, fast.layer_passes) == alpha_search.count_passes(32, 8, 11)
     assert literal.layer_passes >= 5 * fast.layer_passes
-
-
-def test_smaller_alpha_wins_a_tie(tiny, tokens):
-    model = tiny()
-    torch.nn.init.zeros_(model.model.layers[5].self_attn.o_proj.weight)
-    assert search_alphas(model, tokens, 1, progress=False).alphas == [0.0]
 
 
 @pytest.mark.parametrize(
@@ -170,32 +150,6 @@ def test_the_model_is_unchanged_after_an_error_in_the_middle(tiny, tokens, monke
     fresh = search_alphas(model, tokens, 2, progress=False)
     assert resumed.alphas == fresh.alphas
     assert resumed.perplexities == fresh.perplexities
-
-
-SEARCH = """
-import sys, torch
-from harp_lib import search_alphas
-from harp_lib.measure.registry import tiny_model
-ids = torch.randint(3, 500, (64, 64), generator=torch.Generator().manual_seed(0))
-found = search_alphas(tiny_model("tiny-llama"), ids, 4, resume=sys.argv[1], progress=False)
-print(found.alphas, sorted(found.perplexities.items()))
-"""
-
-
-def test_killed_and_continued(tmp_path):
-    journal = tmp_path / "search.jsonl"
-    expected = subprocess.run([sys.executable, "-c", SEARCH, tmp_path / "other"], capture_output=True, text=True).stdout
-    process = subprocess.Popen([sys.executable, "-c", SEARCH, journal], stdout=subprocess.PIPE)
-    while process.poll() is None and not (journal.exists() and len(journal.read_bytes().splitlines()) > 12):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    finished = len(journal.read_bytes().splitlines()) - 1
-    assert 12 <= finished < 44, "the search has to be killed in the middle"
-    again = subprocess.run([sys.executable, "-c", SEARCH, journal], capture_output=True, text=True)
-    assert again.stdout == expected, again.stderr
-    lines = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
-    assert len({(line["layer"], line["alpha"]) for line in lines}) == len(lines) == 44
 
 
 def test_a_torn_last_line_is_dropped(tiny, tokens, tmp_path):
