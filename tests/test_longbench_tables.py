@@ -6,9 +6,6 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
-
-from harp_lib import figures, longbench_figures, tables
 from harp_lib.longbench_claims import (
     ABOVE,
     ALL,
@@ -22,6 +19,10 @@ from harp_lib.longbench_claims import (
     published_ranks,
     rank_frame,
 )
+from harp_lib.score_frames import AVERAGE, score_frame
+from scipy import stats
+
+from harp_lib import figures, longbench_figures, tables
 from harp_lib.longbench_tables import (
     answer_lengths,
     asked,
@@ -35,7 +36,6 @@ from harp_lib.longbench_tables import (
 )
 from harp_lib.measure.benchmarks import CATEGORIES, LONGBENCH
 from harp_lib.methods import METHODS
-from harp_lib.score_frames import AVERAGE, score_frame
 
 TITLES = [benchmark.title for benchmark in LONGBENCH.values()]
 EVEN = dict.fromkeys(("dense", *METHODS), 0.5)

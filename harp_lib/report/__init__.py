@@ -4,8 +4,8 @@ A figure is a function ``profile -> Figure`` under ``@figure(stores…)``, a tab
 what people read, and the numbers unrounded) under ``@table(stores…)``. The function's name is the file's name.
 """
 
+import re
 from collections.abc import Callable
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,15 +13,8 @@ from typing import Any, NamedTuple
 from harp_lib import config
 
 FORMATS = ("png", "pdf", "svg")
-MODULES = (
-    "figures_layers",
-    "figures_alpha",
-    "figures_costs",
-    "figures_scores",
-    "scores",
-    "tables",
-    "claims",
-)  # that register something
+MODULES = ("figures_layers", "figures_alpha", "figures_costs", "figures_scores", "scores", "tables", "claims")
+BLOCK = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 
 class Entry(NamedTuple):
@@ -56,8 +49,7 @@ def _register(entry: Entry) -> Callable:
 def entries() -> dict[str, Entry]:
     """Every figure and table by name."""
     for module in MODULES:
-        with suppress(ImportError):  # while the rooms are being moved into
-            import_module(f"harp_lib.report.{module}")
+        import_module(f"harp_lib.report.{module}")
     return _ENTRIES
 
 
@@ -139,3 +131,29 @@ def _save_table(made: Any, name: str, profile: str) -> list[Path]:
 
 def _markdown(shown: Any) -> str:
     return shown.to_markdown(index=False, disable_numparse=True)
+
+
+def write_readme(profile: dict) -> None:
+    """Write what stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` in README.md from stored results."""
+    file = config.ROOT / "README.md"
+    file.write_text(rendered(file.read_text(encoding="utf-8"), profile), encoding="utf-8")
+
+
+def rendered(text: str, profile: dict) -> str:
+    """A page whose blocks (results, claims, time) are written again."""
+    from harp_lib.report import claims, figures_costs, scores
+
+    def counted() -> str:
+        counts = claims.counts(profile)
+        said = [f"**{number} {outcome}**" for outcome, number in counts.items() if number]
+        return f"{counts.sum()} claims of the paper were measured: {', '.join(said)}."
+
+    blocks = {
+        "results": lambda: (
+            f"{claims.headline(profile)}\n\n{_markdown(scores.at_a_glance(profile)[0])}\n\n"
+            "*± standard error. Perplexity per token on held-out documents, less is better; averages in per cent.*"
+        ),
+        "claims": counted,
+        "time": lambda: "\n".join(f"- {line}" for line in figures_costs.time_found(profile)),
+    }
+    return BLOCK.sub(lambda block: f"{block[1]}{blocks[block[2]]()}\n{block[3]}", text)

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from harp_lib.measure.models import display_name
 from harp_lib.measure.text import TITLES as TEXTS
 from harp_lib.methods import BASELINES, TITLES
 from harp_lib.report import comparisons, data, figure, plots
@@ -223,3 +224,25 @@ def attention_share(profile: dict) -> Figure:
     title = f"Of the time of attention and FFN together, attention takes {said or 'an unknown share'}"
     note = about(frame, "dense model; above the line attention takes more than the FFN; 95 % intervals")
     return plots.finish(drawn, grid, title, note, x="tokens of the prefill (log scale)", y="share of attention")
+
+
+def time_found(profile: dict) -> list[str]:
+    """What was found of HARP's time at the longest text that was timed repeatedly, for and against it: sentences."""
+    read, said = efficiency(profile, "prefill").query("repetitions > 1").set_index(["model", "length", "variant"]), []
+    for name, length in read.reset_index().groupby("model")["length"].max().items():
+        at = read.loc[name, length].to_dict("index")
+        ends_ = {way: [100 * (1 - row[f"of dense{end}"]) for end in ("", " high", " low")] for way, row in at.items()}
+        said.append(
+            f"{display_name(name)}, {length:,} tokens: HARP saves {told(*ends_['harp'], '.1f')} % of dense's time."
+        )
+        if "thinned" in at:
+            value, low, high = (at["harp"][f"of thinned{end}"] for end in ("", " low", " high"))
+            answer = "more" if low > 1 else "less" if high < 1 else "which cannot be told from as much"
+            said[-1] += " Against it: as many groups can be thinned out evenly over all layers instead. HARP takes "
+            said[-1] += f"{told(value, low, high, '.3f')} times the time of that model, {answer}."
+        if "harp-tail" in at:
+            said[-1] += (
+                " If the prompt skips the value-only layers at the top, which the thinned model cannot do, HARP "
+            )
+            said[-1] += f"saves {told(*ends_['harp-tail'], '.1f')} %."
+    return said

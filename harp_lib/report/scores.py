@@ -12,7 +12,7 @@ from harp_lib.measure.evaluation import BENCHMARKS, LONGBENCH, task_title
 from harp_lib.measure.models import display_name
 from harp_lib.methods import TITLES
 from harp_lib.report import comparisons, data, table
-from harp_lib.report.tables import MISSING, Table, block, by_model, one_line, stacked
+from harp_lib.report.tables import MISSING, Table, block, by_model, one_line, perplexities, stacked
 
 ROWS = ("dense", "mag-sp", "llm-pruner", "wanda-sp", "flap", "harp+flap", "harp")  # in the paper's order
 EQUAL = ROWS[1:6]  # these remove as many parameters; the paper prints the best of them bold
@@ -207,6 +207,28 @@ def dataset_statistics(profile: dict) -> pd.DataFrame:
 def longbench_asked(profile: dict) -> pd.DataFrame:
     """The same of LongBench, which the paper does not print."""
     return _asked(profile, "longbench", LONGBENCH)
+
+
+@table("main_tables", "baselines")
+def at_a_glance(profile: dict) -> Table:
+    """One line for each method: what was removed, held-out perplexity, and the average score of each kind of task."""
+    texts = perplexities(profile, "baselines").query("method in @ROWS and split == 'validation'")
+    parts = [texts[texts["corpus"] == texts["corpus"].iloc[0]].assign(what="perplexity")]
+    for kind in ("generation", "discriminative"):
+        frame = scores(profile, "main_tables", of_kind(kind)).query("task == @AVERAGE")
+        asked = f"{frame['questions'].max():.0f} {'home-made ' * (profile['datasets'] == 'embedded')}questions"
+        parts.append(frame.assign(what=f"{kind} ({asked})"))
+    numbers = pd.concat([frame[["model", "method", "what", "value", "error"]] for frame in parts])
+    removed = parts[1].set_index(["model", "method"])["removed_fraction"]
+    blocks = []
+    for model, part in by_model(numbers):
+        shown = (
+            block(part, "method", "what", "{value:.1f} ± {error:.1f}").set_index("method").reindex(ROWS).reset_index()
+        )
+        shown.insert(1, "parameters removed", [f"{100 * removed[model, method]:.1f} %" for method in shown["method"]])
+        blocks.append(shown.assign(model=display_name(model), method=[TITLES[method] for method in shown["method"]]))
+    whole = stacked(*blocks)
+    return whole[["model", *whole.columns.drop("model")]], numbers
 
 
 @table("main_tables")
