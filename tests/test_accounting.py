@@ -233,12 +233,14 @@ def test_the_config_of_a_pruned_model_counts_as_the_dense_ones():
 
 def test_errors_name_what_is_wrong():
     config, _ = small("tiny-llama")
+    wrong = {
+        "the plan is for 5 layers, LlamaForCausalLM has 6": PruningPlan(5, {}),
+        "layer 3: key/value group 2 does not exist": PruningPlan(6, {3: LayerPlan(removed_groups=(2,))}),
+        "layer 3: FFN channel 128 does not exist": PruningPlan(6, {3: LayerPlan(removed_channels=(128,))}),
+    }
     for count in (removed_fraction, head_ratio, parameters, kv_bytes_per_token):
-        with pytest.raises(ValueError, match="the plan is for 5 layers, LlamaForCausalLM has 6"):
-            count(config, PruningPlan(5, {}))
-        with pytest.raises(ValueError, match="layer 3: key/value group 2 does not exist"):
-            count(config, PruningPlan(6, {3: LayerPlan(removed_groups=(2,))}))
-        with pytest.raises(ValueError, match="layer 3: FFN channel 128 does not exist"):
-            count(config, PruningPlan(6, {3: LayerPlan(removed_channels=(128,))}))
+        for message, plan in wrong.items():
+            with pytest.raises(ValueError, match=message):
+                count(config, plan)
     with pytest.raises(ValueError, match="Phi3ForCausalLM is not counted: layer 0 has no attention of q_proj"):
         linear_parameters(AutoConfig.for_model("phi3", **SHAPE, vocab_size=512, pad_token_id=0))

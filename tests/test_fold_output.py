@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import FAMILIES
 from test_cache import PRUNED, assert_same, generate, layer_plans
-from test_surgery import OTHER_FAMILIES, logits, small_model
+from test_surgery import OTHER_FAMILIES, SHAPES, logits, make, small_model
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -18,18 +18,7 @@ from harp_lib.pruning.layers import folded_output
 from harp_lib.pruning.plan import LayerPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 
-SHAPES = {
-    "one group": ("llama", {"num_key_value_heads": 1}),
-    "own heads": ("llama", {"num_key_value_heads": 4}),
-    "narrow heads": ("llama", {"head_dim": 4}),
-    "biases": ("llama", {"attention_bias": True}),
-    **{family: (family, particulars) for family, particulars in OTHER_FAMILIES.items()},
-}
 ALPHAS = {0: 0.3, 1: 0.0, 3: 1.0}
-
-
-def make(tiny, name):
-    return tiny(name) if name in FAMILIES else small_model(SHAPES[name][0], **SHAPES[name][1])
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *SHAPES])

@@ -5,20 +5,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conftest import FAMILIES
-from test_surgery import OTHER_FAMILIES, IdentityAttention, logits, small_model
+from test_surgery import SHAPES, logits, make, with_twins
 
 from harp_lib import PruningPlan, apply_plan
-from harp_lib.pruning.architecture import decoder_layers, output_norm
+from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import LayerPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 
-SHAPES = {
-    "multi-head": ("llama", {"num_key_value_heads": 4}),
-    "multi-query": ("llama", {"num_key_value_heads": 1}),
-    "counted heads": ("stablelm", {"use_qkv_bias": True}),  # its attention reshapes by a number of heads it stores
-    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    **{family: (family, particulars) for family, particulars in OTHER_FAMILIES.items()},
-}
 REFUSED = {"olmo2": "norm over all heads"}  # its norm of queries and keys spans the heads
 UNGATED = {"mixtral", "starcoder2"}
 
@@ -32,10 +25,12 @@ def mixed_plan(model, means=True, channels=True):
     attention, ffn = decoder_layers(model)[0].self_attn, getattr(decoder_layers(model)[0], "mlp", None)
     groups = attention.v_proj.out_features // attention.head_dim
     width = attention.o_proj.in_features // groups
-    some, every = tuple(range(1, groups)) or (0,), tuple(range(groups))
-    gone = {"removed_channels": (0, 3, 4), "channel_means": numbers(3) if means else None} if channels else {}
+    some, every, gone = tuple(range(1, groups)) or (0,), tuple(range(groups)), {}
     if channels:
-        gone["removed_channels"] = (0, 3, ffn.down_proj.in_features - 1)
+        gone = {
+            "removed_channels": (0, 3, ffn.down_proj.in_features - 1),
+            "channel_means": numbers(3) if means else None,
+        }
     return PruningPlan(
         len(decoder_layers(model)),
         {
@@ -70,17 +65,7 @@ def masked_twin(model, plan):
             attention = layer.self_attn
             width = attention.o_proj.in_features // (attention.v_proj.out_features // attention.head_dim)
             overwrite(attention.o_proj, lost.removed_groups, width, lost.group_means)
-        if lost.alpha is not None:
-            layer.self_attn = IdentityAttention(layer.self_attn)
-            exit = output_norm(layer) or layer.self_attn
-            exit.register_forward_hook(
-                lambda m, i, out, a=lost.alpha: (a * out[0], None) if isinstance(out, tuple) else a * out
-            )
-    return model
-
-
-def make(tiny, name):
-    return tiny(name) if name in FAMILIES else small_model(SHAPES[name][0], **SHAPES[name][1])
+    return with_twins(model, plan.alphas)
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *(name for name in SHAPES if name not in REFUSED)])

@@ -51,6 +51,20 @@ def small_model(model_type, **particulars):
     return model.eval()
 
 
+SHAPES = {
+    "own heads": ("llama", {"num_key_value_heads": 4}),
+    "one group": ("llama", {"num_key_value_heads": 1}),
+    "counted heads": ("stablelm", {"use_qkv_bias": True}),  # its attention reshapes by a number of heads it stores
+    "narrow heads": ("llama", {"head_dim": 4}),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    **{family: (family, particulars) for family, particulars in OTHER_FAMILIES.items()},
+}
+
+
+def make(tiny, name):
+    return tiny(name) if name in FAMILIES else small_model(SHAPES[name][0], **SHAPES[name][1])
+
+
 def logits(model, ids):
     with torch.no_grad():
         return model(ids).logits
