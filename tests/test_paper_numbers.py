@@ -76,19 +76,6 @@ def test_costs_follow_from_their_parts():
     assert cost["all", "forward_passes"] == cost["all", "layers"] * cost["all", "candidates"] == 80
 
 
-def test_ranges_have_a_width_that_the_paper_tried():
-    tried = {  # layers of the model, widths for the uniform baselines, widths for FLAP
-        "LLaMA3.1-8B": (32, {16, 32}, {12, 16, 20, 24, 28, 32}),
-        "Mistral-7B-v0.3": (32, {16, 32}, {12, 16, 20, 24, 28, 32}),
-        "Qwen2-7B": (28, {8, 16}, {8, 12, 16, 20, 24, 28}),
-        "Gemma2-9B": (42, {8, 12, 16, 24}, {9, 12, 18, 24, 30, 36, 42}),
-    }
-    for row in paper("layer_ranges").itertuples():
-        layers, uniform, adaptive = tried[row.model]
-        assert 0 <= row.start < row.end <= layers
-        assert row.end - row.start in (adaptive if row.method == "flap" else uniform)
-
-
 @pytest.fixture
 def source(shared):
     return (shared / "paper" / "high-layer-attention-pruning.tex").read_text(encoding="utf-8")

@@ -37,6 +37,9 @@ class Interval(NamedTuple):
         """The same in other units."""
         return Interval(self.value * factor, self.low * factor, self.high * factor, self.n)
 
+    def __add__(self, shift: float) -> "Interval":
+        return Interval(self.value + shift, self.low + shift, self.high + shift, self.n)
+
     def within(self, least: float, most: float) -> "Interval":
         """Of a quantity that cannot be beyond some ends."""
         return Interval(self.value, *np.clip((self.low, self.high), least, most).tolist(), self.n)

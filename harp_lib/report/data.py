@@ -11,37 +11,26 @@ from harp_lib.measure.evaluation import ALL_BENCHMARKS
 from harp_lib.report.comparisons import Compared, floor
 from harp_lib.results import Cells, read_results
 
-AXES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("scores", "beside", "answers", "answer_tokens", "prompt_tokens"), ("question",)),
-    **dict.fromkeys(("nll", "tokens", "words", "texts"), ("document",)),
-    "ids": ("document", "position"),
-    # alpha_search and ablations; "1" and "0" are one layer value-only, at that α
-    "perplexities": ("layer", "alpha"),
-    **dict.fromkeys(("alphas", "1", "0"), ("layer",)),
-    # similarity
-    **dict.fromkeys(("similarity", "distance", "norm"), ("document", "layer")),
-    **dict.fromkeys(
-        ("similarity without first", "distance without first", "norm without first"), ("document", "layer")
-    ),
-    **dict.fromkeys(("projected similarity", "block influence", "attention influence"), ("document", "layer")),
-    **dict.fromkeys(("value distance", "value gap", "branch gap"), ("document", "layer")),
-    **dict.fromkeys(("entropy", "value contraction", "contraction"), ("document", "layer", "head")),
-    **dict.fromkeys(("v", "s", "largest λ", "beta 1", "beta 2"), ("layer",)),
-    # norm_change
-    **dict.fromkeys(("all tokens", "without first"), ("document", "layer")),
-    **dict.fromkeys(("ratios", "ratios without first"), ("document", "layer", "head")),
-    "products": ("document", "layer", "product"),
-    # efficiency
-    "seconds": ("variant", "repetition", "part"),
-    "flops": ("pairs", "variant"),
-    "variants": ("variant", "count"),
-    **dict.fromkeys(("bytes", "cache_bytes", "peak_bytes", "plans"), ("variant",)),
-    "overtaking": ("pairs", "part"),
-    "lengths": ("row",),
-    # lists whose items are all the same to us
-    **dict.fromkeys(("layers", "subtasks"), ("item",)),
-    **dict.fromkeys(("only_printed", "only_squared"), ("item", "layer and group")),
+_QUANTITIES = {
+    ("question",): "scores, beside, answers, answer_tokens, prompt_tokens",
+    ("document",): "nll, tokens, words, texts",
+    ("document", "position"): "ids",
+    ("layer",): "alphas, 1, 0, v, s, largest λ, beta 1, beta 2",  # 1 and 0: one layer value-only, at that α
+    ("layer", "alpha"): "perplexities",
+    ("document", "layer"): "similarity, distance, norm, similarity without first, distance without first, norm without "
+    "first, projected similarity, block influence, attention influence, value distance, value gap, branch gap, "
+    "all tokens, without first",
+    ("document", "layer", "head"): "entropy, value contraction, contraction, ratios, ratios without first",
+    ("document", "layer", "product"): "products",
+    ("variant", "repetition", "part"): "seconds",
+    ("variant",): "bytes, cache_bytes, peak_bytes, plans",
+    ("variant", "count"): "variants",
+    ("pairs", "variant"): "flops",
+    ("pairs", "part"): "overtaking",
+    ("item",): "layers, subtasks, lengths",
+    ("item", "layer and group"): "only_printed, only_squared",
 }
+AXES = {name: axes for axes, names in _QUANTITIES.items() for name in names.split(", ")}
 """What each index of a stored quantity counts, from the outside in; a quantity that is not here is a single number.
 
 A list counts from 0 and a dictionary has its keys, as numbers where they are numbers. A quantity may have fewer axes
@@ -50,16 +39,12 @@ than are named here (``seconds`` of a plan is one number). Where a quantity belo
 """
 
 _OTHERWISE = {  # tasks whose cells mean something else by the same name
-    "counted": {"flops": ("pairs", "row", "part")},
+    "counted": {"flops": ("pairs", "item", "part")},
     "selection": {"scores": ("layer",)},
     "document": {"nll": ("plan",)},
-    "repeated-tokens": {
-        "tokens": ("token",),
-        "logit difference": ("token",),
-        "similarity": ("token", "layer"),
-        "relative distance": ("token", "layer"),
-        "entropy": ("token", "layer", "head"),
-    },
+    "repeated-tokens": dict.fromkeys(("tokens", "logit difference"), ("token",))
+    | dict.fromkeys(("similarity", "relative distance"), ("token", "layer"))
+    | {"entropy": ("token", "layer", "head")},
 }
 _TASKS = (  # what the names of cells say: columns of their own
     r"document-(?P<document>\d+)",

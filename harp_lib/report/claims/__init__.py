@@ -131,9 +131,8 @@ def theorems(profile: str | Mapping[str, Any]) -> pd.DataFrame:
 
 def errata() -> pd.DataFrame:
     """Slips of the pen, and where the paper's own tables say otherwise: where, what."""
-    return pd.DataFrame(
-        [(c["where"], c["statement"]) for c in load_claims() if c["kind"] == ERRATUM], columns=["where", "what"]
-    )
+    rows = [(claim["where"], claim["statement"]) for claim in load_claims() if claim["kind"] == ERRATUM]
+    return pd.DataFrame(rows, columns=["where", "what"])
 
 
 def over_all(judged: pd.DataFrame) -> pd.DataFrame:
@@ -224,13 +223,11 @@ def headline(profile: Profile) -> str:
     if len(known) == 1 and led + lost:
         head = "HARP leads here" if led else "HARP does not lead here"
     cells = data.cells(judged.attrs["profile"], "main_tables").values()
-    questions = "home-made questions" if any(c["inputs"].get("source") == "embedded" for c in cells) else "questions"
-    parts = [
-        f"{_here(row)}, the closest baseline, on {row['n']:.0f} {questions} ({display_name(row['model'])})"
-        for row in known.to_dict("records")
-    ]
-    average = "on average of the generation tasks, at equal parameters"
-    return f"{head}: {average}, HARP+FLAP stands at {'; '.join(parts)}."
+    asked = "home-made questions" if any(c["inputs"].get("source") == "embedded" for c in cells) else "questions"
+    said = "{}, the closest baseline, on {:.0f} {} ({})"
+    rows = known.to_dict("records")
+    parts = [said.format(_here(row), row["n"], asked, display_name(row["model"])) for row in rows]
+    return f"{head}: on average of the generation tasks, at equal parameters, HARP+FLAP stands at {'; '.join(parts)}."
 
 
 @figure()
@@ -255,14 +252,7 @@ def outcomes(profile: Mapping[str, Any]) -> Figure:
 def claims(profile: Mapping[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Every claim in words, and its numbers on each model."""
     judged = judge(profile)
-    printed = [" ".join(f"{value:.6g}" for value in row) if isinstance(row, tuple) else "" for row in judged["paper"]]
-    return worded(judged), judged.assign(paper=printed)
-
-
-@table()
-def statements(profile: Mapping[str, Any]) -> pd.DataFrame:
-    """What is true of each statement of the theory."""
-    return theorems(profile)[["statement", "says", "truth", "remark", "counterexample"]]
+    return worded(judged), judged
 
 
 def _name(profile: str | Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from scipy import stats
 
 from harp_lib import accounting
 from harp_lib.measure.text import TITLES as CORPORA
-from harp_lib.methods import BASELINES, TITLES
+from harp_lib.methods import TITLES
 from harp_lib.report import comparisons
 from harp_lib.report.claims.score_tests import Finding, named, paper_model, weakest
 from harp_lib.report.comparisons import Interval
@@ -22,7 +22,7 @@ EXACT = 1 - 1e-9
 
 def exactly(value: float, n: int = 0) -> Interval:
     """What is counted has no error."""
-    return Interval(value, value, value, n)
+    return Interval(float(value), float(value), float(value), int(n))
 
 
 # ---- layers: notebooks 01, 02, 03, 06
@@ -37,27 +37,22 @@ def _documents(source, store: str, model: str, method: str, quantity: str) -> di
 @named("similarity")
 def top_fifth(source, model, quantities, of) -> list[Finding]:
     """The median, or the highest, of what enters the top fifth of the layers, on each corpus."""
-    found = []
-    for corpus in _documents(source, "similarity", model, "trained", "entropy"):
-        parts = [_documents(source, "similarity", model, "trained", name)[corpus] for name in quantities]
-        layers = min(part.shape[1] for part in parts)
-        high = [part[:, int(np.ceil(HIGH * layers)) : layers].reshape(len(part), -1) for part in parts]
-        values = np.concatenate(high, axis=1)
-        values = np.median(values, axis=1) if of == "median" else values.max(axis=1)
-        found.append(
-            Finding(comparisons.mean_interval(values), "", f"is the {of} on {CORPORA[corpus]}", goal=NEARLY_ONE)
-        )
-    return found
+    found = [_documents(source, "similarity", model, "trained", name) for name in quantities]
+    layers, findings = next(iter(_documents(source, "similarity", model, "trained", "entropy").values())).shape[1], []
+    for corpus in found[0]:
+        high = [part[corpus][:, int(np.ceil(HIGH * layers)) : layers] for part in found]
+        values = np.concatenate([part.reshape(len(part), -1) for part in high], axis=1)
+        value = comparisons.mean_interval((np.median if of == "median" else np.max)(values, axis=1))
+        findings.append(Finding(value, "", f"is the {of} on {CORPORA[corpus]}", goal=NEARLY_ONE))
+    return findings
 
 
 @named("similarity")
 def small_bound(source, model) -> list[Finding]:
     """In which share of the layers with v < 1 d(H) shrinks: the claim has a condition, and says nothing without it."""
     bound = np.array(source.result("similarity", model, "trained", "block-bound")["v"])
-    small = bound < 1
-    if not small.any():
-        lowest = exactly(float(bound.min()), len(bound))
-        return [Finding(lowest, "v", "at least", reason="v is below 1 in no layer")]
+    if not (small := bound < 1).any():
+        return [Finding(exactly(bound.min(), len(bound)), "v", "at least", reason="v is below 1 in no layer")]
     distances = next(iter(_documents(source, "similarity", model, "trained", "distance").values()))[0]
     shrinks = (distances[1:] < distances[:-1])[small]
     return [Finding(exactly(shrinks.mean(), small.sum()), "share", "of the layers with v < 1", goal=EXACT)]
@@ -93,16 +88,14 @@ def stream_changed(source, model) -> list[Finding]:
 @named("norm_change")
 def norm_restored(source, model) -> list[Finding]:
     """Which share of the deviation from the dense norm is gone with the searched α, at the top and over the layers."""
-    streams, found = _streams(source, model), []
-    off = {plan: np.abs(logs) for plan, logs in streams.items()}
+    unscaled, searched = _streams(source, model).values()
+    found = []
     for about, of in (("at the top", np.s_[:, -1:]), ("over all pruned layers", np.s_[:, :])):
-        before, after = (off[plan][of].mean(axis=1) for plan in ("alpha-1", "searched"))
-        gone = comparisons.mean_interval((before - after) / before.mean())
-        same = comparisons.mean_interval(streams["alpha-1"][of].mean(axis=1))
-        reason = "" if same.low * same.high > 0 else "α = 1 does not change the norm"
-        found.append(
-            Finding(gone, "share", f"of the deviation is gone {about}", goal=NEARLY_ALL, part=0.0, reason=reason)
-        )
+        before, after = (np.abs(logs[of]).mean(axis=1) for logs in (unscaled, searched))
+        gone, change = (comparisons.mean_interval(x) for x in ((before - after) / before.mean(), unscaled[of].mean(1)))
+        told = {"goal": NEARLY_ALL, "part": 0.0, "about": f"of the deviation is gone {about}"}
+        told["reason"] = "" if change.low * change.high > 0 else "α = 1 does not change the norm"
+        found.append(Finding(gone, "share", **told))
     return found
 
 
@@ -117,12 +110,10 @@ def norm_reason(source, model) -> list[Finding]:
 
     if not worse("searched", "alpha-1").low > 0:
         return [Finding(worse("searched", "alpha-1"), "%", "α = 1", reason="the search wins nothing over α = 1")]
-    pieces = [
-        Finding(worse("searched", "norm-matching"), "%", "in perplexity, norm-keeping against searched α", less=True)
-    ]
-    for plan, about in (("alpha-1", "α = 1"), ("reconstructing", "branch-keeping α"), ("constant", "α = 0.5")):
-        pieces.append(Finding(worse("norm-matching", plan), "%", f"in perplexity, {about} against norm-keeping α"))
-    return [weakest(pieces)]
+    about = {"alpha-1": "α = 1", "reconstructing": "branch-keeping α", "constant": "α = 0.5"}
+    pieces = [Finding(worse("norm-matching", m), "%", f"with {about[m]} against the norm-keeping") for m in about]
+    norm = Finding(worse("searched", "norm-matching"), "%", "with the norm-keeping α against the searched", less=True)
+    return [weakest([*pieces, norm])]
 
 
 @named("alpha_search")
@@ -149,20 +140,14 @@ def similar_layers(source, model) -> list[Finding]:
 def layer_gains(source, model) -> list[Finding]:
     """The least that one layer's searched α lowers perplexity: by itself, after those above, or after all others."""
     found = list(source.of("ablations", model, "gain").values())
-    tokens = [cell["result"]["tokens"] for cell in found]
-    order = sorted(map(int, found[0]["inputs"]["alphas"]), reverse=True)
-
-    def gain(layer: int, before: str, after: str, about: str) -> Finding:
-        first, second = ([cell["result"]["nll"][plan] for cell in found] for plan in (after, before))
-        change = comparisons.change(first, second, tokens)
-        return Finding(change, "%", f"layer {layer} {about}")
-
+    tokens, alphas = [cell["result"]["tokens"] for cell in found], found[0]["inputs"]["alphas"]
     pieces = []
-    for k, layer in enumerate(order):
-        if found[0]["inputs"]["alphas"][str(layer)] != 1:  # where α stays 1 there is nothing to gain
-            pieces.append(gain(layer, "top-0", f"only-{layer}", "by itself"))
-            pieces.append(gain(layer, f"top-{k}", f"top-{k + 1}", "after those above"))
-            pieces.append(gain(layer, f"without-{layer}", f"top-{len(order)}", "after all others"))
+    for k, layer in enumerate(sorted(map(int, alphas), reverse=True)):
+        ways = {"by itself": ("top-0", f"only-{layer}"), "after those above": (f"top-{k}", f"top-{k + 1}")}
+        ways["after all others"] = (f"without-{layer}", f"top-{len(alphas)}")
+        for about, plans in ways.items() if alphas[str(layer)] != 1 else ():  # at 1 there is nothing to gain
+            before, after = ([cell["result"]["nll"][plan] for cell in found] for plan in plans)
+            pieces.append(Finding(comparisons.change(after, before, tokens), "%", f"layer {layer} {about}"))
     if not pieces:
         raise Missing("every searched α is 1")
     return [weakest(pieces)]
@@ -171,36 +156,18 @@ def layer_gains(source, model) -> list[Finding]:
 # ---- baselines: notebook 04
 
 
-def _ranges(source, model: str, method: str) -> dict[str, dict]:
-    """The layer ranges that were tried, from the lowest perplexity on."""
-    tried = {task: cell["result"] for task, cell in source.of("baselines", model, method, "range-").items()}
-    return dict(sorted(tried.items(), key=lambda item: sum(item[1]["nll"]) / sum(item[1]["tokens"])))
-
-
 @named("baselines")
 def tuned_ranges(source, model) -> list[Finding]:
     """How much higher perplexity is with the paper's range of each baseline than with the best of ours."""
     rows, found = paper("layer_ranges"), []
     for row in rows[rows["model"] == paper_model(model)].itertuples():
-        tried = _ranges(source, model, row.method)
+        tried = {task: cell["result"] for task, cell in source.of("baselines", model, row.method, "range-").items()}
+        best = min(tried.values(), key=lambda read: sum(read["nll"]) / sum(read["tokens"]))
         if (theirs := tried.get(f"{row.start:02}-{row.end:02}")) is not None:
-            best = next(iter(tried.values()))
             change = comparisons.change(best["nll"], theirs["nll"], best["tokens"])
-            found.append(Finding(change, "%", TITLES[row.method], goal=CHANGED, less=True))
+            found.append(Finding(change, "%", f"with {TITLES[row.method]}", goal=CHANGED, less=True))
     if not found:
         raise Missing("needs one of the paper's models")
-    return [weakest(found)]
-
-
-@named("baselines")
-def tuned_clearly(source, model) -> list[Finding]:
-    """How much higher perplexity is with the second best range of each baseline than with the best."""
-    found = []
-    for method in BASELINES:
-        best, *others = _ranges(source, model, method).values()
-        if others:
-            change = comparisons.change(best["nll"], others[0]["nll"], best["tokens"])
-            found.append(Finding(change, "%", f"with the next best of {TITLES[method]}"))
     return [weakest(found)]
 
 
@@ -225,37 +192,27 @@ def _timed(source, model: str, kind: str) -> dict[int, dict]:
 
 
 @named("efficiency")
-def time_saved(source, model, variant, against, at, goal=0.0, only=None) -> list[Finding]:
-    """Which share of the time of a prefill is saved: at every length, at the longest, at one, or how it grows."""
-    timed = {
-        n: seconds for n, seconds in _timed(source, model, "prefill").items() if {variant, against} <= set(seconds)
-    }
+def time_saved(source, model, against, at, goal=0.0, only=None) -> list[Finding]:
+    """Which share of the time of a prefill HARP saves: at every length, at the longest, at one, or how it grows."""
+    timed = {n: runs for n, runs in _timed(source, model, "prefill").items() if against in runs}
     if not timed:
-        raise Missing("needs repeated prefills")
+        raise Missing(f"needs repeated prefills of {against}")
     seconds = paper("efficiency").query("quantity == 'seconds'").pivot_table("value", "length", "method")
-    shares = 1 - seconds["harp"] / seconds["dense"] if against == "dense" else seconds["harp"][:0]
-    told = {"every": tuple(shares), "growth": (shares.iloc[-1] - shares.iloc[0],) if len(shares) else ()}
-    same = {"unit": "%", "goal": goal, "paper": told.get(at, tuple(shares[-1:]))}
-    found = {}
-    for length, runs in timed.items():
-        ratio = comparisons.time_ratio(runs[against], runs[variant])
-        saved = Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low, ratio.n)
-        found[length] = Finding(saved, about=f"of the time at {length:,} tokens", **same)
+    shares = list(1 - seconds["harp"] / seconds["dense"]) if against == "dense" else []
+    same = {"unit": "%", "goal": goal, "paper": tuple(shares if at == "every" else shares[-1:])}
+    saved = {n: -comparisons.time_ratio(runs[against], runs["harp"]) + 1 for n, runs in timed.items()}
+    found = {n: Finding(share, about=f"of the time at {n:,} tokens", **same) for n, share in saved.items()}
     first, last = min(timed), max(timed)
     if at == "every":
         return [weakest(found.values())]
-    if at == "longest":
-        return [found[last]]
-    if at != "growth":
-        right = at in found and (only is None or paper_model(model) == only)
-        return [found[at] if right else found[last]._replace(reason=f"needs {at:,} tokens of {only}")]
-    logs = [np.log(np.divide(timed[length][variant], timed[length][against])) for length in (first, last)]
-    if first == last:
-        return [found[last]._replace(reason="one length was repeated")]
-    ends = stats.ttest_ind(*logs, equal_var=False).confidence_interval()
-    fall = [1 - np.exp(-end) for end in (logs[0].mean() - logs[1].mean(), *ends)]
-    about = f"less time, relative to dense, at {last:,} than at {first:,} tokens"
-    return [Finding(Interval(*map(float, fall), sum(map(len, logs))), about=about, **same)]
+    if at == "growth" and first < last:
+        logs = [np.log(np.divide(timed[n]["harp"], timed[n][against])) for n in (first, last)]
+        ends = stats.ttest_ind(*logs, equal_var=False).confidence_interval()
+        fall = [1 - np.exp(-end) for end in (logs[0].mean() - logs[1].mean(), *ends)]
+        about = f"less time, relative to {against}, at {last:,} than at {first:,} tokens"
+        return [Finding(Interval(*map(float, fall), sum(map(len, logs))), "%", about)]
+    there = at == "longest" or (at in found and paper_model(model) == only)
+    return [found.get(at, found[last])._replace(reason="" if there else f"needs {only} and {at} tokens")]
 
 
 @named("efficiency")
@@ -264,12 +221,9 @@ def attention_share(source, model) -> list[Finding]:
     width, found = source.result("efficiency", model, "all", "counted")["intermediate_size"], []
     for length, runs in _timed(source, model, "split").items():
         shares = [run["attention"] / (run["attention"] + run["ffn"]) for run in runs["dense"]]
-        share, about = (
-            comparisons.mean_interval(shares).within(0, 1),
-            f"in attention at {length:,} tokens, d_ff = {width:,}",
-        )
-        if length != width:
-            found.append(Finding(share, "share", about, goal=0.5, less=length < width))
+        about = f"in attention at {length:,} tokens, d_ff = {width:,}"
+        share = comparisons.mean_interval(shares).within(0, 1)
+        found += [Finding(share, "share", about, 0.5, length < width)] if length != width else []
     if not found:
         raise Missing("needs repeated splits")
     return [weakest(found)]
@@ -279,19 +233,16 @@ def attention_share(source, model) -> list[Finding]:
 def kv_cache(source, model) -> list[Finding]:
     """The bytes of the KV cache after a prefill, in shares of the dense model's, against the layers that are left."""
     counted = source.result("efficiency", model, "all", "counted")
-    layers = counted["layers"]
-    left = layers - counted["variants"]["harp"]["layers_without_attention"]
+    layers, gone = counted["layers"], counted["variants"]["harp"]["layers_without_attention"]
     held = [cell["result"]["cache_bytes"] for cell in source.of("efficiency", model, "all", "prefill-").values()]
-    held = [each for each in held if each]
-    right = np.mean([each["harp"] * layers == each["dense"] * left for each in held])
-    return [Finding(exactly(right, len(held)), "share", f"of the lengths hold {left} of {layers} parts", goal=EXACT)]
+    right = [each["harp"] * layers == each["dense"] * (layers - gone) for each in held if each]
+    about = f"of the lengths hold {layers - gone} of {layers} parts"
+    return [Finding(exactly(np.mean(right), len(right)), "share", about, goal=EXACT)]
 
 
 @named()
 def overtaking(source, model) -> list[Finding]:
     """From how many times d_ff on attention takes as many operations as the FFN, all query-key pairs counted."""
-    lengths = [
-        accounting.overtaking_length(config) / config.intermediate_size
-        for config in accounting.paper_configs().values()
-    ]
-    return [Finding(exactly(min(lengths), len(lengths)), "× d_ff", "or later in the paper's models", goal=1, less=True)]
+    sizes = [(accounting.overtaking_length(c), c.intermediate_size) for c in accounting.paper_configs().values()]
+    least = exactly(min(length / size for length, size in sizes), len(sizes))
+    return [Finding(least, "× d_ff", "or later in the paper's models", goal=1, less=True)]

@@ -6,7 +6,7 @@ closest one only, for who leads it leads them all. What fits none of these is in
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
-from itertools import product
+from itertools import chain, product
 from math import nan
 from typing import NamedTuple
 
@@ -113,29 +113,23 @@ def _chances(tasks: Iterable[str]) -> float:
 
 
 @named("main_tables")
-def score_lead(
-    source, model, left, right, tasks, each=False, on_par=(), store="main_tables", seeds=(0,)
-) -> list[Finding]:
+def score_lead(source, model, left, right, tasks, each=False, on_par=(), store="main_tables", seeds=(0,)):
     """By how many points ``left`` scores higher than the closest rival, on average over tasks or on each of them.
 
     Other seeds are other draws of the calibration text.
     """
-    rivals, found = _rivals(right), []
+    rivals, tables, found = _rivals(right), _tables(store, _rivals(right)), []
     tasks = source.complete(store, model, (left, *rivals), _names(tasks))
     drawn = {task for *_, task in source.cells("baselines")}
-    if any(seed and not drawn & {f"{task}-seed-{seed}" for task in tasks} for seed in seeds):
+    if any(seed and f"{tasks[0]}-seed-{seed}" not in drawn for seed in seeds):
         raise Missing("needs scores after other calibration texts")
-    goal = -PAR if paper_model(model) in on_par else 0.0
-    tables = _tables(store, rivals)
-    blocks = printed(model, *tables)
     for seed, group in product(seeds, [[task] for task in tasks] if each else [tasks]):
-        means = [block[group].mean(axis=1) for block in blocks]
+        means, pieces = [block[group].mean(axis=1) for block in printed(model, *tables)], []
         same = {
-            "goal": goal,
+            "goal": -PAR if paper_model(model) in on_par else 0.0,
             "reason": comparisons.floor([source.compared(store, model, "dense", task) for task in group]) or "",
             "paper": tuple(mean[left] - mean.reindex(rivals).max() for mean in means),
         }
-        pieces = []
         for rival in rivals:
             pairs = [tuple(source.scores(store, model, m, task, seed) for m in (left, rival)) for task in group]
             about = "α = 1" if tables[0] == "alpha_ablation" else TITLES.get(rival, rival.capitalize())
@@ -164,17 +158,14 @@ def lead_gap(source, model, left, right, tasks, elsewhere, store="main_tables") 
     sides = [source.above(store, model, [task for task in side if task in known]) for side in (there, others)]
     if not all(sides):
         return [Finding(NOTHING, reason=comparisons.FEW, **same)]
-    scores = {
-        task: {m: source.scores(store, model, m, task) for m in (left, *rivals)} for side in sides for task in side
-    }
+    scores = {task: {m: source.scores(store, model, m, task) for m in (left, *rivals)} for task in chain(*sides)}
     best, value = gap(pd.DataFrame(scores).map(np.mean), *sides)
     leads = []
     for seed, side in enumerate(sides):
         drawn = comparisons.bootstrap([np.array([scores[task][left], scores[task][best]]) for task in side], seed)
         leads.append((drawn[:, 0] - drawn[:, 1]).mean(axis=-1))
-    number = sum(len(asked[left]) for asked in scores.values())
-    found = comparisons.drawn_interval(value, leads[0] - leads[1], number) * 100
-    return [Finding(found, about=f"against {TITLES[best]}", **same)]
+    found = comparisons.drawn_interval(value, leads[0] - leads[1], sum(len(asked[left]) for asked in scores.values()))
+    return [Finding(found * 100, about=f"against {TITLES[best]}", **same)]
 
 
 @named("main_tables")
@@ -225,28 +216,28 @@ def perplexity_change(source, model, worse, better, splits, at_most=None, store=
 
     ``own`` are the α searched on the text's corpus, ``other`` those of another one.
     """
-    found, word = [], paper("alpha_robustness").pivot_table("value", "method", "task")
     texts = [task for name, method, task in source.cells(store) if (name, method) == (model, "dense")]
+    corpora, found = dict.fromkeys(text.rpartition("-")[0] for text in texts), []
+    word = paper("alpha_robustness").pivot_table("value", "method", "task").to_numpy()  # searched on × evaluated on
+    told = (
+        {} if at_most is None else {"goal": at_most, "less": True, "paper": tuple((word[::-1] / word).diagonal() - 1)}
+    )
     for text in texts:
         corpus, _, split = text.rpartition("-")
         if split in splits:
-            searched = [m for name, m, t in source.cells(store) if (name, t) == (model, text) and "searched-on" in m]
             plans = {"own": [f"searched-on-{corpus}"], "baselines": BASELINES}
-            plans["other"] = [plan for plan in searched if plan not in plans["own"]]
-            (low,), pieces = (source.result(store, model, plan, text) for plan in plans.get(better, [better])), []
+            plans["other"] = [f"searched-on-{other}" for other in corpora if other != corpus]
+            low, pieces = source.result(store, model, plans.get(better, [better])[0], text), []
             for plan in plans.get(worse, [worse]):
                 high = source.result(store, model, plan, text)
                 about = {"alpha-1": "α = 1", **TITLES}.get(plan, "the other α")
                 about = f"with {about}, {CORPORA[corpus]}, {'held out' if split == 'validation' else 'searched'}"
-                told = {"about": about, "goal": at_most or 0.0, "less": at_most is not None}
-                pieces.append(Finding(comparisons.change(low["nll"], high["nll"], high["tokens"]), "%", **told))
+                change = comparisons.change(low["nll"], high["nll"], high["tokens"])
+                pieces.append(Finding(change, "%", about, **told))
             found.append(weakest(pieces))
     if not found:
         raise Missing(f"needs texts of {store}")
-    if at_most is None:
-        return found
-    own, other = np.diag(word), np.diag(word.iloc[:, ::-1])  # as the table is: one corpus a row and a column
-    return [each._replace(paper=tuple(other[::-1] / own - 1)) for each in found]
+    return found
 
 
 @named("similarity")
@@ -263,19 +254,14 @@ def rank_trend(source, model, store, method, quantities, falling=False) -> list[
         raise Missing(f"needs {method} of {store}")
     rows = paper("alpha_search").query("task == 'wikitext'").groupby("model", sort=False)
     alphas = {name: comparisons.rank_correlation(part["layer"], part["value"]).value for name, part in rows}
-    own = paper_model(model)
+    removed = {"1": "queries and keys removed", "0": "all attention removed"}
     for (text, quantity), part in frame.groupby([frame["task"].str.replace(r"-\d+$", "", regex=True), "quantity"]):
-        about = {"1": "queries and keys removed", "0": "all attention removed"}.get(quantity, "")
-        about = about or "on " + CORPORA.get(text.removeprefix("search-"), text)
+        about = removed.get(quantity) or f"on {CORPORA.get(text.removeprefix('search-'), text)}"
         if "document" in part:
             rhos = [comparisons.rank_correlation(d["layer"], d["value"]).value for _, d in part.groupby("document")]
-            rho, goal, told = (
-                comparisons.mean_interval(rhos).within(-1, 1),
-                -CLEAR_TREND if falling else CLEAR_TREND,
-                (),
-            )
+            rho, goal = comparisons.mean_interval(rhos).within(-1, 1), (-1) ** falling * CLEAR_TREND
+            found.append(Finding(rho, "ρ", about, goal, falling))
         else:
-            rho, goal = comparisons.rank_correlation(part["layer"], part["value"]), 0.0
-            told = (alphas[own],) if own in alphas else tuple(alphas.values())[:3]
-        found.append(Finding(rho, "ρ", about, goal, falling, paper=told))
+            rho, own = comparisons.rank_correlation(part["layer"], part["value"]), alphas.get(paper_model(model))
+            found.append(Finding(rho, "ρ", about, paper=(own,) if own else tuple(alphas.values())[:3]))
     return found
