@@ -1,0 +1,155 @@
+"""What stands at the front: README and CONTRIBUTING, the drawing, the hours, the citation, the book, the hooks."""
+
+import ast
+import functools
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+from argparse import Namespace
+from collections import Counter
+
+import nbformat
+import pandas as pd
+import pytest
+import yaml
+from conftest import CHECKOUT
+
+from harp_lib import PruningPlan, __version__, batch
+
+README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+SMALLER = {  # the same code on a random tiny model
+    '"smollm2-135m"': '"tiny-llama"',
+    "num_layers=6": "num_layers=2",
+    "kv_groups=18, layers=range(12, 30)": "kv_groups=2, layers=range(2, 6)",
+}
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "data/mini/README.md"])
+def test_links_lead_somewhere(page):
+    file = CHECKOUT / page
+    text = re.sub(r"```.*?```", "", file.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert target.startswith("https://") or (file.parent / target).exists(), target
+    for name in re.findall(r"`((?:harp_lib|tests|data|figures)/[\w./-]+)`", text):
+        assert (CHECKOUT / name).exists() or name == "data/results", name
+
+
+def test_the_code_of_the_front_page_runs(tmp_path, monkeypatch, capsys):
+    own_model, baselines = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    for shown, smaller in SMALLER.items():
+        assert shown in own_model + baselines
+        own_model, baselines = (block.replace(shown, smaller) for block in (own_model, baselines))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_texts.txt").write_text("A first text, which is short.\nA second text of ten words or a few.\n")
+    names = {}
+    exec(own_model, names)
+    assert PruningPlan.from_dict(names["model"].config.pruning_plan) == names["plan"]  # it was loaded again
+    exec(baselines, names)
+    assert 0 < float(capsys.readouterr().out.splitlines()[-1]) < 1
+
+
+def test_hours_are_counted_and_told():
+    counted = runpy.run_path(str(CHECKOUT / "data" / "costs" / "paper_hours.py"))["table"]()
+    stored = pd.read_csv(CHECKOUT / "data" / "costs" / "paper_hours.csv", dtype={"notebook": str})
+    pd.testing.assert_frame_equal(counted, stored)
+    hours = stored.set_index("notebook").iloc[:, 1]
+    told = re.search(
+        r"05 takes at most (\d+) hours, 07 at most (\d+), 06 at most (\d+), 03, 04 and\n08 some (\d+)", README
+    )
+    assert [float(number) for number in told.groups()] == [
+        *hours[["05", "07", "06"]],
+        round(hours[["03", "04", "08"]].sum()),
+    ]
+
+
+def test_the_drawing_is_the_committed_one(tmp_path):
+    subprocess.run([sys.executable, CHECKOUT / "figures" / "draw_harp.py", tmp_path / "harp.svg"], check=True)
+    assert (tmp_path / "harp.svg").read_bytes() == (CHECKOUT / "figures" / "harp.svg").read_bytes()
+
+
+def test_the_citation_is_whole():
+    citation = yaml.safe_load((CHECKOUT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (citation["cff-version"], citation["version"]) == ("1.2.0", __version__)
+    paper = citation["preferred-citation"]
+    (bibtex,) = re.findall(r"```bibtex\n(.*?)```", README, re.DOTALL)
+    for said in (paper["title"], paper["year"], paper["url"]):
+        assert f"{{{said}}}" in bibtex
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["license"] == "MIT"
+    assert (CHECKOUT / "LICENSE").read_text(encoding="utf-8").startswith("MIT License")
+
+
+def test_the_lock_pins_what_the_project_asks_for():
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = [*project["dependencies"], *(name for extra in project["optional-dependencies"].values() for name in extra)]
+    pinned = re.findall(r"^([\w.-]+)==", (CHECKOUT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE)
+    pinned = {re.sub(r"[-_.]+", "-", name).lower() for name in pinned}
+    assert {re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", name)[0]).lower() for name in asked} <= pinned
+
+
+def test_style():
+    """What the hooks say: ruff's rules and form, and notebook sources without outputs."""
+    for command in (["check"], ["format", "--check"]):
+        done = subprocess.run([sys.executable, "-m", "ruff", *command, CHECKOUT], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    for source in CHECKOUT.glob("notebooks/*.ipynb"):
+        cells = nbformat.read(source, as_version=4).cells
+        assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), source.name
+
+
+def imports(file):
+    """Modules of harp_lib that a file imports when it is imported itself."""
+    found = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            inside = file.relative_to(CHECKOUT).parts[:-1]
+            home = ".".join([*inside[: len(inside) - node.level + 1], node.module or ""]) if node.level else node.module
+            found |= {home, *(f"{home}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_thin():
+    files = sorted((CHECKOUT / "harp_lib").rglob("*.py"))
+    lines = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in files}
+    assert max(lines.values()) <= 300, max(lines, key=lines.get)
+    assert max(Counter(file.parent for file in files).values()) <= 10
+    assert sum(lines.values()) <= 8500
+    assert len(files) <= 55
+    names = {
+        file: ".".join(file.relative_to(CHECKOUT).with_suffix("").parts).removesuffix(".__init__") for file in files
+    }
+    needs = {names[file]: (imports(file) & set(names.values())) - {names[file]} for file in files}
+
+    @functools.cache
+    def floors(module):
+        return 1 + max(map(floors, needs[module]), default=0)
+
+    assert max(map(floors, needs)) <= 8
+
+
+def test_the_book_reads_offline(smoke, capfd):
+    """Of the smoke run's notebooks; every page that a page of it links to is there, and nothing is loaded from afar."""
+    pytest.importorskip("myst_nb")
+    pytest.importorskip("sphinx_book_theme")
+    (smoke.root / "README.md").write_text(README, encoding="utf-8")
+    code, shown = smoke.run(command="book")
+    assert code == 0, shown
+    book = smoke.root / "book" / "smoke"
+    assert "README.html" in (book / "index.html").read_text()
+    pages = sorted((book / "notebooks" / "executed" / "smoke").glob("*.html"))
+    assert len(pages) == 9
+    for page in [book / "README.html", *pages]:
+        text = page.read_text(encoding="utf-8")
+        assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?://[^"]+', text)
+        for target in re.findall(r'<(?:script|img)[^>]+src="([^"#?]+)', text):
+            assert (page.parent / target).is_file(), target
+
+
+def test_a_book_of_nothing_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(batch.config, "NOTEBOOKS", tmp_path)
+    assert batch.book(Namespace(profile="mini")) == 1
+    assert "no executed notebook of the profile 'mini'" in capsys.readouterr().err
