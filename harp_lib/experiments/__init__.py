@@ -78,18 +78,21 @@ def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False
     force : bool
         Compute every cell of ``units`` again, whatever is stored; what they need is read all the same.
     """
-    wanted = set()
-    waiting = list(units)
-    while waiting:
-        wanted.add(unit := waiting.pop())
+    for unit in units:
         _check(unit)
-        waiting += UNITS[unit].needs
-    order = [unit for unit in UNITS if unit in wanted]
+    wanted, waiting = set(), [(unit, model) for unit in units for model in models_of(profile, unit)]
+    while waiting:
+        wanted.add(pair := waiting.pop())
+        waiting += [(unit, pair[1]) for unit in UNITS[pair[0]].needs if pair[1] in models_of(profile, unit)]
     job = import_module("harp_lib.experiments.job")  # here, because it imports torch
-    stores = {unit: job.Stores(profile["name"], UNITS[unit].store, force and unit in units) for unit in order}
-    for model in dict.fromkeys(model for unit in order for model in models_of(profile, unit)):
-        for unit in order:
-            if model in models_of(profile, unit):
+    stores = {
+        unit: job.Stores(profile["name"], UNITS[unit].store, force and unit in units)
+        for unit in UNITS
+        if any(unit == needed for needed, _ in wanted)
+    }
+    for model in dict.fromkeys(model for unit in stores for model in models_of(profile, unit)):
+        for unit in stores:
+            if (unit, model) in wanted:
                 _do(job.Job(UNITS[unit].store, profile, model, seed, stores=stores[unit]), unit)
         job.release()
     counts: Counter[str] = Counter()
