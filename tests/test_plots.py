@@ -1,4 +1,4 @@
-"""Pictures, and the notebooks on layers and α (01, 02, 03, 06): what is drawn, said, and checked by hand."""
+"""Pictures, and the notebooks that show them (01 to 08): what is drawn, said, and checked by hand."""
 
 import ast
 import itertools
@@ -21,7 +21,11 @@ FIGURES = {
     "01": ("similarity_by_layer", "uniformity", "attention_entropy", "value_gap", "block_influence"),
     "02": ("norm_change", "value_norms", "stream_norms", "rescaling_perplexity"),
     "03": ("alpha_curves", "alpha_by_layer", "alpha_held_out"),
+    "04": ("baseline_ranges", "baseline_groups", "baseline_change"),
+    "05": ("teaser_left", "score_differences", "score_kept"),
     "06": ("ablation_single_layers", "ablation_layers", "ablation_scores", "teaser_right", "ablation_gain"),
+    "07": ("longbench_first_places", "longbench_differences"),
+    "08": ("time_saved", "memory_and_decode", "attention_share"),
 }
 
 
@@ -198,7 +202,7 @@ def test_a_notebook_keeps_to_its_limits(number):
 def test_the_parameters_are_plain_literals(number):
     (cell,) = [cell for cell in book(number).cells if "parameters" in cell.metadata.get("tags", [])]
     found = {node.targets[0].id: ast.literal_eval(node.value) for node in ast.parse(cell.source).body}
-    limited = {"limit": None} if number == "06" else {}
+    limited = {"limit": None} if number in ("05", "06", "07") else {}
     assert found == {"profile": "mini", "models": None, "datasets": None, **limited, "force": False, "seed": 0}
 
 
@@ -226,7 +230,11 @@ def test_what_a_reader_writes_by_hand_is_what_the_library_does(number, models):
         ("03", "alpha * attention.o_proj", "attention.o_proj"),
         ("03", "hidden + layer.mlp", "layer.mlp"),
         ("03", "alphas[above]", "0.5"),
+        ("04", "w.abs().mean(dim=0) * norms", "w.abs().mean(dim=0)"),
+        ("05", "found.index(max(found))", "found.index(min(found))"),
         ("06", "to_itself(layer.self_attn)", "layer.self_attn.forward"),
+        ("07", "tokens[-(length // 2) :]", "tokens[length // 2 :]"),
+        ("08", "3 * 2 * n * d * d_ff", "2 * 2 * n * d * d_ff"),
     ],
 )
 def test_a_mistake_by_hand_is_found(number, right, wrong):

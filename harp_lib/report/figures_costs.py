@@ -108,13 +108,16 @@ def baseline_change(profile: dict) -> Figure:
     for axis, part in grid:
         axis.axvline(1, color=LOOKS[part["reference"].iloc[0]].colour, linewidth=1.5)
         plots.log_axis(axis, "x")
-    held = frame[frame["reference"] == FLAPPED].groupby("title", sort=False)
-    sides = {"beats": held["low"].min() > 1, "loses to": held["high"].max() < 1}
+    held = frame[frame["reference"] == FLAPPED]
+    reach = held.groupby("title", sort=False).agg({"low": "min", "high": "max"})
+    sides = {"beats": reach["low"] > 1, "loses to": reach["high"] < 1}
     said = " and ".join(f"{word} {', '.join(side[side].index)}" for word, side in sides.items() if side.any())
-    title = f"Perplexity on held-out text: at equal parameters HARP+FLAP {said or 'is not told from any baseline'}"
-    note = about(
-        frame, f"{plots.span(frame['n'], '.0f')} documents, 95 % intervals; right of the line the baseline is worse"
+    title = (
+        f"At equal parameters the baselines have {plots.span(held['value'])} times HARP+FLAP's held-out perplexity: "
     )
+    title += f"it {said}" if said else "none can be told from it"
+    documents = f"{plots.span(frame['n'], '.0f')} documents"
+    note = about(frame, f"{documents}, 95 % intervals; right of the line the baseline is worse")
     return plots.finish(drawn, grid, title, note, x="perplexity, as a multiple (log scale)", legend=False)
 
 
@@ -228,7 +231,10 @@ def attention_share(profile: dict) -> Figure:
 
 def time_found(profile: dict) -> list[str]:
     """What was found of HARP's time at the longest text that was timed repeatedly, for and against it: sentences."""
-    read, said = efficiency(profile, "prefill").query("repetitions > 1").set_index(["model", "length", "variant"]), []
+    read, said = efficiency(profile, "prefill"), []
+    if read.empty:
+        return ["Nothing was timed."]
+    read = read.query("repetitions > 1").set_index(["model", "length", "variant"])
     for name, length in read.reset_index().groupby("model")["length"].max().items():
         at = read.loc[name, length].to_dict("index")
         ends_ = {way: [100 * (1 - row[f"of dense{end}"]) for end in ("", " high", " low")] for way, row in at.items()}

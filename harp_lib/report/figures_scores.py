@@ -72,7 +72,7 @@ def score_differences(profile: dict) -> Figure:
     ahead, behind = (mine["low"] > 0).sum(), (mine["high"] < 0).sum()
     title = f"Task by task, HARP+FLAP leads a baseline in {ahead} of {len(mine)} comparisons and is led in {behind}"
     note = about(
-        frame, "(questions), 95 % intervals, paired by question; right of the line HARP+FLAP, or HARP, is ahead"
+        frame, "(questions), 95 % intervals, paired by question; not drawn where both scored zero on all of them"
     )
     return plots.finish(drawn, grid, title, note, x="points ahead of the baseline")
 
@@ -164,7 +164,8 @@ def longbench_differences(profile: dict) -> Figure:
         for word, side in sides.items()
         if side.any()
     ]
-    title = f"Over all tasks HARP+FLAP is {' and '.join(said) or 'not told from any other'}"
+    count = whole["questions"].max()
+    title = f"Over all {count} questions HARP+FLAP is {' and '.join(said) or 'not told from any other'}"
     note = about(
         frame, "(questions), 95 % intervals, paired by question; not drawn where both scored zero on all of them"
     )

@@ -234,7 +234,9 @@ def efficiency(profile: dict, kind: str) -> pd.DataFrame:
     visible ones), bytes (moved for a token), cache_bytes, peak_bytes; the same with " of dense", as a ratio.
     """
     found = data.tidy(profile["name"], "efficiency", "seconds", "flops", "bytes", "cache_bytes", "peak_bytes")
-    found, rows = found[found["task"].str.startswith(kind)].astype({"value": float}), []
+    found, rows = found[found["task"].astype(str).str.startswith(kind)].astype({"value": float}), []
+    if found.empty:
+        return pd.DataFrame()
     pairs = found["pairs"] if "pairs" in found else pd.Series(np.nan, found.index)
     found["name"] = found["quantity"] + (" " + pairs.astype(object)).where(pairs.notna(), "")
     for (model, length), part in found.groupby(["model", "length"]):

@@ -1,0 +1,305 @@
+"""Tables, and figures of scores and costs: the paper's block whole, ours beneath, counts, errors, what is missing."""
+
+import re
+from types import FunctionType
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from harp_lib import config, report
+from harp_lib.config import load_profile
+from harp_lib.measure.evaluation import BENCHMARKS, LONGBENCH
+from harp_lib.methods import METHODS, TITLES
+from harp_lib.report import comparisons, data, figures_costs, figures_scores, plots, scores, tables
+from harp_lib.report.tables import MISSING, block, efficiency, lines, ranges, stacked, told, written
+
+MODEL, PAPER = "smollm2-135m", ("LLaMA3.1-8B", "Mistral-7B-v0.3", "Qwen2-7B", "Gemma2-9B")
+
+
+@pytest.fixture
+def mini() -> dict:
+    return load_profile("mini")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """The committed reference is read and nothing of this checkout is written."""
+    monkeypatch.setattr(config, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(config, "FIGURES", tmp_path / "figures")
+    plots.use_style()
+    yield
+    plt.close("all")
+
+
+def scored(answers: dict[str, dict[str, list]], model: str = MODEL) -> dict:
+    """Cells of method → task → scores of its questions, or the reason why there are none."""
+    cells = {}
+    for method, tasks in answers.items():
+        for task, found in tasks.items():
+            result = {"failed": found} if isinstance(found, str) else {"scores": found, "subtasks": {task: len(found)}}
+            about = {"removed_fraction": 0.05 * (method != "dense"), "head_ratio": 0.2 * (method != "dense")}
+            written_ = {"versions": {task: 1.0}, "answers": ["x"], "answer_tokens": [3]}
+            cells[model, method, task] = {
+                "inputs": {"new_tokens": 8},
+                "result": result | about | written_,
+                "seconds": 1.0,
+            }
+    return cells
+
+
+@pytest.fixture
+def stored(monkeypatch):
+    """stored(main_tables=cells): what these stores hold, and no other store holds anything."""
+
+    def put(**stores):
+        monkeypatch.setattr(data, "cells", lambda profile, store: stores.get(store, {}))
+
+    return put
+
+
+# ---- the writer
+
+
+def test_a_block_has_dashes_reasons_and_bold():
+    rows = [("a", "x", 1.0, 0.5, None, True), ("a", "y", np.nan, np.nan, "no rows | here", False)]
+    rows += [("b", "x", 2.0, np.nan, None, False)]
+    frame = pd.DataFrame(rows, columns=["method", "task", "value", "error", "reason", "best"])
+    found = block(frame, "method", "task", "{value:.1f} ± {error:.1f}")
+    assert found.to_dict("list") == {
+        "method": ["a", "b"],
+        "x": ["**1.0 ± 0.5**", "2.0"],
+        "y": [f"{MISSING} (no rows · here)", MISSING],
+    }
+
+
+def test_a_line_leaves_out_an_interval_that_there_is_not():
+    row = {"of dense": 0.91, "of dense low": np.nan, "of dense high": np.nan}
+    cell = "{of dense:.2f} [{of dense low:.2f}, {of dense high:.2f}]"
+    assert written(row, cell) == "0.91"
+    assert written(row | {"of dense low": 0.9, "of dense high": 0.92}, cell) == "0.91 [0.90, 0.92]"
+    frame = pd.DataFrame([{"model": MODEL, "method": "harp+flap", "value": 3.0}])
+    assert lines(frame, {"m": "{name}", "v": "{value:.0f}"}).to_dict("list") == {"m": ["HARP+FLAP"], "v": ["3"]}
+    assert told(-1.25, -2, 3) == "−1.2 [−2.0, +3.0]"
+    parts = [pd.DataFrame({"model": [name] * 2, "x": ["1", "2"]}) for name in "ab"]
+    assert list(stacked(*parts)["model"]) == ["a", "", "b", ""]  # a model is named once
+
+
+# ---- the paper's tables
+
+
+@pytest.mark.parametrize("name", ["scores_generation", "scores_discriminative", "longbench_scores"])
+def test_the_paper_stands_whole_and_ours_beneath(name, mini):
+    shown, numbers = report.entries()[name].make(mini)
+    models = [model for model in shown["model"] if model]
+    assert models[:-1] == [f"{model} (paper)" for model in (PAPER[:2] if "longbench" in name else PAPER)]
+    printed = data.paper(
+        {"scores_generation": "generation", "longbench_scores": "longbench"}.get(name, "discriminative")
+    )
+    printed = printed[printed["quantity"] == "score"]
+    assert len(numbers[numbers["source"] == "paper"]) == len(printed)
+    first = printed.query("model == 'LLaMA3.1-8B' and method == 'harp+flap'")["value"]
+    line = shown[shown["method"] == "HARP+FLAP"].iloc[0].astype(str).str.strip("*")
+    assert [f"{value:.2f}" for value in first] == list(line[-len(first) :])
+
+    begin = list(shown["model"]).index(models[-1])
+    ours = shown.iloc[begin:].set_index("method")
+    assert ours.iloc[0].str.startswith("mini-").sum() >= len(first) - 1  # home-made rows say so
+    assert ours.loc["HARP"].str.contains("±").any()
+    source = data.Source("mini")
+    store = "longbench" if "longbench" in name else "main_tables"
+    for task, title in (
+        (task, BENCHMARKS.get(task, LONGBENCH.get(task)).title) for task in printed["task"].unique()[:5]
+    ):
+        if (found := source.cells(store).get((MODEL, "harp", task))) is not None:
+            value, error = comparisons.score(found["result"]["scores"])
+            assert ours.loc["HARP", title] == f"{100 * value:.2f} ± {100 * error:.2f}"
+            assert ours.loc["questions", title] == str(len(found["result"]["scores"]))
+
+
+def test_the_highest_printed_score_of_equals_is_bold(mini):
+    shown, _ = scores.scores_generation(mini)
+    llama = shown.iloc[:7].set_index("method")
+    assert llama["TriviaQA"].str.startswith("**").to_dict() == {TITLES[m]: m == "harp+flap" for m in scores.ROWS}
+    assert llama.loc["HARP", "MATH-hard"] == "1.36"  # as high as the bold one, but it removes less
+
+
+def test_a_made_up_cell_stands_in_its_row(mini, stored):
+    answers = {method: {"triviaqa": [0.0, 1.0, 1.0, 1.0], "gsm8k": [0.0] * 4} for method in ("dense", *METHODS)}
+    answers["flap"]["triviaqa"] = [1.0] * 4
+    stored(main_tables=scored(answers))
+    shown, numbers = scores.scores_generation(mini)
+    ours = shown.iloc[list(shown["model"]).index(shown["model"].replace("", np.nan).dropna().iloc[-1]) :].set_index(
+        "method"
+    )
+    assert ours.loc["FLAP", ["TriviaQA", "GSM8K", "Average"]].tolist() == [
+        "100.00 ± 0.00",
+        "0.00 ± 0.00",
+        "50.00 ± 0.00",
+    ]
+    assert ours.loc["HARP", "TriviaQA"] == "75.00 ± 25.00"
+    assert ours.loc["FLAP", "BBH"] == MISSING
+    assert ours.loc["dense", "parameters removed"] == "0.00 %"
+    assert ours.loc["HARP", "heads removed"] == "1/5"
+    assert numbers.query("source == 'ours' and task == 'average'")["questions"].unique() == [8]
+
+
+def test_a_missing_score_is_a_dash_with_its_reason_and_in_no_average(mini, stored):
+    answers = {method: {"triviaqa": [1.0, 1.0], "gsm8k": [0.0, 0.0]} for method in ("dense", "mag-sp", "harp")}
+    answers["mag-sp"]["gsm8k"] = "out of memory"
+    stored(main_tables=scored(answers))
+    frame = scores.scores(mini, "main_tables", ["triviaqa", "gsm8k"])
+    assert frame.query("task == 'average'")["value"].tolist() == [100.0] * 3  # of the task that all have
+    shown, _ = scores.scores_generation(mini)
+    assert f"{MISSING} (out of memory)" in shown["GSM8K"].tolist()
+
+
+def test_what_is_asked_stands_beside_what_the_paper_asked(mini):
+    shown = scores.dataset_statistics(mini).set_index("what")
+    assert shown.loc["# Choices", ["WinoGrande", "MMLU"]].tolist() == ["2", "4"]
+    assert shown.loc["# Tasks", "TriviaQA"] == "17,944"
+    assert shown.loc["called", "TriviaQA"] == "mini-TriviaQA"
+    assert shown.loc["choices", "MMLU"] == 4
+
+
+def test_tuned_ranges_are_the_best_and_say_by_how_little(mini):
+    found = ranges(mini)
+    if found.empty:
+        pytest.skip("no reference")
+    for _, part in found.groupby(["model", "method"]):
+        assert part["value"].idxmin() == part["tuned"].idxmax()
+        assert part["tuned"].sum() == 1
+        assert (part["alike"] == ~(part["above low"] > 0)).all()
+    shown, _ = tables.baseline_tuning(mini)
+    assert shown.iloc[0].tolist()[1:4] == ["Mag-sp", "15", "31"]
+    last = shown.iloc[-1]
+    assert int(last["not told from the best"]) < int(last["ranges tried"])
+    assert "±" in last["perplexity"]
+
+
+def test_printed_ratios_follow_from_configs(mini):
+    _, numbers = tables.pruning_ratios(mini)
+    for method in ("flap", "harp"):
+        assert (numbers[method].round(1) == numbers[f"{method} printed"]).all()
+    close = (numbers["needed"] - numbers["official"]).abs() < 3e-5
+    assert list(numbers["model"][~close]) == ["Qwen2-7B"]
+
+
+# ---- times
+
+
+def timed(seconds: dict[str, list[float]], tokens: int = 64) -> dict:
+    flops = {name: 100.0 - 10 * place for place, name in enumerate(seconds)}
+    result = {"seconds": seconds, "flops": {"full": flops, "causal": flops}, "cache_bytes": {}, "peak_bytes": {}}
+    return {(MODEL, "all", f"prefill-{tokens}"): {"inputs": {"tokens": tokens}, "result": result, "seconds": 1.0}}
+
+
+def test_times_are_paired_by_repetition(mini, stored):
+    dense, harp = [1.0, 2.0, 4.0], [0.5, 1.1, 2.0]
+    stored(efficiency=timed({"dense": dense, "harp": harp, "thinned": harp[::-1]}))
+    found = efficiency(mini, "prefill").set_index("variant")
+    assert found.loc["harp", "of dense"] == pytest.approx(np.exp(np.mean(np.log(harp) - np.log(dense))))
+    assert found.loc["harp", "of dense low"] == pytest.approx(comparisons.time_ratio(dense, harp).low)
+    assert found.loc["harp", "of thinned"] == pytest.approx(1)
+    assert found.loc["thinned", "flops full of dense"] == pytest.approx(0.8)
+    shown, _ = tables.efficiency_prefill(mini)
+    assert shown["seconds"].iloc[:2].tolist() == ["0.0371 ± 0.0001", "0.0355 ± 0.0001"]
+    assert shown.iloc[-1]["KV cache"] == MISSING
+
+
+@pytest.mark.parametrize(("thinned", "answer"), [(1.5, "less"), (0.5, "more"), (1.0, "cannot be told")])
+def test_what_was_found_against_harp_follows_the_numbers(mini, stored, thinned, answer):
+    base = np.array([1.0, 1.1, 1.2, 1.1])
+    noise = np.array([1.01, 0.99, 1.0, 1.005])
+    seconds = {"dense": 2 * base, "harp": base, "thinned": thinned * base * noise}
+    stored(efficiency=timed({name: list(values) for name, values in seconds.items()}))
+    (said,) = figures_costs.time_found(mini)
+    assert "saves 50.0 [50.0, 50.0] %" in said
+    assert re.search(rf"times the time of that model, (which )?{answer}", said)
+
+
+# ---- figures
+
+
+def test_nothing_is_drawn_where_both_scored_nothing(mini, stored):
+    answers = {m: {t: [float(t == "triviaqa")] * 6 for t in scores.of_kind("generation")} for m in ("dense", *METHODS)}
+    answers |= {m: answers[m] | {t: [1.0, 0.0] * 3 for t in scores.of_kind("discriminative")} for m in answers}
+    stored(main_tables=scored(answers))
+    found = scores.differences(mini, "main_tables", {"gsm8k": ["gsm8k"], "triviaqa": ["triviaqa"]}, "harp")
+    assert found.groupby("group")["silent"].all().to_dict() == {"gsm8k": True, "triviaqa": False}
+    drawn = figures_scores.score_differences(mini)
+    names = [label.get_text() for axis in drawn.axes for label in axis.get_yticklabels()]
+    assert not [name for name in names if "GSM8K" in name]
+    assert [name for name in names if name.startswith("mini-TriviaQA (6")]
+
+
+def test_first_places_and_the_share_that_is_kept_are_counted(mini, stored):
+    even = {method: {task: [0.5, 0.5, 0.6, 0.4] for task in LONGBENCH} for method in ("dense", *METHODS)}
+    for task in list(LONGBENCH)[:5]:
+        even["flap"][task] = [1.0] * 4
+    answers = {m: {"triviaqa": [1.0] * (20 if m != "harp" else 10) + [0.0] * (10 if m == "harp" else 0)} for m in even}
+    stored(longbench=scored(even), main_tables=scored(answers))
+    title = figures_scores.longbench_first_places(mini).texts[0].get_text()
+    assert "HARP+FLAP is first on 0" in title  # a tie of all is none
+    drawn = figures_scores.score_kept(mini)
+    assert "keeps 50 % where answers are written" in drawn.texts[0].get_text()
+    assert "mini-GSM8K" in drawn.texts[1].get_text()  # where the dense model is not above chance
+
+
+def test_attention_is_shared_with_the_ffn_alone(mini):
+    cells = data.cells("mini", "efficiency")
+    splits = {key: cell for key, cell in cells.items() if key[2].startswith("split-")}
+    if not splits:
+        pytest.skip("no reference")
+    title = figures_costs.attention_share(mini).texts[0].get_text()
+    for cell in splits.values():
+        parts = cell["result"]["seconds"]["dense"]
+        share = np.mean([part["attention"] / (part["attention"] + part["ffn"]) for part in parts])
+        assert f"{share:.1%} at {cell['inputs']['tokens']:,} tokens" in title.replace("\n", " ")
+
+
+# ---- the registry, files and the front page
+
+
+def test_show_writes_files_and_names_what_it_does_not_know(mini):
+    shown = report.show("pruning_ratios", mini)
+    assert "LLaMA3.1-8B" in shown.data
+    files = sorted(file.name for file in (config.FIGURES / "mini" / "tables").iterdir())
+    assert files == [f"pruning_ratios.{ending}" for ending in ("csv", "md", "tex")]
+    assert pd.read_csv(config.FIGURES / "mini" / "tables" / "pruning_ratios.csv")["harp"].iloc[0] == pytest.approx(
+        3.305288
+    )
+    assert r"\toprule" in (config.FIGURES / "mini" / "tables" / "pruning_ratios.tex").read_text("utf-8")
+    with pytest.raises(ValueError, match="unknown figure or table 'scroes'; choose from"):
+        report.show("scroes", mini)
+    twin = FunctionType(tables.pruning_ratios.__code__, {"__name__": "elsewhere"}, "pruning_ratios")
+    with pytest.raises(ValueError, match="two figures or tables are called 'pruning_ratios'"):
+        report.table()(twin)
+
+
+def test_what_has_no_cells_is_said_and_redraw_writes_nothing_then(mini, stored, monkeypatch):
+    stored()
+    assert "has nothing to show for it" in report.show("teaser_left", mini).data
+    monkeypatch.setattr(report, "entries", lambda: {"teaser_left": report._ENTRIES["teaser_left"]})
+    with pytest.raises(FileNotFoundError, match="nothing is stored for the profile mini"):
+        report.redraw(mini)
+
+
+def test_figures_are_saved_alike_twice(mini):
+    names = ("png", "pdf", "svg")
+    contents = []
+    for _ in range(2):
+        report.show("baseline_ranges", mini)
+        contents.append([(config.FIGURES / "mini" / f"baseline_ranges.{ending}").read_bytes() for ending in names])
+    assert contents[0] == contents[1]
+
+
+def test_the_front_page_says_what_the_reference_says(mini):
+    page = (config.ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.findall(r"<!-- begin (\w+) -->\n(.+?)<!-- end \1 -->", page, re.DOTALL)
+    assert {name for name, _ in found} == {"results", "claims", "time"}
+    assert report.rendered(page, mini) == page, "write it again: report.write_readme(load_profile('mini'))"
+    emptied = re.sub(r"(<!-- begin \w+ -->\n).*?(<!-- end)", r"\1\2", page, flags=re.DOTALL)
+    assert report.rendered(emptied, mini) == page
+    assert "LongBench" not in dict(found)["results"]
