@@ -15,18 +15,18 @@ import lm_eval
 import lm_eval.api.task
 import yaml
 from lm_eval.api.instance import Instance
-from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib.measure import longbench
 from harp_lib.measure.evaluation import LONGBENCH, Benchmark, at_hand, folder_of
+from harp_lib.measure.fast import PrefixLM
 from harp_lib.measure.models import evaluating
 from harp_lib.measure.registry import quiet
 
 
-class Runner(HFLM):
+class Runner(PrefixLM):
     """lm-eval's model, without a progress bar for each task, and with LongBench's prompts and settings.
 
     Parameters
@@ -34,6 +34,7 @@ class Runner(HFLM):
     model, tokenizer
         What answers.
     batch_size : int
+        Answers that are written at once.
     context : int, optional
         Tokens that LongBench's prompts are cut to, in their middle; None for all other tasks. The tokenizer then puts
         a BOS token before a prompt if it likes; else only Gemma's does, as in lm-eval 0.4.7, which the paper used.
@@ -69,7 +70,7 @@ class Runner(HFLM):
         return longbench.official_request(request, self.tokenizer, self.cut_to)
 
 
-def evaluate(runner: HFLM, loaded: dict[str, Any], rows: int | None, shots_seed: int) -> dict[str, Any]:
+def evaluate(runner: Runner, loaded: dict[str, Any], rows: int | None, shots_seed: int) -> dict[str, Any]:
     """What ``lm_eval.evaluate`` returns for loaded tasks; nothing is printed."""
     with quiet_lm_eval(), quiet(), evaluating(runner.model):
         for task in loaded["tasks"].values():

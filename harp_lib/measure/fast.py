@@ -1,0 +1,291 @@
+"""lm-eval's Hugging Face model, with what requests begin with computed once; scores are those of HFLM, to rounding.
+
+lm-eval runs the whole prompt again for each question and each choice, padded, and the output head on every position.
+Here the tokens of all requests form a tree: few-shot examples, then questions, then choices. What many branches share
+is read into a KV cache, which is continued; the rest of the tree some hundred tokens at a time, each token once, as one
+sequence in which every token sees its ancestors alone. Logits are computed where an answer is scored.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from transformers import DynamicCache
+
+from harp_lib.accounting import attention_window
+from harp_lib.measure.timing import continued
+
+TOKENS_PER_PASS = 1024  # of the tree, besides what the cache holds
+TOKENS_AT_ONCE = 16_384  # that caches hold while answers are written after several prompts at once
+WORTH_CACHING = 16  # tokens
+GREEDY = {
+    "until",
+    "max_gen_toks",
+    "do_sample",
+    "temperature",
+    "eos_token_id",
+    "min_new_tokens",
+}  # settings of a request
+HARMLESS = {"bos_token_id", "eos_token_id", "pad_token_id", "do_sample", "temperature", "top_p", "top_k", "use_cache"}
+HARMLESS |= {"transformers_version", "_from_model_config", "max_length", "max_new_tokens"}  # of a model, if greedy
+
+
+class Leaf(NamedTuple):
+    """A sequence of tokens, of which the last ``scored`` are read for their logits."""
+
+    tokens: tuple[int, ...]
+    scored: int
+
+
+class PrefixLM(HFLM):
+    """:class:`HFLM` for a decoder-only model in memory; what it cannot do faster, ``HFLM`` does."""
+
+    def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None) -> list:
+        if not self._can_share():
+            return super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)
+        asked: dict[tuple[int, ...], list[int]] = {}  # what is read → the requests that need it
+        for number, (_, context, continuation) in enumerate(requests):
+            asked.setdefault(tuple((context + continuation)[-(self.max_length + 1) :][:-1]), []).append(number)
+        answers: list[Any] = [None] * len(requests)
+        leaves = [Leaf(tokens, max(len(requests[n][2]) for n in numbers)) for tokens, numbers in asked.items()]
+        for found, logits, _ in self._read(leaves, keep_cache=False):
+            scores = torch.log_softmax(logits, dim=-1, dtype=self.softmax_dtype)  # (U, V)
+            for leaf, rows, _ in found:
+                for number in asked[leaf.tokens]:
+                    wanted = torch.tensor(requests[number][2], device=scores.device)
+                    part = scores[rows[-len(wanted) :]]
+                    likelihood = float(part.gather(1, wanted[:, None]).sum())
+                    answers[number] = likelihood, bool((part.argmax(-1) == wanted).all())
+        return answers
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        groups: dict[str, list[int]] = {}
+        for number, request in enumerate(requests):
+            groups.setdefault(repr(request.args[1]), []).append(number)
+        answers = [""] * len(requests)
+        for numbers in groups.values():
+            wanted = [requests[number] for number in numbers]
+            settings = normalize_gen_kwargs(wanted[0].args[1], self.max_gen_toks)
+            if self._can_share() and self._is_greedy(settings):
+                texts = self._write([request.args[0] for request in wanted], settings)
+            else:
+                texts = super().generate_until(wanted, disable_tqdm)
+            for number, text in zip(numbers, texts, strict=True):
+                answers[number] = text
+        return answers
+
+    def _can_share(self) -> bool:
+        """Whether the model takes masks of our own."""
+        kinds = set(getattr(self.model.config, "layer_types", None) or ())
+        known = kinds <= {"full_attention", "sliding_attention"}
+        return known and self.backend == "causal" and self.model.config._attn_implementation in ("eager", "sdpa")
+
+    def _is_greedy(self, settings: dict[str, Any]) -> bool:
+        """Whether the next token is the most likely one, and nothing else."""
+        own = {
+            key for key, value in self.model.generation_config.to_diff_dict().items() if value not in (None, False, 1)
+        }
+        return not settings.get("do_sample") and settings.keys() <= GREEDY and own <= HARMLESS
+
+    @torch.no_grad()
+    def _read(self, leaves: list[Leaf], keep_cache: bool) -> Iterator[tuple]:
+        """Read sequences, some at a time: (leaf, its rows of the logits, its places in the cache)s, logits, cache."""
+        for chunk, start, cache in Tree(sorted(leaves), self._extend).passes():
+            ids, paths = [], []
+            for number, leaf in enumerate(chunk):
+                path = paths[-1][: _common(chunk[number - 1], leaf) - start] if number else []
+                new = leaf.tokens[start + len(path) :]
+                paths.append([*path, *range(len(ids), len(ids) + len(new))])
+                ids += new
+            before, depths = torch.arange(start), torch.zeros(len(ids), dtype=torch.long)
+            seen = torch.ones(len(ids), start + len(ids), dtype=torch.bool)  # (T, S): what the cache holds, all see
+            seen[:, start:] = False
+            for path in map(torch.tensor, paths):
+                depths[path] = start + torch.arange(len(path))
+                seen[path[:, None], start + path] = torch.ones(len(path), len(path), dtype=torch.bool).tril()
+            masks = None  # one sequence alone needs none
+            if len(chunk) > 1:
+                masks = self._masks(seen[None], depths[:, None] - torch.cat([before, depths]))
+            scored = [path[-leaf.scored :] for leaf, path in zip(chunk, paths, strict=True)]
+            wanted = sorted({node for nodes in scored for node in nodes})
+            cache = continued(cache) if cache else DynamicCache() if keep_cache else None
+            logits = self._logits(torch.tensor([ids]), depths[None], masks, cache, torch.tensor(wanted))  # (U, V)
+            rows = [[wanted.index(node) for node in nodes] for nodes in scored]
+            places = [torch.cat([before, start + torch.tensor(path)]) for path in paths]
+            yield list(zip(chunk, rows, places, strict=True)), logits, cache
+
+    def _logits(
+        self, ids: torch.Tensor, depths: torch.Tensor, masks: Any, cache: DynamicCache | None, wanted: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits (U, V) at some positions of a sequence. Value-only layers on top see these positions alone."""
+        layers, first, wanted = self.model.get_decoder().layers, self._first_tokenwise(), wanted.to(self.device)
+        options = {"input_ids": ids.to(self.device), "position_ids": depths.to(self.device), "attention_mask": masks}
+        options |= {"past_key_values": cache, "use_cache": cache is not None}
+        if first == len(layers):
+            return self.model(**options, logits_to_keep=wanted).logits[0]
+
+        def narrow(_: object, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+            return (args[0][:, wanted.to(args[0].device)], *args[1:]), kwargs
+
+        handle = layers[first].register_forward_pre_hook(narrow, with_kwargs=True)
+        try:
+            return self.model(**options).logits[0]
+        finally:
+            handle.remove()
+
+    def _extend(self, cache: DynamicCache | None, tokens: Sequence[int], start: int) -> DynamicCache:
+        """The cache with more tokens in it; value-only layers on top need none of them."""
+        decoder, cache = self.model.get_decoder(), cache or DynamicCache()
+        positions = torch.arange(start, start + len(tokens), device=self.device)[None]
+        layers, decoder.layers = decoder.layers, decoder.layers[: self._first_tokenwise()]
+        try:
+            ids = torch.tensor([tokens], device=self.device)
+            decoder(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
+        finally:
+            decoder.layers = layers
+        return cache
+
+    def _first_tokenwise(self) -> int:
+        """The layer from which on no attention has keys, so that no token needs another one."""
+        layers = self.model.get_decoder().layers
+        return next((i + 1 for i in reversed(range(len(layers))) if hasattr(layers[i].self_attn, "k_proj")), 0)
+
+    def _masks(self, seen: torch.Tensor, distances: torch.Tensor) -> Any:
+        """What is added to attention scores, (B, 1, T, S), as the model wants it: once, or for each kind of layer."""
+        config, kinds = self.model.config, getattr(self.model.config, "layer_types", None)
+
+        def mask(window: int | None) -> torch.Tensor:
+            inside = seen if window is None else seen & (distances < window)
+            added = torch.zeros(inside.shape, dtype=self.model.dtype)
+            return added.masked_fill(~inside, torch.finfo(added.dtype).min)[:, None].to(self.device)
+
+        if not kinds:
+            return mask(attention_window(config, 0))
+        return {kind: mask(attention_window(config, kinds.index(kind))) for kind in set(kinds)}
+
+    def _write(self, prompts: list[str], settings: dict[str, Any]) -> list[str]:
+        """The most likely text after each prompt, up to a stop string, an end token or the limit of new tokens."""
+        until = handle_stop_sequences(settings["until"], eos=self.tok_decode(self.eot_token_id, False))
+        room = self.max_length - settings["max_gen_toks"]
+        encoded = (self.tok_batch_encode([prompt], "left", room, self.truncation)[0][0] for prompt in prompts)
+        leaves = [Leaf(tuple(ids.tolist()), 1) for ids in encoded]
+        most = max(
+            self.batch_size, TOKENS_AT_ONCE // max(len(leaf.tokens) + settings["max_gen_toks"] for leaf in leaves)
+        )
+        texts: dict[Leaf, str] = {}
+        rows: list[tuple] = []  # of the next batch: leaf, its keys and values in each layer, logits (V,) at its end
+        for found, logits, cache in self._read(list(dict.fromkeys(leaves)), keep_cache=True):
+            rows += [
+                (leaf, [_taken(layer, places) for layer in cache.layers], logits[n]) for leaf, (n,), places in found
+            ]
+            while len(rows) >= most:
+                texts |= self._continue(rows[:most], cache, until, settings)
+                rows = rows[most:]
+        if rows:
+            texts |= self._continue(rows, cache, until, settings)
+        return [texts[leaf] for leaf in leaves]
+
+    @torch.no_grad()
+    def _continue(self, rows: list, cache: DynamicCache, until: list[str], settings: dict[str, Any]) -> dict[Leaf, str]:
+        """Write after several prompts at once; one that has ended leaves the batch."""
+        ends = settings.get("eos_token_id", self.model.generation_config.eos_token_id)
+        ends = [ends] if isinstance(ends, int) else list(ends or ())
+        leaves, entries, logits = zip(*rows, strict=True)
+        logits, written = torch.stack(logits).float(), [[] for _ in rows]  # (B, V)
+        lengths, alive = torch.tensor([len(leaf.tokens) for leaf in leaves]), list(range(len(rows)))
+        cache, places = _joined(cache, entries, int(lengths.max())), torch.arange(int(lengths.max()))
+        places = places.expand(len(rows), -1)  # (B, S)
+        seen = places < lengths[:, None]
+        for step in range(settings["max_gen_toks"]):
+            if step < settings.get("min_new_tokens", 0):
+                logits[:, ends] = -torch.inf
+            tokens = logits.argmax(-1).cpu()
+            for row, token in zip(alive, tokens.tolist(), strict=True):
+                written[row].append(token)
+            keep = [i for i, row in enumerate(alive) if not self._has_ended(written[row], ends, until)]
+            if not keep or step + 1 == settings["max_gen_toks"]:
+                break
+            if len(keep) < len(alive):
+                alive, lengths, places, seen, tokens = (
+                    [alive[i] for i in keep],
+                    *(tensor[keep] for tensor in (lengths, places, seen, tokens)),
+                )
+                for layer in cache.layers:
+                    layer.keys, layer.values = layer.keys[keep], layer.values[keep]
+            places = torch.cat([places, (lengths + step)[:, None]], dim=1)
+            seen = torch.cat([seen, torch.ones(len(alive), 1, dtype=torch.bool)], dim=1)
+            options = {"input_ids": tokens[:, None].to(self.device), "position_ids": places[:, -1:].to(self.device)}
+            masks = self._masks(seen[:, None], (places[:, -1:] - places)[:, None])
+            logits = self.model(**options, attention_mask=masks, past_key_values=cache, use_cache=True).logits[:, -1]
+            logits = logits.float()
+        texts = [postprocess_generated_text(self.tok_decode(ids), until, None) for ids in written]
+        return dict(zip(leaves, texts, strict=True))
+
+    def _has_ended(self, written: list[int], ends: list[int], until: list[str]) -> bool:
+        text = self.tok_decode(written, skip_special_tokens=False)
+        return written[-1] in ends or any(stop in text for stop in until if stop)
+
+
+class Tree:
+    """Sorted sequences as a tree, and how to read it: what to cache, and what to read in one pass."""
+
+    def __init__(self, leaves: list[Leaf], extend: Callable[..., DynamicCache]) -> None:
+        self.leaves, self.extend, self.cache = leaves, extend, None
+        self.common = [0, *(_common(one, other) for one, other in pairwise(leaves))]  # tokens, with the leaf before
+
+    def passes(self, first: int = 0, last: int | None = None, start: int = 0) -> Iterator[tuple]:
+        """Leaves, how many of their tokens the cache holds, and the cache: of one path of the tree at a time."""
+        last = len(self.leaves) if last is None else last
+        shared, begin = min(self.common[first + 1 : last], default=0), start
+        unscored = min(len(leaf.tokens) - leaf.scored for leaf in self.leaves[first:last])
+        if self._size(first, last, start) > TOKENS_PER_PASS and min(shared, unscored) - start >= WORTH_CACHING:
+            start = min(shared, unscored)
+            self.cache = self.extend(self.cache, self.leaves[first].tokens[begin:start], begin)
+        if last - first == 1 or self._size(first, last, start) <= TOKENS_PER_PASS:
+            yield self.leaves[first:last], start, self.cache
+        else:
+            held = first
+            forks = [first, *(i for i in range(first + 1, last) if self.common[i] == shared), last]
+            for left, right in pairwise(forks):  # as many branches in a pass as fit
+                if held < left and self._size(held, right, start) > TOKENS_PER_PASS:
+                    yield from self.passes(held, left, start)
+                    held = left
+            yield from self.passes(held, last, start)
+        if start > begin:
+            for layer in self.cache.layers:
+                layer.keys, layer.values = layer.keys[..., :begin, :], layer.values[..., :begin, :]
+            self.cache = self.cache if begin else None
+
+    def _size(self, first: int, last: int, start: int) -> int:
+        """Tokens of some sequences beyond the first ``start`` ones, each once."""
+        more = (len(self.leaves[i].tokens) - max(start, self.common[i]) for i in range(first + 1, last))
+        return len(self.leaves[first].tokens) - start + sum(more)
+
+
+def _common(one: Leaf, other: Leaf) -> int:
+    """How many tokens two sequences begin with."""
+    pairs = enumerate(zip(one.tokens, other.tokens, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one.tokens), len(other.tokens)))
+
+
+def _taken(layer: Any, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values (K, N, Dh) at some places of a cache; none of a layer that has none and only counts."""
+    places = places.to(layer.keys.device) if layer.keys.shape[-1] else slice(0)
+    return layer.keys[0][:, places], layer.values[0][:, places]
+
+
+def _joined(cache: DynamicCache, rows: Sequence[list[tuple]], length: int) -> DynamicCache:
+    """One cache (B, K, N, Dh) of several sequences, filled up on the right."""
+    joined = continued(cache)
+    for index, layer in enumerate(joined.layers):
+        for name, part in (("keys", 0), ("values", 1)):
+            found = [row[index][part] for row in rows]
+            whole = found[0].new_zeros(len(rows), found[0].shape[0], length, found[0].shape[-1])
+            for target, entry in zip(whole, found, strict=True):
+                target[:, : entry.shape[1]] = entry
+            setattr(layer, name, whole)
+    return joined
