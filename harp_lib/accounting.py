@@ -288,12 +288,9 @@ def _gated_ffns(config: PreTrainedConfig) -> list[nn.Module]:
 
 def _linear_parameters(module: nn.Module) -> int:
     # Experts and their router are matrices in modules of other kinds. Cohere's norms hold matrices too.
-    return sum(
-        parameter.numel()
-        for part in module.modules()
-        for parameter in part.parameters(recurse=False)
-        if isinstance(part, nn.Linear) or (parameter.dim() > 1 and "Norm" not in type(part).__name__)
-    )
+    own = ((part, parameter) for part in module.modules() for parameter in part.parameters(recurse=False))
+    counted = (w for of, w in own if isinstance(of, nn.Linear) or (w.dim() > 1 and "Norm" not in type(of).__name__))
+    return sum(parameter.numel() for parameter in counted)
 
 
 def _channel_size(ffn: nn.Module) -> int:

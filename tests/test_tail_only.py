@@ -1,6 +1,8 @@
 """Positions whose logits nobody asks for skip the pruned layers at the top: exactly, counted, and only then."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import get_ident
 
 import pytest
 import torch
@@ -103,9 +105,13 @@ def test_it_is_off_where_somebody_looks_at_every_position(tiny, tokens):
     states = model(tokens, output_hidden_states=True, logits_to_keep=1).hidden_states
     assert {state.shape[1] for state in states} == {48}
     assert entering(logits_to_keep=1) == [48, 1, 1], "transformers' own hooks are there now, and idle"
-    handle = model.model.layers[5].mlp.register_forward_hook(lambda *_: None)
+    for module in (model.model.layers[5].mlp, model.model.norm, model.model):
+        handle = module.register_forward_hook(lambda *_: None)
+        assert entering(logits_to_keep=1) == [48] * 3
+        handle.remove()
+    model.train()
     assert entering(logits_to_keep=1) == [48] * 3
-    handle.remove()
+    model.eval()
     model.model.layers[4].mixer = torch.nn.Identity()  # as hybrid models have beside their attention
     assert entering(logits_to_keep=1) == [48, 48, 1]
     del model.model.layers[4].mixer
@@ -125,4 +131,22 @@ def test_an_error_within_leaves_nothing_behind(tiny, tokens, monkeypatch):
             model(tokens, logits_to_keep=1)
     assert torch.equal(model(tokens).logits, expected)
     assert not any(layer._forward_pre_hooks for layer in model.model.layers)
-    assert not any(getattr(layer.self_attn, "spared", 0) for layer in model.model.layers)
+    assert not any(layer.self_attn._forward_pre_hooks for layer in model.model.layers)
+
+
+@torch.no_grad()
+def test_a_thread_that_reads_everything_meanwhile_is_not_disturbed(tiny, tokens):
+    model, main, found = make(tiny, "tiny-llama", "value-only and skipped"), get_ident(), []
+    full = model(tokens).logits
+    with ThreadPoolExecutor(1) as other:
+
+        def interrupt(module, args, output):
+            if module is model.model.layers[3].mlp and get_ident() == main:  # below the top: its hooks are there
+                found.append(other.submit(lambda: torch.no_grad()(model)(tokens, use_cache=True)).result())
+
+        handle = register_module_forward_hook(interrupt)
+        kept = model(tokens, logits_to_keep=1).logits
+        handle.remove()
+    torch.testing.assert_close(found[0].logits, full)
+    assert {entry.get_seq_length() for entry in found[0].past_key_values.layers} == {48}
+    torch.testing.assert_close(kept, full[:, -1:], atol=2e-5, rtol=1e-4)

@@ -94,8 +94,8 @@ COLOURS = {  # one meaning each, in every figure; the methods' are of seaborn's 
     "harp+flap": "#56b4e9",
     "alpha-1": "#d6c71e",  # HARP's layers, alpha left at 1
     "alpha-0": "#5d3a9b",  # HARP's layers without any attention
-    "folded": "#00441b",  # HARP, its output projections folded
-    "tail-only": "#0b2545",  # HARP, its top layers run on the last positions alone
+    "harp-folded": "#7cb518",  # HARP, its output projections folded
+    "harp-tail": "#004d40",  # HARP, the last positions alone in its top layers
     "thinned": "#920000",  # HARP's number of heads, taken evenly from all layers
 }
 

@@ -6,6 +6,7 @@ columns k·r·Dh of W_O.
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -56,18 +57,21 @@ class ValueOnlyAttention(nn.Module):
     identity and is not returned, so ``output_attentions`` leaves these layers out.
     """
 
-    spared = 0  # tokens before ``hidden_states`` that a tail-only prefill does not send here
-
     def __init__(self, v_proj: nn.Module, o_proj: nn.Module, head_dim: int, layer_idx: int) -> None:
         super().__init__()
         self.v_proj, self.o_proj, self.head_dim, self.layer_idx = v_proj, o_proj, head_dim, layer_idx
         self.queries_per_group = o_proj.in_features // v_proj.out_features
 
     def forward(
-        self, hidden_states: torch.Tensor, *args: object, past_key_values: Cache | None = None, **kwargs: object
+        self,
+        hidden_states: torch.Tensor,
+        *args: Any,
+        past_key_values: Cache | None = None,
+        spared: int = 0,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         if past_key_values is not None:
-            count_tokens(past_key_values, self.layer_idx, hidden_states, self.spared)
+            count_tokens(past_key_values, self.layer_idx, hidden_states, spared)
         values = self.v_proj(hidden_states)  # (B, N, K·Dh)
         if self.queries_per_group > 1:
             values = values.unflatten(-1, (-1, 1, self.head_dim))  # (B, N, K, 1, Dh)
@@ -78,18 +82,21 @@ class ValueOnlyAttention(nn.Module):
 class SkippedAttention(nn.Module):
     """Attention of which nothing is left, with α = 0 or all groups removed, but perhaps a bias (d,) for every token."""
 
-    spared = 0
-
     def __init__(self, layer_idx: int, bias: torch.Tensor | None = None) -> None:
         super().__init__()
         self.layer_idx = layer_idx
         self.bias = None if bias is None else nn.Parameter(bias)
 
     def forward(
-        self, hidden_states: torch.Tensor, *args: object, past_key_values: Cache | None = None, **kwargs: object
+        self,
+        hidden_states: torch.Tensor,
+        *args: Any,
+        past_key_values: Cache | None = None,
+        spared: int = 0,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         if past_key_values is not None:
-            count_tokens(past_key_values, self.layer_idx, hidden_states, self.spared)
+            count_tokens(past_key_values, self.layer_idx, hidden_states, spared)
         return (torch.zeros_like(hidden_states) if self.bias is None else self.bias.expand_as(hidden_states)), None
 
 

@@ -7,6 +7,7 @@ for any stock class: this module makes ``Harp<Name>`` out of ``transformers.<Nam
 from collections.abc import Callable
 from functools import cache, wraps
 from itertools import takewhile
+from threading import get_ident
 from typing import Any
 
 import transformers
@@ -67,40 +68,40 @@ def tail_only(stock_forward: Callable) -> Callable:
 
     @wraps(stock_forward)
     def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-        top, keep = _tail(self, args, kwargs), kwargs.get("logits_to_keep")
-        if not top:
+        inputs, keep = args[0] if args else kwargs.get("input_ids"), kwargs.get("logits_to_keep")
+        inputs = kwargs.get("inputs_embeds") if inputs is None else inputs
+        asked = kwargs.get("labels") is not None or kwargs.get("output_hidden_states")
+        if asked or inputs is None or type(keep) is not int or not 0 < keep < inputs.shape[1]:
             return stock_forward(self, *args, **kwargs)
+        spared, mine, handles, top = inputs.shape[1] - keep, get_ident(), [], top_layers(self)
 
         def enter(layer: nn.Module, args: tuple) -> tuple:
-            for above in top:
-                above.self_attn.spared = args[0].shape[1] - keep
-            return (args[0][:, -keep:], *args[1:])  # (B, k, d)
+            return (args[0][:, -keep:], *args[1:]) if get_ident() == mine else args  # (B, k, d)
 
-        handle = top[0].register_forward_pre_hook(enter)
+        def tell(attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+            return args, kwargs | ({"spared": spared} if get_ident() == mine else {})  # caches count them all the same
+
         try:
+            handles += [layer.register_forward_pre_hook(enter) for layer in top[:1]]
+            handles += [layer.self_attn.register_forward_pre_hook(tell, with_kwargs=True) for layer in top]
             return stock_forward(self, *args, **kwargs)
         finally:
-            handle.remove()
-            for layer in top:
-                layer.self_attn.spared = 0
+            for handle in handles:
+                handle.remove()
 
     return forward
 
 
-def _tail(model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> list[nn.Module]:
-    """The layers that a call can spare all but its last positions; none where somebody looks at every position."""
-    inputs, keep = args[0] if args else kwargs.get("input_ids"), kwargs.get("logits_to_keep")
-    inputs = kwargs.get("inputs_embeds") if inputs is None else inputs
-    if not model.tail_only_prefill or inputs is None or type(keep) is not int or not 0 < keep < inputs.shape[1]:
-        return []
-    if kwargs.get("labels") is not None or kwargs.get("output_hidden_states") or model.config.output_hidden_states:
-        return []
-    alone = (ValueOnlyAttention, SkippedAttention)
-    found = reversed(decoder_layers(model))
-    top = [*takewhile(lambda layer: isinstance(layer.self_attn, alone) and has_known_parts(layer), found)][::-1]
-    modules = [module for layer in top for module in layer.modules()]
-    hooks = [hook for of in modules for hook in (*of._forward_hooks.values(), *of._forward_pre_hooks.values())]
-    # Those of transformers, once installed, only look where output_hidden_states or output_attentions are asked for.
+def top_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The layers at the top that look at each token alone; none where a prefill has to send all positions there."""
+    decoder, alone = model.get_decoder(), (ValueOnlyAttention, SkippedAttention)
+    if model.training or not model.tail_only_prefill or model.config.output_hidden_states:
+        return []  # a checkpointed layer would be computed again without the hooks that spare it positions
+    layers = reversed(decoder_layers(model))
+    top = [*takewhile(lambda layer: isinstance(layer.self_attn, alone) and has_known_parts(layer), layers)][::-1]
+    watched = [decoder, *decoder.children(), *(module for layer in top for module in layer.modules())]
+    hooks = [hook for of in watched for hook in (*of._forward_hooks.values(), *of._forward_pre_hooks.values())]
+    # Somebody's hooks want to see every position. Those of transformers are idle unless outputs are asked for.
     return top if all(getattr(hook, "__module__", "").startswith("transformers.") for hook in hooks) else []
 
 
