@@ -14,9 +14,10 @@ import torch
 
 from harp_lib import config
 from harp_lib.experiments import NOTEBOOKS, UNITS, compute, job, models_of, run
+from harp_lib.experiments.baselines import Setting
 from harp_lib.measure.evaluation import Evaluator
 from harp_lib.measure.models import load_model
-from harp_lib.measure.text import calibration_blocks, load_corpus, make_batches, perplexity_from_nll, total_nll
+from harp_lib.measure.text import make_batches, perplexity_from_nll, total_nll
 from harp_lib.methods import BASELINES, METHODS, layer_selection, make_plan
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.pruning.plan import PruningPlan
@@ -204,12 +205,16 @@ def test_other_seeds_and_the_other_reading_of_flap():
     assert squared["same"] + len(squared["only_printed"]) == len(removed) == inputs["flap", "plan"]["kv_groups"]
     assert {tuple(pair) for pair in squared["only_printed"]} <= removed
     assert not {tuple(pair) for pair in squared["only_squared"]} & removed
-    low, high = inputs["flap", "plan"]["layers"]
-    text = load_corpus(FIRST, "train")
-    model, tokenizer = load_model(MODEL)
-    blocks = calibration_blocks(text, tokenizer, 8, 32, seed=0)
-    plan = make_plan("flap", model, blocks, kv_groups=len(removed), layers=range(low, high), squared=True)
-    assert squared["plan"] == json.loads(json.dumps(plan.to_dict()))
+    setting = Setting(the_job())
+    calibration = setting.calibration("flap", 0)
+    for budget, differs in {4: True, 5: False}.items():  # on these weights
+        options = {"kv_groups": budget, "layers": range(6)}
+        printed, other = (
+            make_plan("flap", load_model(MODEL)[0], calibration, **options, squared=q) for q in (False, True)
+        )
+        assert setting.planner("flap", 0)[0](budget, range(6)) == printed
+        assert setting.planner("flap-squared", 0)[0](budget, range(6)) == other
+        assert (printed != other) == differs
 
 
 def test_the_search_is_algorithm_1_on_the_stored_text():
