@@ -7,6 +7,7 @@ failed. Results go to the result store, where a job that runs again finds what i
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -44,10 +45,7 @@ def run(options: Namespace) -> int:
     folder = config.RESULTS / options.profile
     folder.mkdir(parents=True, exist_ok=True)
     if options.dry_run:
-        _drop_stale(folder)
-        write_json(folder / ".dry-run.json", settings)
-        command = [*_command(folder / ".dry-run.json", settings, options), "--dry-run", "--quiet", "host"]
-        return subprocess.run(command + ["--forceall"] * options.force, stdin=subprocess.DEVNULL).returncode
+        return _dry_run(folder, settings, options)
     lock = FileLock(config.RESULTS / ".run.lock")
     try:
         lock.acquire(timeout=0)
@@ -152,6 +150,22 @@ def _command(run_file: Path, settings: dict[str, Any], options: Namespace) -> li
     command += ["--executor", "slurm", "--workflow-profile", str(config.DATA / "slurm")]
     command += ["--slurm-logdir", str(run_file.parent / ".slurm")]
     return command + (["--jobs", str(options.jobs)] if options.jobs else [])
+
+
+def _dry_run(folder: Path, settings: dict[str, Any], options: Namespace) -> int:
+    """What Snakemake would run, and why; of the profile paper, also what that may take."""
+    _drop_stale(folder)
+    write_json(folder / ".dry-run.json", settings)
+    command = _command(folder / ".dry-run.json", settings, Namespace(executor="local"))
+    command += ["--dry-run", *["--forceall"] * options.force]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    jobs = re.findall(r"output: \.flags/(.*)\.done\n(?:.*\n)*?    reason: (.*?)(?::|\n)", done.stdout)
+    for name, reason in sorted(set(jobs)):
+        print(f"{name.removeprefix('notebooks/'):40} {reason.lower()}")
+    print(f"{len(set(jobs))} jobs" if done.returncode == 0 else done.stdout + done.stderr)
+    if (hours := config.DATA / "costs" / f"{options.profile}_hours.csv").is_file():
+        print(hours.read_text(encoding="utf-8"), end="")
+    return done.returncode
 
 
 def _snakemake(command: list[str], folder: Path) -> int:
