@@ -1,6 +1,6 @@
 """What a decoder is made of, and whether a plan can be carried out on it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -157,54 +157,25 @@ def _check_indices(what: str, indices: Sequence[int], count: int) -> None:
 
 @torch.no_grad()
 def _try_out(model: PreTrainedModel, plan: PruningPlan) -> None:
-    """ValueError if a pruned module does not give what the stock one does, masked or on a token that sees itself alone.
+    """ValueError if a pruned module does not give what the stock one does while the model runs over three tokens."""
+    name, training, handles = type(model).__name__, model.training, []
 
-    Both read what enters the stock module while the model runs over three tokens.
-    """
-    name, training, found, differing, handles = type(model).__name__, model.training, decoder_layers(model), {}, []
+    def watch(module: nn.Module, index: int, lost: LayerPlan, difference: Callable[..., str | None]) -> None:
+        def hook(module: nn.Module, args: tuple, kwargs: dict, output: torch.Tensor | tuple) -> None:
+            if reason := difference(module, args, kwargs, output, index, lost):
+                raise ValueError(f"{name} is not supported: in layer {index}, {reason}")
 
-    def lone_token(index: int):
-        def hook(attention: nn.Module, args: tuple, kwargs: dict, output: tuple) -> None:
-            hidden = args[0] if args else kwargs["hidden_states"]  # (1, 3, d), of which the first token sees itself
-            alone, stock = value_only(attention, index)(hidden[:, :1])[0].float(), output[0][:, :1].float()
-            if _distance(alone, stock) > TOLERANCE:
-                differing[index] = "attention on a single token is not W_V W_O (a gate, a sink or a norm in between)"
-
-        return hook
-
-    def masked(index: int, lost: LayerPlan, part: str):
-        def hook(module: nn.Module, args: tuple, kwargs: dict, output: tuple | torch.Tensor) -> None:
-            if part == "attention":
-                sliced, means = pruned_attention(module, index, lost), lost.group_means
-                mask = masking(module.o_proj, blocks(lost.removed_groups, group_width(module)), means)
-            else:
-                sliced, means = pruned_ffn(module, lost), lost.channel_means
-                mask = masking(module.down_proj, lost.removed_channels, means)
-            with mask:
-                expected = _tensor(module.forward(*args, **kwargs)).float()
-            if not expected.isfinite().all():
-                raise ValueError(f"layer {index}: its {part} gives numbers that are not finite; look at its weights")
-            try:
-                same = _distance(_tensor(sliced.forward(*args, **kwargs)).float(), expected) < TOLERANCE
-            except torch.OutOfMemoryError:
-                raise
-            except (RuntimeError, TypeError, AttributeError, ValueError):  # shapes that do not fit
-                same = False
-            if not same:
-                differing[index] = (
-                    f"{part} without some of its parts is not the same as with these parts masked "
-                    "(a norm over all heads, a sink or a cache of its own)"
-                )
-
-        return hook
+        handles.append(module.register_forward_hook(hook, with_kwargs=True))
 
     try:
         for index, lost in plan.layers.items():
-            attention, hooks = found[index].self_attn, []
-            hooks += [(attention, lone_token(index))] if lost.alpha is not None else []
-            hooks += [(attention, masked(index, lost, "attention"))] if lost.removed_groups else []
-            hooks += [(found[index].mlp, masked(index, lost, "FFN"))] if lost.removed_channels else []
-            handles += [module.register_forward_hook(hook, with_kwargs=True) for module, hook in hooks]
+            layer = decoder_layers(model)[index]
+            if lost.alpha is not None:
+                watch(layer.self_attn, index, lost, _lone_token)
+            if lost.removed_groups:
+                watch(layer.self_attn, index, lost, _sliced)
+            if lost.removed_channels:
+                watch(layer.mlp, index, lost, _sliced)
         model.eval()
         # Token 0 is often padding, with a zero embedding.
         ids = model.get_input_embeddings().num_embeddings // 2 - torch.arange(3)
@@ -213,16 +184,45 @@ def _try_out(model: PreTrainedModel, plan: PruningPlan) -> None:
         model.train(training)
         for handle in handles:
             handle.remove()
-    for index, reason in differing.items():
-        raise ValueError(f"{name} is not supported: in layer {index}, {reason}")
 
 
-def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return ((found - expected).norm() / expected.norm().clamp_min(1e-12)).item()
+def _lone_token(attention: nn.Module, args: tuple, kwargs: dict, output: tuple, index: int, lost: LayerPlan):
+    """Whether the first token, which sees itself alone, gets something else than ``W_V W_O``."""
+    hidden = args[0] if args else kwargs["hidden_states"]  # (1, 3, d)
+    if _distance(value_only(attention, index)(hidden[:, :1]), output[0][:, :1]) > TOLERANCE:
+        return "attention on a single token is not W_V W_O (a gate, a sink or a norm in between)"
 
 
-def _tensor(output: torch.Tensor | tuple) -> torch.Tensor:
+def _sliced(module: nn.Module, args: tuple, kwargs: dict, output: torch.Tensor | tuple, index: int, lost: LayerPlan):
+    """Whether an attention or FFN with fewer weights is something else than the whole with their inputs masked."""
+    if hasattr(module, "o_proj"):
+        part, sliced, columns = "attention", pruned_attention(module, index, lost), group_width(module)
+        mask = masking(module.o_proj, blocks(lost.removed_groups, columns), lost.group_means)
+    else:
+        part, sliced = "FFN", pruned_ffn(module, lost)
+        mask = masking(module.down_proj, lost.removed_channels, lost.channel_means)
+    with mask:
+        expected = module.forward(*args, **kwargs)
+    if not _first(expected).isfinite().all():
+        raise ValueError(f"layer {index}: its {part} gives numbers that are not finite; look at its weights")
+    try:
+        same = _distance(sliced.forward(*args, **kwargs), expected) < TOLERANCE
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, AttributeError, ValueError):  # shapes that do not fit
+        same = False
+    if not same:
+        reasons = "a norm over all heads, a sink or a cache of its own"
+        return f"{part} without some of its parts is not the same as with these parts masked ({reasons})"
+
+
+def _first(output: torch.Tensor | tuple) -> torch.Tensor:
     return output[0] if isinstance(output, tuple) else output
+
+
+def _distance(found: torch.Tensor | tuple, expected: torch.Tensor | tuple) -> float:
+    found, expected = _first(found).float(), _first(expected).float()
+    return ((found - expected).norm() / expected.norm().clamp_min(1e-12)).item()
 
 
 @contextmanager
