@@ -265,18 +265,3 @@ def figures(options: Namespace) -> int:
         return 1
     print(*map(shown, written), f"{len(written)} files written", sep="\n")
     return 0
-
-
-def book(options: Namespace) -> int:
-    """``./run_all.sh book``: Sphinx, with the configuration of ``notebooks/book``."""
-    profile, html = options.profile, config.ROOT / "book" / options.profile
-    if not list((config.NOTEBOOKS / "executed" / profile).glob("*.ipynb")):
-        print(
-            f"no executed notebook of the profile {profile!r}: ./run_all.sh --profile {profile} first", file=sys.stderr
-        )
-        return 1
-    command = [sys.executable, "-P", "-m", "sphinx", "-q", "-E", "-b", "html", "-D", f"html_title=HARP · {profile}"]
-    command += ["-c", str(CHECKOUT / "notebooks" / "book"), "-d", str(html.with_name(f".{profile}"))]
-    code = subprocess.run([*command, str(config.ROOT), str(html)], env={**os.environ, "HARP_BOOK": profile}).returncode
-    print(f"open it in a browser: {shown(html / 'index.html')}" if code == 0 else "the book could not be built")
-    return int(code != 0)

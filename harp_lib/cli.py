@@ -184,6 +184,11 @@ def main(arguments: list[str]) -> int:
     if options.command == "lab":
         lab = ["-P", "-m", "jupyterlab", f"--ServerApp.root_dir={config.NOTEBOOKS}"]
         os.execv(sys.executable, [sys.executable, *lab, *options.rest])
+    if options.command == "book":
+        os.environ["HARP_BOOK"] = options.profile
+        book, sphinx = config.ROOT / "book", ["-P", "-m", "sphinx", "-q", "-E", "-c", CHECKOUT / "notebooks" / "book"]
+        folders = ["-d", book / f".{options.profile}", config.ROOT, book / options.profile]
+        os.execv(sys.executable, [sys.executable, *sphinx, *folders])
     from harp_lib import batch
 
     return getattr(batch, options.command)(options)

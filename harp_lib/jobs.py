@@ -5,6 +5,7 @@ what went wrong (``.error``), and where jobs run side by side, what the job prin
 """
 
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -14,10 +15,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from filelock import FileLock, Timeout
 
@@ -27,6 +27,7 @@ from harp_lib.experiments import NOTEBOOKS, UNITS, compute, models_of
 from harp_lib.measure.models import slug
 from harp_lib.results import BEGAN, read_results, write_json
 
+_held: list[FileLock] = []  # one that nobody refers to is let go
 Made = tuple[list[Path], list[str]]  # files, and the cells that failed
 
 
@@ -45,23 +46,29 @@ def main(arguments: list[str]) -> int:
     error.write_text(KILLED, encoding="utf-8")  # true until something else is written
     title = name.removeprefix(".flags/").removeprefix("notebooks/").removesuffix(".done")
     os.environ[BEGAN] = settings["began"][:19] + "+00:00"  # cells that failed in this run are not tried again in it
-    begin = time.monotonic()
+    alone, begin = settings["alone"], time.monotonic()
+    terminal = sys.stdout if alone else _redirect(log)
+    if alone:
+        print(f"── {title}", flush=True)
+    if not os.isatty(1):
+        os.environ["TQDM_MININTERVAL"] = "30"  # a line each time
     try:
-        with _output(settings["alone"], log) as say, _gpu(settings["gpus"]):
-            if settings["alone"]:
-                say(f"── {title}")
-            made, failed = {"cells": _cells, "notebook": _notebook, "figures": _figures}[what](settings, *names)
-            outcome = {"began": settings["began"], "seconds": time.monotonic() - begin, "failed": failed}
-            write_json(flag, {**outcome, "made": [shown(file) for file in made]})
-            if not settings["alone"]:
-                say(f"{title}: done, {outcome['seconds']:.0f} s")
+        _take_gpu(settings["gpus"])
+        made, failed = {"cells": _cells, "notebook": _notebook, "figures": _figures}[what](settings, *names)
+        seconds = time.monotonic() - begin
+        paths = [shown(file) for file in made]
+        write_json(flag, {"began": settings["began"], "seconds": seconds, "failed": failed, "made": paths})
     except KeyboardInterrupt:
         return 130
     except Exception as problem:
+        if not alone:
+            traceback.print_exc()
         message = str(problem) if isinstance(problem, NotebookError) else f"{type(problem).__name__}: {problem}"
         error.write_text(message.strip(), encoding="utf-8")
         return 1
     error.unlink()
+    if not alone:
+        print(f"{title}: done, {seconds:.0f} s", file=terminal, flush=True)
     return 0
 
 
@@ -127,42 +134,23 @@ def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
     beside.replace(output)
 
 
-@contextmanager
-def _output(alone: bool, log: Path) -> Iterator[Callable[[str], None]]:
-    """Jobs side by side print into their logs; yields what speaks to the terminal all the same."""
+def _redirect(log: Path) -> TextIO:
+    """Let all that this job prints go to its log; returns what speaks to the terminal all the same."""
     terminal = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    if not alone:
-        with log.open("w") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-    if not os.isatty(1):
-        os.environ["TQDM_MININTERVAL"] = "30"  # a line each time
-    try:
-        yield lambda text: print(text, file=terminal, flush=True)
-    except Exception:
-        traceback.print_exc()
-        raise
-    finally:
-        sys.stdout.flush()
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    return terminal
 
 
-@contextmanager
-def _gpu(gpus: list[str]) -> Iterator[None]:
-    """A GPU for this job, where jobs share the machine's."""
-    taken: FileLock | None = None
-    while gpus and taken is None:
-        for gpu in gpus:
-            with suppress(Timeout):
-                taken = FileLock(config.RESULTS / f".gpu-{gpu}.lock").acquire(timeout=0).lock
-                os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-                break
-        else:
-            time.sleep(1)
-    try:
-        yield
-    finally:
-        if taken is not None:
-            taken.release()
+def _take_gpu(gpus: list[str]) -> None:
+    """Choose a GPU for this job, where jobs share the machine's, and hold it until the process ends."""
+    for gpu in itertools.cycle(gpus):
+        with suppress(Timeout):
+            lock = FileLock(config.RESULTS / f".gpu-{gpu}.lock")
+            lock.acquire(timeout=0.2)
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+            return _held.append(lock)
 
 
 def _end_with(settings: dict[str, Any], run_file: Path) -> None:

@@ -174,12 +174,14 @@ def test_force_moves_the_cells_of_the_chosen_notebooks_and_models(tmp_path):
 
 def test_jobs_share_gpus(tmp_path, monkeypatch):
     monkeypatch.setattr(config, "RESULTS", tmp_path)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    taken = []
-    with jobs._gpu(["4", "GPU-x"]):
-        taken.append(os.environ["CUDA_VISIBLE_DEVICES"])
-        with jobs._gpu(["4", "GPU-x"]):
-            taken.append(os.environ["CUDA_VISIBLE_DEVICES"])
-    with jobs._gpu(["4", "GPU-x"]):
-        taken.append(os.environ["CUDA_VISIBLE_DEVICES"])
-    assert taken == ["4", "GPU-x", "4"]
+    monkeypatch.setattr(jobs, "_held", [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # and back, afterwards
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    jobs._take_gpu([])
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+    for free in ("4", "GPU-x"):
+        jobs._take_gpu(["4", "GPU-x"])
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == free
+    jobs._held.pop(0).release()  # as at the end of a process
+    jobs._take_gpu(["4", "GPU-x"])
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4"

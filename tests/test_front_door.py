@@ -7,16 +7,15 @@ import runpy
 import subprocess
 import sys
 import tomllib
-from argparse import Namespace
 from collections import Counter
 
 import nbformat
 import pandas as pd
 import pytest
 import yaml
-from conftest import CHECKOUT
+from conftest import CHECKOUT, Checkout
 
-from harp_lib import PruningPlan, __version__, batch
+from harp_lib import PruningPlan, __version__
 
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 SMALLER = {  # the same code on a random tiny model
@@ -138,6 +137,7 @@ def test_the_book_reads_offline(smoke, capfd):
     (smoke.root / "README.md").write_text(README, encoding="utf-8")
     code, shown = smoke.run(command="book")
     assert code == 0, shown
+    assert "open it in a browser: book/smoke/index.html" in shown
     book = smoke.root / "book" / "smoke"
     assert "README.html" in (book / "index.html").read_text()
     pages = sorted((book / "notebooks" / "executed" / "smoke").glob("*.html"))
@@ -149,7 +149,9 @@ def test_the_book_reads_offline(smoke, capfd):
             assert (page.parent / target).is_file(), target
 
 
-def test_a_book_of_nothing_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(batch.config, "NOTEBOOKS", tmp_path)
-    assert batch.book(Namespace(profile="mini")) == 1
-    assert "no executed notebook of the profile 'mini'" in capsys.readouterr().err
+def test_a_book_of_nothing_is_refused(tmp_path):
+    empty = Checkout(tmp_path / "empty", {"01_one": ""})
+    (empty.root / "README.md").write_text("# HARP", encoding="utf-8")
+    code, shown = empty.run(command="book")
+    assert code != 0
+    assert "no executed notebook of the profile 'smoke': ./run_all.sh --profile smoke first" in shown

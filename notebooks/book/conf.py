@@ -8,9 +8,12 @@ import os
 from importlib import resources
 from pathlib import Path
 
+from sphinx.errors import ConfigError
+
 PROFILE = os.environ.get("HARP_BOOK", "mini")
 EXECUTED = f"notebooks/executed/{PROFILE}"
 
+html_title = f"HARP, reproduced · {PROFILE}"
 project = "HARP, reproduced"
 author = "The HARP companion authors"
 extensions = ["myst_nb", "sphinx.ext.mathjax"]
@@ -38,6 +41,8 @@ def setup(app):
     """A table of contents at the side, and a page of the name that servers expect."""
     notebooks = sorted(Path(app.srcdir, EXECUTED).glob("[0-9][0-9]_*.ipynb"))
     names = "\n".join(f"{EXECUTED}/{path.stem}" for path in notebooks if ".unfinished" not in path.name)
+    if not names:
+        raise ConfigError(f"no executed notebook of the profile {PROFILE!r}: ./run_all.sh --profile {PROFILE} first")
     toctrees = f"\n```{{toctree}}\n:hidden:\n:caption: Notebooks\n\n{names}\n```\n"
     toctrees += "\n```{toctree}\n:hidden:\n:caption: Beside them\n\nCONTRIBUTING\ndata/mini/README\n```\n"
 
@@ -46,7 +51,9 @@ def setup(app):
             source[0] += toctrees
 
     def forward(app, _):
-        Path(app.outdir, "index.html").write_text('<meta http-equiv="refresh" content="0; url=README.html">')
+        page = Path(app.outdir, "index.html")
+        page.write_text('<meta http-equiv="refresh" content="0; url=README.html">')
+        print(f"open it in a browser: {os.path.relpath(page)}")
 
     app.connect("source-read", append)
     app.connect("build-finished", forward)

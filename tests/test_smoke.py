@@ -1,0 +1,72 @@
+"""All notebooks on tiny models, once from beginning to end, and some once more: side by side, killed, and continued."""
+
+import json
+import random
+
+import nbformat
+import psutil
+from conftest import Checkout
+
+SOME = ("--only", "01,03,05", "--models", "tiny-llama", "--jobs", "2")
+LEFTOVERS = ("*.tmp", "*.partial", "*.error", "*.unreadable*", "*.unfinished.ipynb")
+
+
+def test_every_notebook_runs(smoke):
+    assert smoke.code == 0, smoke.log[-3000:]
+    executed = sorted((smoke.root / "notebooks" / "executed" / "smoke").glob("*.ipynb"))
+    assert [file.name[:2] for file in executed] == [f"0{number}" for number in range(9)]
+    for file in executed:
+        text = file.read_text(encoding="utf-8")
+        assert str(smoke.root) not in text, file.name
+        cells = nbformat.reads(text, as_version=4).cells
+        assert all(cell.execution_count for cell in cells if cell.cell_type == "code")
+    assert not [file for what in LEFTOVERS for file in smoke.root.rglob(what)]
+    drawn = smoke.root / "figures" / "smoke"
+    names = {file.stem for file in drawn.glob("*.png")}
+    assert names == {file.stem for file in drawn.glob("*.pdf")} == {file.stem for file in drawn.glob("*.svg")}
+    assert len(names) > 20
+    assert len(list((drawn / "tables").glob("*.csv"))) > 20
+
+
+def test_what_is_done_is_left_alone_and_what_is_gone_comes_back(smoke):
+    code, shown = smoke.run()
+    assert code == 0
+    assert shown.count("up to date") == 10  # the notebooks, and the figures
+    before = smoke.cells()
+    next(smoke.results.glob("norm_change/tiny-llama/*/*.json")).unlink()
+    code, shown = smoke.run("--only", "01,02")
+    assert code == 0
+    assert (shown.count("up to date"), shown.count("1 cells computed")) == (1, 1)
+    assert smoke.cells() == before
+
+
+def test_kills_and_another_way_to_run_change_nothing(smoke, tmp_path):
+    """Cells by jobs of their own, two at a time; runner or engine killed at random moments, the same command again."""
+    work, chance = Checkout(tmp_path / "work"), random.Random()
+    written = {}
+    for victim in ("harp_lib.cli", "snakemake", "harp_lib.jobs"):
+        running = work.start(*SOME)
+        wanted = len(written) + chance.randrange(1, 25)
+        while running.poll() is None and len(work.cells()) < wanted:
+            pass
+        for process in [psutil.Process(running.pid), *psutil.Process(running.pid).children(recursive=True)]:
+            if process.is_running() and any(victim in part for part in process.cmdline()):
+                process.kill()
+                break
+        shown, _ = running.communicate(timeout=300)
+        assert running.returncode != 0 or victim == "harp_lib.jobs", shown
+        now = {file: file.stat().st_mtime_ns for file in work.results.glob("[!.]*/*/*/[!.]*.json")}
+        assert written.items() <= now.items()  # no finished cell is computed again
+        written = now
+    code, shown = work.run(*SOME)
+    assert code == 0, shown
+    found, whole = work.cells(), smoke.cells()
+    assert len(found) > 100
+    assert {name: whole[name] for name in found} == found
+
+
+def test_cells_say_what_made_them(smoke):
+    for file in list(smoke.results.glob("[!.]*/*/*/[!.]*.json"))[::10]:
+        cell = json.loads(file.read_text(encoding="utf-8"))
+        assert cell.keys() == {"inputs", "result", "seconds", "device", "versions", "time"}
+        assert cell["inputs"].keys() & {"digest", "draws", "sweep_draws", "seed"}, file.name
