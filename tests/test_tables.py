@@ -59,9 +59,6 @@ def stored(monkeypatch):
     return put
 
 
-# ---- the writer
-
-
 def test_a_block_has_dashes_reasons_and_bold():
     rows = [("a", "x", 1.0, 0.5, None, True), ("a", "y", np.nan, np.nan, "no rows | here", False)]
     rows += [("b", "x", 2.0, np.nan, None, False)]
@@ -86,10 +83,7 @@ def test_a_line_leaves_out_an_interval_that_there_is_not():
     assert list(stacked(*parts)["model"]) == ["a", "", "b", ""]  # a model is named once
 
 
-# ---- the paper's tables
-
-
-@pytest.mark.parametrize("name", ["scores_generation", "scores_discriminative", "longbench_scores"])
+@pytest.mark.parametrize("name", ["scores_generation", "longbench_scores"])
 def test_the_paper_stands_whole_and_ours_beneath(name, mini):
     shown, numbers = report.entries()[name].make(mini)
     models = [model for model in shown["model"] if model]
@@ -186,9 +180,6 @@ def test_printed_ratios_follow_from_configs(mini):
     assert list(numbers["model"][~close]) == ["Qwen2-7B"]
 
 
-# ---- times
-
-
 def timed(seconds: dict[str, list[float]], tokens: int = 64) -> dict:
     flops = {name: 100.0 - 10 * place for place, name in enumerate(seconds)}
     result = {"seconds": seconds, "flops": {"full": flops, "causal": flops}, "cache_bytes": {}, "peak_bytes": {}}
@@ -217,9 +208,6 @@ def test_what_was_found_against_harp_follows_the_numbers(mini, stored, thinned, 
     (said,) = figures_costs.time_found(mini)
     assert "saves 50.0 [50.0, 50.0] %" in said
     assert re.search(rf"times the time of that model, (which )?{answer}", said)
-
-
-# ---- figures
 
 
 def test_nothing_is_drawn_where_both_scored_nothing(mini, stored):
@@ -259,14 +247,13 @@ def test_attention_is_shared_with_the_ffn_alone(mini):
         assert f"{share:.1%} at {cell['inputs']['tokens']:,} tokens" in title.replace("\n", " ")
 
 
-# ---- the registry, files and the front page
-
-
 def test_show_writes_files_and_names_what_it_does_not_know(mini):
     shown = report.show("pruning_ratios", mini)
     assert "LLaMA3.1-8B" in shown.data
     files = sorted(file.name for file in (config.FIGURES / "mini" / "tables").iterdir())
     assert files == [f"pruning_ratios.{ending}" for ending in ("csv", "md", "tex")]
+    report.show("scores_generation", mini)
+    assert r"\textbf{60.06}" in (config.FIGURES / "mini" / "tables" / "scores_generation.tex").read_text("utf-8")
     assert pd.read_csv(config.FIGURES / "mini" / "tables" / "pruning_ratios.csv")["harp"].iloc[0] == pytest.approx(
         3.305288
     )
@@ -293,6 +280,7 @@ def test_figures_are_saved_alike_twice(mini):
         report.show("baseline_ranges", mini)
         contents.append([(config.FIGURES / "mini" / f"baseline_ranges.{ending}").read_bytes() for ending in names])
     assert contents[0] == contents[1]
+    assert len(pd.read_csv(config.FIGURES / "mini" / "tables" / "baseline_ranges.csv")) == len(ranges(mini))
 
 
 def test_the_front_page_says_what_the_reference_says(mini):

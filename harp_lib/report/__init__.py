@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from harp_lib import config
 
-FORMATS = ("png", "pdf", "svg")
+FORMATS = {"png": None, "pdf": {"CreationDate": None}, "svg": {"Date": None}}  # and what dates a file
 MODULES = ("figures_layers", "figures_alpha", "figures_costs", "figures_scores", "scores", "tables", "claims")
 BLOCK = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
@@ -29,7 +29,7 @@ _ENTRIES: dict[str, Entry] = {}
 
 
 def figure(*stores: str) -> Callable:
-    """Register a function that returns a figure, figures by suffix, or None where there is nothing to draw."""
+    """Register a function that returns a figure of :mod:`plots`, or None where there is nothing to draw."""
     return lambda make: _register(Entry(make, stores, False))
 
 
@@ -56,17 +56,7 @@ def entries() -> dict[str, Entry]:
 def show(name: str, profile: dict) -> Any:
     """Make a figure or table, write its files under ``figures/<profile>/``, and return it for a notebook to display.
 
-    Parameters
-    ----------
-    name : str
-        Of the function that is registered.
-    profile : dict
-        As ``load_profile`` returns it.
-
-    Returns
-    -------
-    Figure, dict of Figure, or Markdown
-        Markdown also where there is nothing to show, with the reason.
+    ``profile`` is what ``load_profile`` returns. Where there is nothing to show, what is displayed says so.
     """
     from IPython.display import Markdown
 
@@ -88,45 +78,38 @@ def redraw(profile: dict) -> list[Path]:
 
 
 def _make(name: str, entry: Entry, profile: dict) -> tuple[Any, list[Path]]:
-    """What a function returns, and the files that it was written to."""
-    import matplotlib.pyplot as plt
-
+    """What a function returns, and the files that it was written to: a figure's numbers too."""
     from harp_lib.report import data, plots
 
-    if not all(data.cells(profile["name"], store) for store in entry.stores):
-        return None, []
+    there = all(data.cells(profile["name"], store) for store in entry.stores)
     plots.use_style()
-    made = entry.make(profile)
+    made = entry.make(profile) if there else None
     if made is None:
         return None, []
-    if entry.is_table:
-        return made, _save_table(made, name, profile["name"])
-    files = []
-    for suffix, drawn in made.items() if isinstance(made, dict) else [("", made)]:
-        files += _save_figure(drawn, f"{name}_{suffix}" if suffix else name, profile["name"])
-        plt.close(drawn)  # what is returned is displayed, once
-    return made, files
-
-
-def _save_figure(drawn: Any, name: str, profile: str) -> list[Path]:
-    written = [config.FIGURES / profile / f"{name}.{ending}" for ending in FORMATS]
-    written[0].parent.mkdir(parents=True, exist_ok=True)
-    for file in written:
-        undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(file.suffix)
-        drawn.savefig(file, metadata=undated)
-        drawn.set_layout_engine("none")  # laid out once, the same in every format
-    return written
-
-
-def _save_table(made: Any, name: str, profile: str) -> list[Path]:
+    folder = config.FIGURES / profile["name"]
+    (folder / "tables").mkdir(parents=True, exist_ok=True)
+    file = folder / "tables" / f"{name}.csv"
+    if not entry.is_table:
+        if (numbers := getattr(made, "numbers", None)) is not None:  # the frame that is drawn
+            numbers.to_csv(file, index=False)
+        return made, [file] * (numbers is not None) + _save_figure(made, folder / name)
     shown, numbers = made if isinstance(made, tuple) else (made, made)
     latex = shown.style.hide(axis="index").format(escape="latex-math", na_rep="–").format_index(escape="latex", axis=1)
-    contents = {"csv": numbers.to_csv(index=False), "md": _markdown(shown) + "\n", "tex": latex.to_latex(hrules=True)}
-    folder = config.FIGURES / profile / "tables"
-    folder.mkdir(parents=True, exist_ok=True)
-    for ending, content in contents.items():
-        (folder / f"{name}.{ending}").write_text(content, encoding="utf-8")
-    return [folder / f"{name}.{ending}" for ending in contents]
+    numbers.to_csv(file, index=False)
+    file.with_suffix(".md").write_text(_markdown(shown) + "\n", encoding="utf-8")
+    bold = re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", latex.to_latex(hrules=True))
+    file.with_suffix(".tex").write_text(bold, encoding="utf-8")
+    return made, [file.with_suffix(ending) for ending in (".csv", ".md", ".tex")]
+
+
+def _save_figure(drawn: Any, file: Path) -> list[Path]:
+    import matplotlib.pyplot as plt
+
+    for ending, undated in FORMATS.items():
+        drawn.savefig(f"{file}.{ending}", metadata=undated)
+        drawn.set_layout_engine("none")  # laid out once, the same in every format
+    plt.close(drawn)  # what is returned is displayed, once
+    return [file.with_suffix(f".{ending}") for ending in FORMATS]
 
 
 def _markdown(shown: Any) -> str:

@@ -71,6 +71,7 @@ def panels(
     size = (size[0] * (1.6 if len(parts) == 1 else 1), size[1])
     grid = {"figsize": (size[0] * columns, size[1] * rows + 0.5), "sharex": share[0], "sharey": share[1]}
     figure, axes = plt.subplots(rows, columns, squeeze=False, **grid)
+    figure.numbers = frame  # written beside the picture
     named = [i for i, key in enumerate(keys) if len(frame[key].unique()) > 1]
     for axis, (key, _) in zip(axes.flat, parts, strict=False):
         name = ", ".join(_title(keys[i], key[i]) for i in named)

@@ -12,7 +12,7 @@ from harp_lib.measure.evaluation import BENCHMARKS, LONGBENCH, task_title
 from harp_lib.measure.models import display_name
 from harp_lib.methods import TITLES
 from harp_lib.report import comparisons, data, table
-from harp_lib.report.tables import MISSING, Table, block, by_model, one_line, perplexities, stacked
+from harp_lib.report.tables import MISSING, Table, block, by_model, perplexities, stacked
 
 ROWS = ("dense", "mag-sp", "llm-pruner", "wanda-sp", "flap", "harp+flap", "harp")  # in the paper's order
 EQUAL = ROWS[1:6]  # these remove as many parameters; the paper prints the best of them bold
@@ -229,20 +229,3 @@ def at_a_glance(profile: dict) -> Table:
         blocks.append(shown.assign(model=display_name(model), method=[TITLES[method] for method in shown["method"]]))
     whole = stacked(*blocks)
     return whole[["model", *whole.columns.drop("model")]], numbers
-
-
-@table("main_tables")
-def answer_examples(profile: dict) -> pd.DataFrame:
-    """How every model begins to answer one question: the one with the longest answer of those that dense gets right."""
-    found, rows = data.tidy(profile["name"], "main_tables", "scores", "answers", "answer_tokens"), []
-    for model, mine in by_model(found[found["task"].isin(of_kind("generation"))]):
-        wide = mine.pivot_table("value", ["task", "question", "method"], "quantity", aggfunc="first").astype(
-            {"scores": float}
-        )
-        dense = wide.xs("dense", level="method")
-        task, question = dense.sort_values(["scores", "answer_tokens"], kind="stable").index[-1]
-        for method, row in wide.loc[task, question].reindex(ROWS).dropna(how="all").iterrows():
-            about = {"model": display_name(model), "method": TITLES[method], "score": f"{100 * row['scores']:.0f}"}
-            about["question"] = f"{task_title(task, profile['datasets'])}, {question + 1}"
-            rows.append(about | {"the answer begins": one_line(row["answers"], 160) or "(nothing)"})
-    return stacked(pd.DataFrame(rows))

@@ -4,7 +4,6 @@ A frame is long and unrounded, and is what the csv has; :func:`block` and :func:
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from string import Formatter
 from typing import Any
@@ -120,17 +119,6 @@ def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-@table("baselines")
-def baseline_perplexity(profile: dict) -> Table:
-    """Perplexity of every method on each text (number of documents); the paper prints none of a baseline."""
-    frame = perplexities(profile, "baselines", "harp", "harp+flap")
-    text = [f"{TEXTS[row.corpus]}, {SPLITS[row.split]} ({row.documents})" for row in frame.itertuples()]
-    frame = frame.assign(text=text, name=[PLANS.get(method, method) for method in frame["method"]])
-    blocks = [block(part, "name", "text").assign(model=display_name(model)) for model, part in by_model(frame)]
-    shown = stacked(*blocks)
-    return shown[["model", "name", *shown.columns.drop(["model", "name"])]], frame.drop(columns=["text", "name"])
-
-
 def ranges(profile: dict) -> pd.DataFrame:
     """Perplexity of every layer range that was tried.
 
@@ -162,23 +150,6 @@ def baseline_tuning(profile: dict) -> Table:
     more = {"perplexity": "{value:.2f} ± {error:.2f}", "documents": "{documents}", "ranges tried": "{tried}"}
     more["not told from the best"] = "{others}"
     return stacked(lines(paper.assign(model=paper["model"] + " (paper)"), columns), lines(ours, columns | more)), frame
-
-
-@table("baselines")
-def baseline_costs(profile: dict) -> Table:
-    """What each pruned model costs, counted, and what finding its plan took, measured."""
-    stored, rows, tuning = data.cells(profile["name"], "baselines"), [], Counter()
-    for (model, method, task), cell in stored.items():
-        tuning[model, method] += cell["seconds"] if task.startswith("range-") else 0
-        if task == "plan" and method in TITLES:
-            rows.append({"model": model, "method": method} | {k: v for k, v in cell["result"].items() if k != "plan"})
-    frame = pd.DataFrame(rows)
-    frame["tuning_seconds"] = [tuning[key] for key in zip(frame["model"], frame["method"], strict=True)]
-    columns = {"model": "{model}", "method": "{name}", "heads removed": "{head_ratio:.1%}"}
-    columns |= {"decoder parameters removed": "{removed_fraction:.2%}", "parameters": "{parameters:,}"}
-    columns |= {"KV cache, bytes a token": "{kv_bytes_per_token:,}", "calibration tokens": "{calibration_tokens:,}"}
-    columns |= {"seconds for the plan": "{seconds:.1f}", "seconds for all ranges": "{tuning_seconds:.1f}"}
-    return stacked(lines(frame, columns)), frame
 
 
 @table()
@@ -253,19 +224,6 @@ def efficiency(profile: dict, kind: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _efficiency_table(frame: pd.DataFrame, length: str, more: dict[str, str], paper: pd.DataFrame) -> Table:
-    shown = frame.assign(reach=frame["seconds high"] - frame["seconds"])
-    columns = {
-        "model": "{model}",
-        length: "{length:,.0f}",
-        "variant": "{name}",
-        "seconds": "{seconds:.4f} ± {reach:.4f}",
-    }
-    columns["times dense"] = "{of dense:.3f} [{of dense low:.3f}, {of dense high:.3f}]"
-    columns["times thinned out evenly"] = "{of thinned:.3f} [{of thinned low:.3f}, {of thinned high:.3f}]"
-    return stacked(lines(paper, columns), lines(shown, columns | more | {"repetitions": "{repetitions}"})), frame
-
-
 def paper_times() -> pd.DataFrame:
     """The seconds that the paper prints: model, length, variant, seconds, reach (half the interval), "of dense"."""
     paper = data.paper("efficiency").pivot_table("value", ["model", "length", "method"], "quantity").reset_index()
@@ -278,20 +236,14 @@ def paper_times() -> pd.DataFrame:
 @table("efficiency")
 def efficiency_prefill(profile: dict) -> Table:
     """The seconds that the paper prints, then ours: of reading a text, against the operations that are left."""
-    more = {"operations, all pairs": "{flops full of dense:.3f}", "visible pairs": "{flops causal of dense:.3f}"}
-    more |= {"KV cache": "{cache_bytes of dense:.3f}", "peak beyond the weights": "{peak_bytes of dense:.2f}"}
-    paper = paper_times().assign(model="LLaMA3.1-8B (paper, H100)")
-    return _efficiency_table(efficiency(profile, "prefill"), "tokens", more, paper)
-
-
-@table("efficiency")
-def efficiency_decode(profile: dict) -> Table:
-    """Seconds of some new tokens after a filled cache, against the bytes that are moved for each; not in the paper."""
-    more = {"bytes moved": "{bytes of dense:.3f}"}
-    return _efficiency_table(efficiency(profile, "decode"), "tokens in the cache", more, pd.DataFrame({"model": []}))
-
-
-@table("theory")
-def theory_counterexamples(profile: dict) -> pd.DataFrame:
-    """What refutes which statement, with the call that shows it."""
-    return data.table(profile["name"], "theory", "counterexamples").drop(columns=["model", "method"])
+    frame, paper = efficiency(profile, "prefill"), paper_times().assign(model="LLaMA3.1-8B (paper, H100)")
+    columns = {"model": "{model}", "tokens": "{length:,.0f}", "variant": "{name}"}
+    columns |= {
+        "seconds": "{seconds:.4f} ± {reach:.4f}",
+        "times dense": "{of dense:.3f} [{of dense low:.3f}, {of dense high:.3f}]",
+    }
+    more = {"times thinned out evenly": "{of thinned:.3f} [{of thinned low:.3f}, {of thinned high:.3f}]"}
+    more |= {"operations, all pairs": "{flops full of dense:.3f}", "visible pairs": "{flops causal of dense:.3f}"}
+    more |= {"KV cache": "{cache_bytes of dense:.3f}", "repetitions": "{repetitions}"}
+    shown = frame.assign(reach=frame["seconds high"] - frame["seconds"])
+    return stacked(lines(paper, columns), lines(shown, columns | more)), frame
