@@ -40,8 +40,11 @@ CONFIGS |= {
 PLANS = {
     "nothing": {},
     "value-only": {5: LayerPlan(0.8), 4: LayerPlan(0.0), 0: LayerPlan(1.0)},
-    "groups": {0: LayerPlan(removed_groups=(0,)), 3: LayerPlan(removed_groups=(1,))},
-    "all groups": {1: LayerPlan(removed_groups=(0, 1)), 5: LayerPlan(removed_groups=(0, 1))},
+    "groups": {
+        0: LayerPlan(removed_groups=(0,)),
+        3: LayerPlan(removed_groups=(1,)),
+        5: LayerPlan(removed_groups=(0, 1)),
+    },
     "channels": {2: LayerPlan(removed_channels=(0, 5, 127)), 5: LayerPlan(removed_channels=tuple(range(127)))},
     "all kinds": {
         0: LayerPlan(0.0, removed_channels=(1,)),
@@ -95,12 +98,10 @@ def test_configs_are_those_of_the_papers_models():
 def test_counts_are_those_of_the_modules_after_surgery(name):
     config, dense = small(name)
     assert linear_parameters(config) == linear_by_name(dense)
-    assert parameters(config) == total(dense)
     ids = torch.arange(3, 23).view(2, 10)
     for plan_name in PLANS:
         plan = for_groups(plan_name, config.num_key_value_heads)
         model = apply_plan(copy.deepcopy(dense), plan)
-        assert linear_parameters(config) - removed_parameters(config, plan) == linear_by_name(model)
         removed = linear_by_name(dense) - linear_by_name(model)
         assert removed_parameters(config, plan) == removed
         assert removed_fraction(config, plan) == removed / linear_by_name(dense)
@@ -135,22 +136,16 @@ def test_by_hand(name):
     queries_and_keys = (d + bias) * (q + kv)
     attention = queries_and_keys + (d + bias) * kv + q * d
     assert linear_parameters(config) == depth * (attention + 3 * d * d_ff)
+    assert kv_bytes_per_token(config, None, torch.bfloat16) == depth * 2 * kv * 2
 
     harp = PruningPlan.value_only(depth, [0.5, 0.0, 0.1])
     assert removed_parameters(config, harp) == 2 * queries_and_keys + attention
     assert head_ratio(config, harp) == 3 / depth
+    # Two of the three output projections are left to fold, from all query heads' columns to one for each value.
+    assert parameters(config, harp) - parameters(config, harp, fold_output=True) == 2 * (q - kv) * d
     two_and_a_half = top_groups_plan(config, 5 * config.num_key_value_heads // 2)
     assert removed_parameters(config, two_and_a_half) == 5 * attention // 2
     assert head_ratio(config, two_and_a_half) == pytest.approx(2.5 / depth)
-    for plan in (harp, two_and_a_half):  # by the pruned modules themselves
-        assert parameters(config) - parameters(config, plan) == removed_parameters(config, plan)
-    # Two of the three output projections are left to fold, from all query heads' columns to one for each value.
-    assert parameters(config, harp) - parameters(config, harp, fold_output=True) == 2 * (q - kv) * d
-    assert parameters(config, two_and_a_half, fold_output=True) == parameters(config, two_and_a_half)
-
-    assert kv_bytes_per_token(config, None, torch.bfloat16) == depth * 2 * kv * 2
-    assert kv_bytes_per_token(config, harp, torch.float32) == (depth - 3) * 2 * kv * 4
-    assert kv_bytes_per_token(config, two_and_a_half, torch.float32) == (2 * depth - 5) * kv * 4
 
 
 def test_experts_and_their_router_count_and_norms_do_not():
