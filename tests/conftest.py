@@ -51,7 +51,7 @@ class Checkout:
     """
 
     def __init__(self, root, notebooks=None):
-        self.root, self.results = root, root / "data" / "results" / "smoke"
+        self.root, self.results, self.shown = root, root / "data" / "results" / "smoke", root / "shown.txt"
         (root / "notebooks").mkdir(parents=True)
         (root / "data").mkdir()
         for source in (CHECKOUT / "data").iterdir():
@@ -74,14 +74,15 @@ class Checkout:
         """``./run_all.sh run --profile smoke`` with these options, which goes on while we look."""
         environment = {"HARP_ROOT": str(self.root), "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
         arguments = [sys.executable, "-P", "-m", "harp_lib.cli", command, "--profile", "smoke", *options]
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
-        return subprocess.Popen(arguments, cwd=self.root, env=os.environ | environment, text=True, **streams)
+        with self.shown.open("a") as shown:  # a pipe that nobody reads would hold the run up
+            streams = {"stdout": shown, "stderr": shown, "stdin": subprocess.DEVNULL}
+            return subprocess.Popen(arguments, cwd=self.root, env=os.environ | environment, **streams)
 
     def run(self, *options, command="run"):
         """The same to its end: exit code, and what it showed."""
-        process = self.start(*options, command=command)
-        shown, _ = process.communicate()
-        return process.returncode, shown
+        before = self.shown.stat().st_size if self.shown.exists() else 0
+        code = self.start(*options, command=command).wait()
+        return code, self.shown.read_bytes()[before:].decode()
 
     def cells(self):
         """What each stored cell holds, but for what is measured with a clock."""

@@ -1,8 +1,8 @@
 """Kills a smoke run at random moments, by hand: ``python tests/faults.py [--kills 10] [--seed 0]``; prints a log.
 
-A run that nothing happens to comes first. Then runner, engine, jobs and kernels of another are killed in turn, at moments that
-spread over all of the work, and the same command is given again. No finished cell may be computed twice, and cells and
-tables have to be those of the first run, but for what is measured with a clock.
+A run that nothing happens to comes first. Then runner, engine, jobs and kernels of another are killed in turn, at
+moments that spread over all of the work, and the same command is given again. No finished cell may be computed twice,
+and cells and tables have to be those of the first run, but for what is measured with a clock.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def main() -> int:
         faults += [f"{file.name} was computed again" for file, when in written.items() if files(work).get(file) != when]
         written = files(work)
         print(f"{len(written):4d} of {total} cells: killed {what}", flush=True)
-    running.communicate()
+    running.wait()
     code, shown = work.run()
     print(f"{len(files(work)):4d} of {total} cells: the same command again, exit code {code}", flush=True)
     faults += [] if code == 0 else [shown[-2000:]]
