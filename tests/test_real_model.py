@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from harp_lib import apply_plan, load_model, load_pruned, perplexity, save_pruned, search_alphas, word_perplexity
-from harp_lib.measure.text import excerpt, load_corpus, rolling_windows
 from harp_lib.measure.registry import ModelDownloadError
+from harp_lib.measure.text import excerpt, load_corpus, rolling_windows
 
 pytestmark = pytest.mark.real_model
 
