@@ -67,6 +67,13 @@ def _settings(options: Namespace) -> dict[str, Any]:
     """What Snakefile and jobs read of a run."""
     given = {name: getattr(options, name) for name in ("models", "datasets", "limit") if getattr(options, name)}
     parameters = _parameters(options, given)
+    if options.datasets not in (None, "embedded", "hub"):
+        from harp_lib.measure.evaluation import MissingTaskError, RowError, check_rows
+
+        try:
+            check_rows(options.datasets)
+        except (MissingTaskError, RowError) as error:
+            raise RefusedError(str(error)) from error
     seed = next((values["seed"] for values in parameters.values() if "seed" in values), 0)
     profile = config.read_profile(options.profile, **given)
     local, jobs = options.executor == "local", options.jobs or 1

@@ -133,6 +133,13 @@ def test_parameters_are_judged_before_anything_runs(options, arguments, message,
     assert message in capsys.readouterr().err
 
 
+def test_rows_are_judged_before_anything_runs(options, tmp_path, capsys):
+    (tmp_path / "boolq").mkdir()
+    (tmp_path / "boolq" / "validation.jsonl").write_text('{"passage": "here"}\n')
+    assert batch.run(options("--profile", "smoke", "--datasets", str(tmp_path))) == 2
+    assert "run_all.sh: error: " in capsys.readouterr().err
+
+
 def test_a_notebook_gets_the_parameters_that_it_has(options):
     values = batch._parameters(options("-p", "seed=3", "--limit", "7"), {"limit": 7})
     assert values["05_main_tables"] == {"profile": "mini", "limit": 7, "seed": 3}
