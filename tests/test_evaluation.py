@@ -367,7 +367,7 @@ class TestLongBench:
             assert answer.count("\n") == 1
             assert answer.endswith("\n")
         assert ours.evaluate(model, tokenizer, LONGBENCH["longbench_hotpotqa"])["answers"] == ["\n" * 5] * 2
-        assert set(seen) == {1}, "logits of a long prompt are computed for its last token alone"
+        assert max(seen) <= 2, "of both prompts in a pass, logits are computed for the last token alone"
 
     @pytest.mark.parametrize(
         ("metric", "answer", "references", "score"),  # by hand, from the definitions of the official metrics
@@ -405,9 +405,9 @@ class TestLongBench:
             lambda _, a, inputs: read.append(inputs["input_ids"][0]), with_kwargs=True
         )
         found = ours.evaluate(model, tokenizer, LONGBENCH["longbench_lcc"])
-        prompts = [tokenizer.decode(ids) for ids in read if len(ids) > 1]
-        assert sorted(400 < len(ids) <= 412 for ids in read if len(ids) > 1) == [False, True], "one cut, one short"
-        assert all(text.startswith("Please complete") and text.endswith("line of code:\n") for text in prompts)
+        before = found["prompt_tokens"]
+        assert sorted(length > 412 for length in before) == [False, True], "one to be cut, one short"
+        assert sum(len(ids) for ids in read if len(ids) > 1) <= sum(min(length, 412) for length in before)
         assert found["context"] == 412
         assert found["scores"] == [longbench.code_similarity(row(0), [answer])["score"] for answer in found["answers"]]
         assert capfd.readouterr() == ("", "")

@@ -217,7 +217,8 @@ def share_kept(*groups: Sequence[Compared]) -> Interval:
         drawn = bootstrap([np.stack([task.scores, task.dense]) for task in tasks], seed).sum(axis=-1) - chance
         own, dense = (sum(np.mean(task[i]) for task in tasks) - chance for i in (0, 1))
         values.append(own / dense)
-        draws.append(drawn[:, 0] / drawn[:, 1])
+        with np.errstate(divide="ignore", invalid="ignore"):  # a draw in which the dense model is at chance
+            draws.append(drawn[:, 0] / drawn[:, 1])
         number += sum(len(task.dense) for task in tasks)
     return drawn_interval(values[0] - sum(values[1:]), draws[0] - sum(draws[1:]), number)
 
