@@ -135,7 +135,9 @@ def test_the_book_reads_offline(smoke, capfd):
     pytest.importorskip("myst_nb")
     pytest.importorskip("sphinx_book_theme")
     (smoke.root / "README.md").write_text(README, encoding="utf-8")
-    (smoke.root / "figures" / "harp.svg").write_bytes((CHECKOUT / "figures" / "harp.svg").read_bytes())
+    for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README):
+        (smoke.root / picture).parent.mkdir(parents=True, exist_ok=True)
+        (smoke.root / picture).write_bytes((CHECKOUT / picture).read_bytes())
     code, shown = smoke.run(command="book")
     assert code == 0, shown
     assert "open it in a browser: book/smoke/index.html" in shown
