@@ -4,13 +4,12 @@ import hashlib
 import json
 import os
 import platform
-import resource
-import sys
-import tempfile
 import time
+import uuid
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -116,12 +115,10 @@ def read_cell(file: Path) -> dict[str, Any] | None:
     except (ValueError, TypeError):
         pass
     aside = file.with_suffix(f".unreadable-{int(time.time())}")
-    try:
+    with suppress(FileNotFoundError):  # another process was first
         file.rename(aside)
-    except FileNotFoundError:  # another process was first
-        return None
-    name = "/".join(file.parts[-3:])  # whole, for Python shows equal warnings once
-    warnings.warn(f"{name} could not be read; moved to {aside.name}, computing it again", stacklevel=3)
+        name = "/".join(file.parts[-3:])  # whole, for Python shows equal warnings once
+        warnings.warn(f"{name} could not be read; moved to {aside.name}, computing it again", stacklevel=3)
     return None
 
 
@@ -155,17 +152,11 @@ def digest(inputs: dict[str, Any]) -> str:
 
 def write_json(file: Path, values: dict[str, Any]) -> None:
     """Write a JSON file so that it is there whole or not at all."""
+    text = json.dumps(values, indent=1) + "\n"
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}-", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(values, stream, indent=1)
-            stream.write("\n")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, file)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    temporary = file.with_name(f".{file.stem}-{uuid.uuid4().hex[:8]}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(file)
 
 
 def device_name() -> str:
@@ -183,28 +174,15 @@ def provenance() -> dict[str, Any]:
 
 
 def provenance_table(profile: dict[str, Any], *experiments: str, seed: int = 0) -> "pd.DataFrame":
-    """What a notebook records last: where the cells of some experiments were computed, and what reads them."""
+    """What a notebook records last: from what, where, when and by what the cells of some experiments were computed."""
     import pandas as pd
 
-    here = provenance()
     cells = [cell for name in experiments for cell in read_results(profile["name"], name).values()]
-    dtypes = (cell["inputs"]["dtype"].removeprefix("torch.") for cell in cells if "dtype" in cell["inputs"])
-    rows = {
-        "profile": profile["name"],
-        "datasets": Path(profile["datasets"]).name,
-        "dtype": _distinct(dtypes) or profile["dtype"],
-        "seed": seed,
-        "cells computed on": _distinct(cell["device"] for cell in cells),
-    }
-    for name in here["versions"]:
-        rows[f"{name} of the cells"] = _distinct(cell["versions"][name] for cell in cells)
-    rows["cells computed (UTC)"] = " to ".join(sorted({f(cell["time"] for cell in cells) for f in (min, max)}))
+    about = [
+        {"dtype": cell["inputs"].get("dtype"), "device": cell["device"], **cell["versions"], "day": cell["time"][:10]}
+        for cell in cells
+    ]
+    rows = {"profile": profile["name"], "datasets": Path(profile["datasets"]).name, "seed": str(seed)}
+    rows |= {name: ", ".join(values.dropna().unique()) for name, values in pd.DataFrame(about).items()}
     rows["seconds of the cells"] = f"{sum(cell['seconds'] for cell in cells):.0f}"
-    unit = 2**30 if sys.platform == "darwin" else 2**20  # bytes there, KiB elsewhere
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-    rows["read by"] = f"{here['device']}, {memory:.1f} GiB at most, {here['time']}"
-    return pd.DataFrame({"what": rows.keys(), "value": map(str, rows.values())})
-
-
-def _distinct(values: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(values))
+    return pd.DataFrame({"what": rows.keys(), "value": rows.values()})
