@@ -5,12 +5,10 @@ shown). ``--lacks`` prints which packages of requirements.lock this interpreter 
 """
 
 import argparse
-import difflib
 import keyword
 import os
 import re
 import sys
-from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -20,9 +18,8 @@ from harp_lib.measure.registry import MODEL_NAMES
 CHECKOUT = Path(__file__).resolve().parents[1]
 HELP_SHOWN = 3
 COMMANDS = ("run", "lab", "figures", "book", "test", "setup")
-PASSED_ON = {"test": "pytest: ./run_all.sh test -k plan", "lab": "JupyterLab: ./run_all.sh lab --no-browser"}
+PASSED_ON = {"test": "pytest", "lab": "JupyterLab"}
 OWN_OPTION = ("profile", "models", "datasets", "limit", "force")  # parameters of notebooks that -p may not set
-SIZES = ("smoke", "mini", "small", "paper")  # profiles are listed from small to large
 DESCRIPTION = """\
 Reproduces the paper: sets itself up, then does what COMMAND says.
 
@@ -38,14 +35,16 @@ Exit codes: 0 all well, 1 something failed, 2 an argument was refused, 130 inter
 HARP_PYTHON names an interpreter to use in place of .venv."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Parser of everything but ``test`` and ``lab``, whose arguments are other programs'."""
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Read and judge the arguments; SystemExit as argparse's: code 2 for what is refused, 0 after ``--help``."""
+    if arguments and arguments[0] in PASSED_ON:
+        return argparse.Namespace(command=arguments[0], rest=arguments[1:])
     look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     parser = argparse.ArgumentParser(prog="run_all.sh", description=DESCRIPTION, epilog=EPILOG, **look)
-    profiles = sorted((path.stem for path in config.PROFILES.glob("*.yaml")), key=_size)
+    profiles = sorted(path.stem for path in config.PROFILES.glob("*.yaml"))
     parser.add_argument("command", nargs="?", default="run", metavar="COMMAND")
     named = {"metavar": "NAME", "help": f"{', '.join(profiles)} (default: mini)"}
-    parser.add_argument("--profile", type=_one_of("profile", profiles), default="mini", **named)
+    parser.add_argument("--profile", choices=profiles, default="mini", **named)
     add = parser.add_argument_group("options of run").add_argument
     add("--only", type=_notebooks, metavar="03,05", help="run these notebooks")
     add("--models", type=_models, metavar="A,B", help="models, folders or hub ids, where a notebook can")
@@ -54,89 +53,54 @@ def build_parser() -> argparse.ArgumentParser:
     add("--force", action="store_true", help="compute the stored results of these notebooks again")
     add("--jobs", type=_number, metavar="N", help="jobs at once (default: 1; on a cluster, many)")
     where = {"metavar": "NAME", "help": "local (default), or slurm: on a cluster"}
-    add("--executor", type=_one_of("executor", ("local", "slurm")), default="local", **where)
+    add("--executor", choices=("local", "slurm"), default="local", **where)
     add("--dry-run", action="store_true", help="show what would run, and why")
     other = {"metavar": "NAME=VALUE", "help": "any other parameter of the notebooks; the value is read as YAML"}
     add("-p", dest="parameters", type=_assignment, action="append", default=[], **other)
-    return parser
-
-
-def parse(arguments: list[str]) -> argparse.Namespace:
-    """Read and judge the arguments; SystemExit as argparse's: code 2 for what is refused, 0 after ``--help``."""
-    if arguments and arguments[0] in PASSED_ON and arguments[1:] not in (["-h"], ["--help"]):
-        return argparse.Namespace(command=arguments[0], rest=arguments[1:])
-    parser = build_parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        flags = [flag for action in parser._actions for flag in action.option_strings]
-        near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
-        parser.error(f"unknown argument {unknown[0]!r}" + (f" (did you mean {near[0]}?)" if near else ""))
-    try:
-        _one_of("command", COMMANDS)(options.command)
-    except argparse.ArgumentTypeError as error:
-        parser.error(str(error))
+        parser.error(f"unknown argument {unknown[0]!r}")
+    if options.command not in COMMANDS:
+        parser.error(f"unknown command {options.command!r}; choose from {', '.join(COMMANDS)}")
     if options.command in PASSED_ON:
         parser.error(f"{options.command!r} goes first; what follows goes to {PASSED_ON[options.command]}")
-    if options.command != "run":
-        for action in parser._actions:
-            if action.dest not in ("help", "command", "profile") and getattr(options, action.dest) != action.default:
-                parser.error(f"{action.option_strings[0]} goes with 'run', not with {options.command!r}")
+    for name, value in vars(options).items() if options.command != "run" else ():
+        if name not in ("command", "profile") and value != parser.get_default(name):
+            parser.error(f"--{name} goes with 'run', not with {options.command!r}")
     return options
-
-
-def _one_of(kind: str, choices: Sequence[str], otherwise: str = ""):
-    """A type of argparse: one of some names; an unknown one is named, with what there is."""
-
-    def judge(value: str) -> str:
-        if value in choices:
-            return value
-        near = difflib.get_close_matches(value, choices, n=1)
-        listed = f"choose from {', '.join(choices)}" if choices else "there is none"
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise argparse.ArgumentTypeError(f"unknown {kind} {value!r}; {listed}{otherwise}{hint}")
-
-    return judge
-
-
-def _size(profile: str) -> tuple[int, str]:
-    return SIZES.index(profile) if profile in SIZES else len(SIZES), profile
-
-
-def _items(value: str) -> list[str]:
-    items = [item.strip() for item in value.split(",")]
-    if not all(items):
-        raise argparse.ArgumentTypeError(f"empty item in {value!r}; separate items with one comma")
-    return list(dict.fromkeys(items))
 
 
 def _notebooks(value: str) -> list[str]:
     known = sorted({path.name[:2] for path in config.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")})
-    return sorted({_one_of("notebook", known)(item.zfill(2)) for item in _items(value)})
+    asked = {item.strip().zfill(2) for item in value.split(",")}
+    if unknown := asked - set(known):
+        raise argparse.ArgumentTypeError(f"unknown notebook {min(unknown)!r}; choose from {', '.join(known)}")
+    return sorted(asked)
 
 
 def _models(value: str) -> list[str]:
-    return [_model(item) for item in _items(value)]
+    return list(dict.fromkeys(_model(item.strip()) for item in value.split(",")))
 
 
 def _model(value: str) -> str:
     folder = Path(value).expanduser()
-    if value in MODEL_NAMES:
-        return value
-    if (folder / "config.json").is_file():
+    if value and (folder / "config.json").is_file():
         return str(folder.absolute())
-    if value.startswith((".", "/", "~")):
-        problem = "has no config.json" if folder.is_dir() else "does not exist"
-        raise argparse.ArgumentTypeError(f"model folder {value!r} {problem}")
-    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", value):  # a hub id
+    if value in MODEL_NAMES or re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", value):  # or a hub id
         return value
-    return _one_of("model", MODEL_NAMES, ", a folder with a config.json, or a hub id owner/name")(value)
+    known = ", ".join(MODEL_NAMES)
+    raise argparse.ArgumentTypeError(
+        f"unknown model {value!r}; choose from {known}, a folder with a config.json, or a hub id owner/name"
+    )
 
 
 def _datasets(value: str) -> str:
+    if value in ("embedded", "hub"):
+        return value
     folder = Path(value).expanduser()
-    if value and value not in ("embedded", "hub") and folder.is_dir():
-        return str(folder.absolute())
-    return _one_of("datasets", ("embedded", "hub"), ", or a folder that exists")(value)
+    if not value or not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"unknown datasets {value!r}; choose from embedded, hub, or a folder")
+    return str(folder.absolute())
 
 
 def _number(value: str) -> int:
