@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -16,14 +16,13 @@ from harp_lib.theory.inequalities import (
     INEQUALITIES,
     attention,
     check_on_draws,
-    count_one_hot,
     norm_sweep,
     uniformity_sweep,
 )
 
 F64 = torch.float64
 finite = st.floats(-50, 50, allow_nan=False, width=64)
-few = settings(max_examples=100, deadline=None)
+few = settings(max_examples=50, deadline=None)
 some, several = st.integers(1, 6), st.integers(2, 7)
 either = st.booleans()
 
@@ -66,32 +65,14 @@ class TestSimilarity:
         assert theory.similarity(H) == pytest.approx(pairwise_similarity(H), abs=1e-9)
         assert -1 / (len(H) - 1) - 1e-9 <= theory.similarity(H) <= 1 + 1e-9
 
-    def test_of_many_texts_is_their_mean(self):
-        H = torch.randn(3, 2, 5, 4)
-        each = torch.tensor([[theory.similarity(text) for text in half] for half in H], dtype=F64)
-        assert torch.allclose(theory.similarities(H), each)
-        assert theory.similarity(H) == pytest.approx(each.mean().item())
-
-    @pytest.mark.parametrize("scale", [1e-300, 1e-161, 1e155, 1e300])
-    def test_at_any_scale(self, scale):
-        """Squares of such numbers are infinite, or zero."""
-        H = torch.tensor([[1.0, 2.0], [3.0, 1.0]], dtype=F64)
-        assert theory.similarity(scale * H) == pytest.approx(theory.similarity(H))
-        assert theory.distance_to_consensus(scale * H) == pytest.approx(scale * theory.distance_to_consensus(H))
-        assert theory.norm_ratio(torch.eye(2), scale * H) == pytest.approx(1)
-        assert theory.block_influence(scale * H, H) == pytest.approx(0, abs=1e-12)
-
     @pytest.mark.parametrize(
         ("H", "message"),
         [
             ([[1.0, 2.0]], "H has one row"),
             ([[1.0, 0.0], [0.0, 0.0]], r"row \[1\] of H is zero"),
             ([[[1.0], [2.0]], [[0.0], [2.0]]], r"row \[1, 0\] of H is zero"),
-            ([[1.0, math.nan], [1.0, 2.0]], "H holds NaN or infinity"),
-            ([[1.0, math.inf], [1.0, 2.0]], "H holds NaN or infinity"),
-            ([1.0, 2.0], r"H has to be \(..., N, d\)"),
-            (torch.empty(0, 3), r"H has to be \(..., N, d\)"),
-            (torch.ones(2, 2) * 1j, "H has to be real"),
+            ([[1.0, math.nan], [1.0, 2.0]], "H has to be finite"),
+            ([1.0, 2.0], r"H has to be finite numbers \(..., N, d\)"),
         ],
     )
     def test_refuses(self, H, message):
@@ -106,8 +87,6 @@ class TestConsensus:
         assert theory.distances_to_consensus(H).tolist() == pytest.approx(each)
         assert theory.distance_to_consensus(H) == pytest.approx(sum(each) / 3)
         assert theory.distance_to_consensus(torch.randn(1, 4)) == 0
-        with pytest.raises(ValueError, match="NaN"):
-            theory.distance_to_consensus([[math.nan]])
 
 
 class TestAttention:
@@ -125,8 +104,6 @@ class TestAttention:
 
     def test_lemma_2(self):
         assert theory.block_bound(2.0, 4.0, 3, (2.0, 5.0)) == pytest.approx((1 + 4) * (1 + 2 * 3 * 2) / 10)
-        with pytest.raises(ValueError, match="have to be positive"):
-            theory.block_bound(1.0, 1.0, 1, (0.0, 1.0))
 
     @pytest.mark.parametrize("tokens", [2, 3, 4])
     def test_one_hot_rows_preserve_it_only_as_permutations(self, tokens):
@@ -147,12 +124,10 @@ class TestAttention:
     @pytest.mark.parametrize(
         ("A", "H", "message"),
         [
-            ([[0.5, 0.4], [0.5, 0.5]], [[1.0], [1]], "not row-stochastic: a row sums to 0.9"),
-            ([[1.5, -0.5], [0.5, 0.5]], [[1.0], [1]], "not row-stochastic: its smallest entry is -0.5"),
-            ([[math.nan, 1], [0.5, 0.5]], [[1.0], [1]], "A holds NaN"),
+            ([[0.5, 0.4], [0.5, 0.5]], [[1.0], [1]], "row-stochastic, got .* row sums from 0.9 to 1"),
+            ([[1.5, -0.5], [0.5, 0.5]], [[1.0], [1]], "row-stochastic, got .* entries from -0.5"),
             ([[0.5, 0.5]], [[1.0], [1]], r"A has to be \(..., N, N\)"),
             ([[1.0, 0], [0, 1]], [[0.0], [0]], "H is zero"),
-            ([[1.0, 0], [0, 1]], [[1.0], [1], [1]], "A is over 2 tokens, H has 3"),
         ],
     )
     def test_refuses(self, A, H, message):
@@ -190,8 +165,6 @@ class TestEntropy:
         [
             (torch.eye(1), [1], "one position only"),
             (torch.full((2, 2), 0.5), [1, 2], "more positions than it sees"),
-            (torch.eye(2), [1, 2, 3], "visible has to be 2 numbers"),
-            (torch.eye(2), [0, 2], "visible has to be 2 numbers"),
         ],
     )
     def test_refuses(self, A, visible, message):
@@ -204,8 +177,6 @@ class TestBlockInfluence:
         H = torch.randn(2, 4, 3)
         assert theory.block_influence(H, 5 * H) == pytest.approx(0, abs=1e-12)
         assert theory.block_influence(H, -H) == pytest.approx(2)
-        with pytest.raises(ValueError, match="before is"):
-            theory.block_influence(H, H[:, 1:])
         with pytest.raises(ValueError, match="is zero and has no direction"):
             theory.block_influence(H, 0 * H)
 
@@ -219,7 +190,7 @@ def draw(generator, scale):
     return 2 * H, scale * A, B
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(generators, scales)
 def test_norm_matching_alpha_is_the_best_of_a_fine_grid(generator, scale):
     H, A, B = draw(generator, scale)
@@ -241,16 +212,13 @@ def test_of_two_solutions_the_larger():
     assert norm_matching_alpha(Products.of(H, B, B)) == pytest.approx(1.0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(generators, scales)
 def test_reconstructing_alpha_is_least_squares(generator, scale):
     _, A, B = draw(generator, scale)
     products = Products.of(A, A, B)
     exact = torch.linalg.lstsq(B.reshape(-1, 1), A.reshape(-1, 1)).solution.item()
     assert reconstructing_alpha(products) == pytest.approx(min(max(exact, 0), 1))
-    assert products.branch_ratio == pytest.approx((A.norm() / B.norm()).item())
-    assume(abs(products.branch_cosine) > 1e-6)
-    assert products.branch_cosine == pytest.approx(torch.cosine_similarity(A.flatten(), B.flatten(), dim=0).item())
 
 
 @pytest.mark.parametrize("example", counterexamples.ALL, ids=lambda example: example.__name__)
@@ -261,24 +229,14 @@ def test_refutes(example):
     assert found.found
 
 
-def distance(H):
-    return np.linalg.norm(H - H.mean(0))
-
-
 def softmax(logits):
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True)
 
 
-def cosines(H):
-    directions = H / np.linalg.norm(H, axis=1, keepdims=True)
-    return (directions @ directions.T)[np.triu_indices(len(H), 1)]
-
-
 def test_parallel_rows_of_different_length():
     H = np.linspace(1, 4, 16)[:, None] * np.ones(4)
     weights = softmax(H @ H.T / 2)
-    assert np.allclose(cosines(H), 1)
     entropy = -(weights * np.log(weights)).sum(-1).mean() / np.log(16)
     assert f"normalised entropy {entropy:.2f}" in counterexamples.parallel_rows_of_different_length().found
 
@@ -293,14 +251,6 @@ def test_equal_rows_with_rotary_positions():
     weights = [softmax(logits[i, : i + 1]) for i in range(1, 32)]
     entropy = np.mean([-(w * np.log(w)).sum() / np.log(len(w)) for w in weights])
     assert f"normalised entropy {entropy:.2f}" in counterexamples.equal_rows_with_rotary_positions().found
-
-
-def test_vector_of_ones():
-    A, H = np.array([[1, 0], [0.5, 0.5]]), np.array([[1.0], [-1]])
-    printed = np.linalg.eigvalsh(A.T @ (np.eye(2) - np.ones((2, 2))) @ A).max() ** 0.5
-    unit = np.linalg.eigvalsh(A.T @ (np.eye(2) - np.ones((2, 2)) / 2) @ A).max() ** 0.5
-    grown = distance(A @ H) / distance(H)
-    assert printed < grown <= unit + 1e-12
 
 
 def test_pre_norm_block():
@@ -323,8 +273,6 @@ def test_random_draws():
     quotients = checks.loc[list(INEQUALITIES), "largest"]
     assert (quotients.drop(list(broken)) <= 1 + 1e-9).all()
     assert (quotients > 0.3).all()
-    assert count_one_hot(3, causal=False) == (27, 6)
-    assert count_one_hot(3, causal=True) == (6, 1)
 
 
 def test_synthetic_attention_is_the_models():

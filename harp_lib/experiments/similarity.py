@@ -1,15 +1,14 @@
 """Notebook 01: similarity, consensus and attention in every layer of a real model; and what needs no model (01, 02)."""
 
-import copy
 import functools
 from typing import Any
 
-import pandas as pd
 import torch
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from harp_lib.experiments.job import SEARCHED, Job
+from harp_lib.measure.models import random_model
 from harp_lib.measure.probe import LayerView, observe_layers
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.surgery import temporarily_value_only
@@ -23,25 +22,17 @@ from harp_lib.theory import (
     largest_eigenvalue,
     largest_singular_value,
 )
-from harp_lib.theory import (
-    similarity as mean_similarity,
-)
+from harp_lib.theory import similarity as mean_similarity
 from harp_lib.theory.counterexamples import counterexample_table
-from harp_lib.theory.inequalities import check_on_draws, count_one_hot, norm_sweep, uniformity_sweep
+from harp_lib.theory.inequalities import check_on_draws, norm_sweep, uniformity_sweep
 
 
 def theory(job: Job) -> None:
-    """Random draws, one-hot matrices, two sweeps and the counterexamples, each a table: column → values."""
+    """Random draws, two sweeps and the counterexamples, each a table: column → values."""
     settings, seed = job.profile["theory"], job.seed
     draws, sweep = settings["draws"], settings["sweep_draws"]
-    one_hot = functools.partial(
-        pd.DataFrame,
-        ((n, causal, *count_one_hot(n, causal)) for causal in (False, True) for n in (2, 3, 4, 5)),
-        columns=["tokens", "causal", "one-hot", "preserve"],
-    )
     cells = {
         "draws": ({"seed": seed, "draws": draws}, lambda: check_on_draws(draws, seed)),
-        "one-hot": ({}, one_hot),
         "uniformity-sweep": ({"seed": seed, "draws": sweep}, lambda: uniformity_sweep(sweep, seed)),
         "norm-sweep": ({"seed": seed, "draws": sweep}, lambda: norm_sweep(sweep, seed)),
         "counterexamples": ({}, counterexample_table),
@@ -53,7 +44,7 @@ def theory(job: Job) -> None:
 def similarity(job: Job) -> None:
     """Observations of every layer, also of an untrained twin; the block bound; a repeated token."""
     settings = job.profile["theory"]
-    twin = functools.cache(lambda: random_twin(job.model, job.seed))
+    twin = functools.cache(lambda: random_model(job.model.config, job.model.dtype, job.seed))
     texts = [job.text(corpus, SEARCHED, (settings["documents"], settings["tokens"])) for corpus in job.corpora]
     cells = []
     for text in texts:
@@ -70,15 +61,6 @@ def similarity(job: Job) -> None:
             cells.append(("trained", "repeated-tokens", inputs, lambda ids=ids: repeat_tokens(job.model, ids[0])))
     for method, task, inputs, compute in tqdm(cells, desc="layers observed", unit="cell"):
         job.cell(method, task, inputs, compute)
-
-
-def random_twin(model: PreTrainedModel, seed: int) -> PreTrainedModel:
-    """A model of the same architecture with freshly initialised weights, as training begins."""
-    device = model.device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.device(device):
-        torch.manual_seed(seed)
-        twin = AutoModelForCausalLM.from_config(copy.deepcopy(model.config), dtype=model.dtype)
-    return twin.eval()
 
 
 def observe(model: PreTrainedModel, texts: list[torch.Tensor]) -> dict[str, Any]:

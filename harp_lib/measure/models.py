@@ -1,5 +1,6 @@
 """Loading models, the registry's by name, any other from a folder or the hub; and what every use of them needs."""
 
+import copy
 import difflib
 import gc
 import hashlib
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-DTYPES = ("float32", "bfloat16", "float16")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -73,8 +73,8 @@ def load_model(
     torch_dtype = _torch_dtype(dtype)
     name = os.fspath(name)
     if name in FAMILIES:
-        model = tiny_model(name, attn_implementation).to(torch_dtype)
-        return model.to(_one_device(name, device_map)), tiny_tokenizer()
+        device = default_device() if device_map in (None, "auto") else device_map
+        return tiny_model(name, attn_implementation).to(device, torch_dtype), tiny_tokenizer()
     options = {"dtype": torch_dtype, "device_map": device_map, "attn_implementation": attn_implementation}
     if name in FROM_WHEELS:
         return _from_wheels(name, options)
@@ -88,22 +88,15 @@ def load_model(
     raise ValueError(f"unknown model {name!r}{meant}; choose from {known}")
 
 
-def random_model(config: "PreTrainedConfig", dtype: str, seed: int) -> "PreTrainedModel":
-    """A model of random weights, on the GPU if there is one; each weight is drawn once, in its place."""
+def random_model(config: "PreTrainedConfig", dtype: "str | torch.dtype", seed: int) -> "PreTrainedModel":
+    """A model with freshly initialised weights, as training begins, on the GPU if there is one."""
     import torch
     from transformers import AutoModelForCausalLM
-    from transformers.initialization import no_init_weights
 
     device = torch.device(default_device())
-    with device, no_init_weights():
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-    model.tie_weights()
-    generator = torch.Generator(device).manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if parameter.dim() > 1:
-            parameter.data.normal_(0.0, config.initializer_range, generator=generator)
-        elif name.endswith(".bias"):
-            parameter.data.zero_()  # gains of norms are what they begin with
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
     return model.eval()
 
 
@@ -153,20 +146,10 @@ def scale_logits(config: "PreTrainedConfig", logits: "torch.Tensor") -> "torch.T
 def _torch_dtype(dtype: "str | torch.dtype") -> "torch.dtype":
     import torch
 
-    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
-        return dtype
-    if isinstance(dtype, str) and dtype in DTYPES:
-        return getattr(torch, dtype)
-    raise ValueError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}, or give a floating-point torch.dtype")
-
-
-def _one_device(name: str, device_map: str | dict | None) -> str:
-    """The device of a tiny model, which is not worth splitting."""
-    if isinstance(device_map, dict):
-        if len(set(device_map.values())) != 1:
-            raise ValueError(f"{name} goes to one device; device_map={device_map!r} names several")
-        return next(iter(device_map.values()))
-    return default_device() if device_map in (None, "auto") else device_map
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f"unknown dtype {dtype!r}; choose from float32, bfloat16, float16")
+    return found
 
 
 def _check_folder(folder: Path) -> None:
@@ -182,10 +165,9 @@ def _from_pretrained(source: str, options: dict) -> "tuple[PreTrainedModel, PreT
     """Ordinary ``from_pretrained``, without its chatter but strict: transformers fills missing weights at random."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    where = {key: value for key, value in options.items() if key == "local_files_only"}
     with quiet():
         model, report = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
-        tokenizer = AutoTokenizer.from_pretrained(source, **where)
+        tokenizer = AutoTokenizer.from_pretrained(source)
     if missing := sorted(report["missing_keys"]):
         raise ValueError(f"{source} lacks {len(missing)} weights, {missing[0]} for one: it would be partly random")
     if options["device_map"] is None:
@@ -204,40 +186,8 @@ def _from_wheels(name: str, options: dict) -> "tuple[PreTrainedModel, PreTrained
 
 
 def _from_hub(name: str, options: dict) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    """Load from the hub or its cache, and say in our words why it does not deliver."""
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    unreachable = _hub_unreachable(name)
     try:
-        return _from_pretrained(name, options | {"local_files_only": unreachable is not None})
-    except Exception as error:
-        causes = [error]
-        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
-            causes.append(cause)
-        account = "(`hf auth login` or HF_TOKEN)"
-        names = ", ".join(MODEL_NAMES)
-        reasons = {
-            GatedRepoError: f"accept its licence on https://huggingface.co/{name}, log in {account}, and load again.",
-            RepositoryNotFoundError: f"the hub has no such model, or only for accounts that may see it {account}, and "
-            f"there is no folder of this name. Names that need no hub: {names}.",
-            LocalEntryNotFoundError | ConnectionError: f"the hub was not reached ({unreachable or causes[-1]}) and its "
-            f"cache does not hold the model. Check the network and HF_HUB_OFFLINE. Names that need no hub: {names}.",
-        }
-        for kinds, reason in reasons.items():
-            if any(isinstance(cause, kinds) for cause in causes):
-                raise ModelDownloadError(f"{name}: {reason}") from error
-        raise
-
-
-def _hub_unreachable(name: str) -> Exception | None:
-    """Ask the hub once, because ``from_pretrained`` retries for half a minute before it gives up."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        HfApi().model_info(name, timeout=10)
-    except HfHubHTTPError:
-        return None  # it answered; what it refuses, it refuses again below
-    except Exception as error:  # the HTTP library's own, which differs between versions of huggingface_hub
-        return error
-    return None
+        return _from_pretrained(name, options)
+    except OSError as error:  # says whether the model is gated, unknown or not reached, and what to do
+        known = f"Names that need no hub: {', '.join(MODEL_NAMES)}"
+        raise ModelDownloadError(f"{name} could not be had from the hub: {error}\n{known}") from error

@@ -1,11 +1,10 @@
 r"""The paper's theory as functions: similarity, consensus, norm change, attention entropy (Section 2.2, 2.3, appendix).
 
-Rows of a matrix ``H`` (…, N, d) are tokens, ``A`` (…, N, N) is row-stochastic. All functions compute in float64 on the
-device of their input, take any number of leading dimensions (texts, heads), and refuse what has no answer with a
-ValueError. A name in the plural returns one value for each matrix, (…); its singular returns their mean as a float.
+Rows of a matrix ``H`` (…, N, d) are tokens, ``A`` (…, N, N) is row-stochastic. All functions compute in float64, take
+any number of leading dimensions (texts, heads), and refuse what has no answer with a ValueError. A name in the plural
+returns one value for each matrix, (…); its singular returns their mean as a float.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -14,31 +13,21 @@ from numpy.typing import ArrayLike
 Matrix = torch.Tensor | ArrayLike
 
 
-def similarities(H: Matrix) -> torch.Tensor:
+def similarity(H: Matrix) -> float:
     r"""Average pairwise cosine similarity of the rows (paper, Definition 1), in [-1/(N-1), 1].
 
     .. math:: \mathrm{Sim}(H) = \frac{2}{N(N-1)} \sum_{i<j} \cos(h_i, h_j)
               = \frac{\lVert \sum_i h_i / \lVert h_i \rVert \rVert^2 - N}{N(N-1)}
 
     The second form needs N·d operations, the first N²·d. 1 means that all rows point the same way, whatever their
-    lengths.
+    lengths. Averaged over the leading dimensions if there are any.
     """
-    H = _rows(H)
-    tokens = H.shape[-2]
+    directions = _directions(_rows(H))
+    tokens = directions.shape[-2]
     if tokens < 2:
         raise ValueError("similarity compares pairs of tokens, H has one row")
-    return ((_directions(H).sum(-2).square().sum(-1) - tokens) / (tokens * (tokens - 1))).clamp_max(1)
-
-
-def similarity(H: Matrix) -> float:
-    """Sim(H), averaged over the leading dimensions if there are any; see :func:`similarities`."""
-    return similarities(H).mean().item()
-
-
-def consensus(H: Matrix) -> torch.Tensor:
-    r"""Projection on the subspace M of identical rows (appendix), :math:`\tfrac{1}{N} \mathbf{1}\mathbf{1}^\top H`."""
-    H = _rows(H)
-    return H.mean(-2, keepdim=True).expand_as(H)
+    found = (directions.sum(-2).square().sum(-1) - tokens) / (tokens * (tokens - 1))
+    return found.clamp_max(1).mean().item()
 
 
 def distances_to_consensus(H: Matrix) -> torch.Tensor:
@@ -48,7 +37,7 @@ def distances_to_consensus(H: Matrix) -> torch.Tensor:
               \rVert_F
     """
     H = _rows(H)
-    return _norms(H - consensus(H))
+    return torch.linalg.matrix_norm(H - H.mean(-2, keepdim=True))
 
 
 def distance_to_consensus(H: Matrix) -> float:
@@ -90,14 +79,12 @@ def block_bound(s: float, largest: float, heads: int, betas: tuple[float, float]
     betas : (float, float)
         Smallest standard deviation of a row before the first and the second normalisation.
     """
-    if min(betas) <= 0:
-        raise ValueError(f"standard deviations before the normalisations have to be positive, got {betas}")
     return (1 + s**2) * (1 + largest**0.5 * heads * s) / (betas[0] * betas[1])
 
 
 def largest_singular_value(weight: torch.Tensor) -> float:
     """Spectral norm of a matrix (m, n), from the smaller of its two Gram matrices."""
-    weight = _finite(weight, "the weight")
+    weight = weight.detach().double()
     gram = weight @ weight.mT if weight.shape[0] <= weight.shape[1] else weight.mT @ weight
     return torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt().item()
 
@@ -109,12 +96,10 @@ def norm_ratios(A: Matrix, H: Matrix) -> torch.Tensor:
     broadcast against those of A.
     """
     A, H = _attention(A), _rows(H)
-    if A.shape[-1] != H.shape[-2]:
-        raise ValueError(f"A is over {A.shape[-1]} tokens, H has {H.shape[-2]}")
-    norms = _norms(H)
+    norms = torch.linalg.matrix_norm(H)
     if not norms.all():
         raise ValueError("H is zero: the norm has no ratio to it")
-    return _norms(A @ H) / norms
+    return torch.linalg.matrix_norm(A @ H) / norms
 
 
 def norm_ratio(A: Matrix, H: Matrix) -> float:
@@ -148,8 +133,6 @@ def attention_entropies(A: Matrix, visible: Matrix) -> torch.Tensor:
     """
     A = _attention(A)
     visible = torch.as_tensor(visible, device=A.device)
-    if visible.shape != A.shape[-1:] or visible.min() < 1 or visible.max() > A.shape[-1]:
-        raise ValueError(f"visible has to be {A.shape[-1]} numbers from 1 to {A.shape[-1]}, one for each query")
     if ((A > 1e-8).sum(-1) > visible).any():
         raise ValueError("a query attends to more positions than it sees: wrong mask, or wrong visible")
     choice = visible > 1
@@ -164,10 +147,7 @@ def block_influence(before: Matrix, after: Matrix) -> float:
     ``before`` and ``after`` (…, N, d) are the residual stream that enters and that leaves the layer (before the final
     norm, for the last layer). Between 0 (unchanged but for length) and 2.
     """
-    before, after = _rows(before), _rows(after)
-    if before.shape != after.shape:
-        raise ValueError(f"before is {tuple(before.shape)}, after is {tuple(after.shape)}")
-    return 1 - (_directions(before) * _directions(after)).sum(-1).mean().item()
+    return 1 - (_directions(_rows(before)) * _directions(_rows(after))).sum(-1).mean().item()
 
 
 class Products(NamedTuple):
@@ -189,16 +169,6 @@ class Products(NamedTuple):
     def __add__(self, other: "Products") -> "Products":  # type: ignore[override]
         """Of two texts together."""
         return Products(*(a + b for a, b in zip(self, other, strict=True)))
-
-    @property
-    def branch_ratio(self) -> float:
-        """‖A‖ / ‖B‖: what aggregation does to the norm of the branch."""
-        return (self.AA / self.BB) ** 0.5 if self.BB else math.nan
-
-    @property
-    def branch_cosine(self) -> float:
-        """Cosine of A and B, as vectors of all their numbers: how much of the branch any alpha can keep."""
-        return self.AB / (self.AA * self.BB) ** 0.5 if self.AA and self.BB else math.nan
 
 
 def norm_matching_alpha(products: Products) -> float:
@@ -224,48 +194,27 @@ def reconstructing_alpha(products: Products) -> float:
     return min(max(products.AB / products.BB, 0.0), 1.0) if products.BB else 1.0
 
 
-def _finite(values: Matrix, name: str) -> torch.Tensor:
-    values = torch.as_tensor(values).detach()
-    if values.is_complex():
-        raise ValueError(f"{name} has to be real, got {values.dtype}")
-    if values.device.type == "mps":  # has no float64
-        values = values.cpu()
-    values = values.double()
-    if not values.isfinite().all():
-        raise ValueError(f"{name} holds NaN or infinity")
-    return values
-
-
-def _rows(H: Matrix) -> torch.Tensor:
-    H = _finite(H, "H")
-    if H.dim() < 2 or 0 in H.shape:
-        raise ValueError(f"H has to be (..., N, d) with at least one token, got {tuple(H.shape)}")
+def _rows(H: Matrix, name: str = "H") -> torch.Tensor:
+    H = torch.as_tensor(H).detach().double()
+    if H.dim() < 2 or 0 in H.shape or not H.isfinite().all():
+        raise ValueError(f"{name} has to be finite numbers (..., N, d) with at least one token, got {tuple(H.shape)}")
     return H
 
 
 def _directions(H: torch.Tensor) -> torch.Tensor:
-    largest = H.abs().amax(-1, keepdim=True)  # taken out first: squares may overflow, or vanish
-    if not largest.all():
-        raise ValueError(f"row {(largest[..., 0] == 0).nonzero()[0].tolist()} of H is zero and has no direction")
-    return torch.nn.functional.normalize(H / largest, dim=-1, eps=0.0)
-
-
-def _norms(H: torch.Tensor) -> torch.Tensor:
-    largest = H.abs().amax((-2, -1), keepdim=True).clamp_min(torch.finfo(H.dtype).tiny)
-    return (H / largest).norm(dim=(-2, -1)) * largest[..., 0, 0]
+    lengths = H.norm(dim=-1, keepdim=True)
+    if not lengths.all():
+        raise ValueError(f"row {(lengths[..., 0] == 0).nonzero()[0].tolist()} of H is zero and has no direction")
+    return H / lengths
 
 
 def _attention(A: Matrix) -> torch.Tensor:
     given = torch.as_tensor(A)
-    A = _finite(given, "A")
-    if A.dim() < 2 or A.shape[-1] != A.shape[-2] or 0 in A.shape:
-        raise ValueError(f"A has to be (..., N, N) with at least one token, got {tuple(A.shape)}")
+    A = _rows(given, "A")
     # What rounding may take from a row sum: transformers casts its softmax to the model's dtype.
     tolerance = max(1e-5, 2 * torch.finfo(given.dtype).eps) if given.is_floating_point() else 1e-5
-    if A.min() < -tolerance:
-        raise ValueError(f"A is not row-stochastic: its smallest entry is {A.min().item():.3g}")
-    sums = A.sum(-1)
-    worst = sums.flatten()[(sums - 1).abs().argmax()].item()
-    if abs(worst - 1) > tolerance:
-        raise ValueError(f"A is not row-stochastic: a row sums to {worst:.6g}")
+    if A.shape[-1] != A.shape[-2] or A.min() < -tolerance or (A.sum(-1) - 1).abs().max() > tolerance:
+        sums = A.sum(-1)
+        found = f"{tuple(A.shape)}, entries from {A.min():.3g}, row sums from {sums.min():.6g} to {sums.max():.6g}"
+        raise ValueError(f"A has to be (..., N, N) and row-stochastic, got {found}")
     return A.clamp_min(0)

@@ -1,10 +1,8 @@
 """Every identity and inequality of the theory on random matrices; when attention is uniform, what averaging does."""
 
-import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import NamedTuple
 
 import pandas as pd
@@ -22,7 +20,6 @@ from harp_lib.theory import (
     largest_eigenvalue,
     largest_singular_value,
     norm_ratio,
-    preserves_norm,
     similarity,
     visible_positions,
 )
@@ -32,17 +29,7 @@ TOKENS, WIDTH = 64, 64  # of the sweeps
 SILU_SLOPE, GELU_SLOPE = 1.0998393, 1.1289042  # their largest, at x = 2.3994 and x = √2
 
 
-class Block(NamedTuple):
-    """The block of Lemma 2's proof, run once: two heads, ReLU, a normalisation without gain after each sum."""
-
-    before: float  # d_M
-    after: float
-    v: float
-    no_larger: float  # (1 + √λ h s) / (1 + h s)
-
-
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """Random material for one check of every inequality."""
 
     H: Tensor  # (N, d)
@@ -50,16 +37,8 @@ class Draw:
     W: Tensor  # (d, d')
     A: Tensor  # (N, N), row-stochastic
     a: tuple[float, float]
-
-    @cached_property
-    def distance(self) -> float:
-        """d_M(H)."""
-        return d_M(self.H)
-
-    @cached_property
-    def block(self) -> Block:
-        """Lemma 2's block of these matrices; where a row cannot be normalised, one that says nothing."""
-        return _post_norm_block(self) or Block(before=1.0, after=0.0, v=1.0, no_larger=0.0)
+    distance: float  # d_M(H)
+    block: tuple[float, float, float, float]  # Lemma 2: d_M before and after, v, (1 + √λ h s) / (1 + h s)
 
 
 def draw_matrices(generator: torch.Generator) -> Draw:
@@ -70,10 +49,9 @@ def draw_matrices(generator: torch.Generator) -> Draw:
     logits = sharpness * normal(tokens, tokens)
     if torch.rand(1, generator=generator) < 0.5:
         logits = logits.masked_fill(torch.ones(tokens, tokens, dtype=torch.bool).triu(1), -torch.inf)
-    a = tuple(normal(2).abs().tolist())
-    return Draw(
-        offset + scale * normal(tokens, width), scale * normal(tokens, width), normal(width, out), logits.softmax(-1), a
-    )
+    a, A = tuple(normal(2).abs().tolist()), logits.softmax(-1)
+    H, B, W = offset + scale * normal(tokens, width), scale * normal(tokens, width), normal(width, out)
+    return Draw(H, B, W, A, a, d_M(H), _post_norm_block(H, W, A))
 
 
 def _as_printed(A: Tensor) -> float:
@@ -82,21 +60,21 @@ def _as_printed(A: Tensor) -> float:
     return math.sqrt(max(0.0, torch.linalg.eigvalsh(A.mT @ centred @ A)[-1].item()))
 
 
-def _post_norm_block(draw: Draw) -> Block | None:
-    """None where a row cannot be normalised."""
-    W = draw.W @ draw.W.mT / 4  # (d, d): one matrix for each head, and both of the FFN
-    heads = torch.stack([draw.A, draw.A.flip(-1).softmax(-1)])
-    H, beta_0 = _normalise(draw.H)
-    X, beta_1 = _normalise(H + (heads @ H @ W).sum(0))
-    Y, beta_2 = _normalise(X + (X @ W).relu() @ W)
+def _post_norm_block(H: Tensor, W: Tensor, A: Tensor) -> tuple[float, float, float, float]:
+    """The block of Lemma 2's proof: two heads, ReLU, a normalisation without gain after each sum."""
+    W = W @ W.mT / 4  # (d, d): one matrix for each head, and both of the FFN
+    heads = torch.stack([A, A.flip(-1).softmax(-1)])
+    H, beta_0 = normalise(H)
+    X, beta_1 = normalise(H + (heads @ H @ W).sum(0))
+    Y, beta_2 = normalise(X + (X @ W).relu() @ W)
     if not min(beta_0, beta_1, beta_2) >= 1e-9:
-        return None
+        return 1.0, 0.0, 1.0, 0.0  # a row that cannot be normalised says nothing
     s, largest = largest_singular_value(W), largest_eigenvalue(heads).max().item()
     no_larger = (1 + 2 * s * largest**0.5) / (1 + 2 * s)
-    return Block(d_M(H), d_M(Y), block_bound(s, largest, 2, (beta_1, beta_2)), no_larger)
+    return d_M(H), d_M(Y), block_bound(s, largest, 2, (beta_1, beta_2)), no_larger
 
 
-def _normalise(H: Tensor) -> tuple[Tensor, float]:
+def normalise(H: Tensor) -> tuple[Tensor, float]:
     """Rows of mean 0 and standard deviation 1, and the smallest standard deviation before."""
     deviations = H.std(-1, correction=0, keepdim=True)
     return (H - H.mean(-1, keepdim=True)) / deviations, deviations.min().item()
@@ -116,16 +94,12 @@ def _lemma_3(draw: Draw) -> tuple[float, float]:
 
 def _value_only(draw: Draw) -> tuple[float, float]:
     gap = draw.A - torch.eye(len(draw.A), dtype=draw.A.dtype)
-    return (gap @ draw.H).norm().item(), _spectral(gap) * draw.distance
-
-
-def _spectral(matrix: Tensor) -> float:
-    return torch.linalg.matrix_norm(matrix, 2).item()
+    return (gap @ draw.H).norm().item(), largest_singular_value(gap) * draw.distance
 
 
 # Each returns the smaller and the larger side of an inequality, by name.
 INEQUALITIES: dict[str, Callable[[Draw], tuple[float, float]]] = {
-    "d(HW) ≤ s d(H)": lambda x: (d_M(x.H @ x.W), _spectral(x.W) * x.distance),
+    "d(HW) ≤ s d(H)": lambda x: (d_M(x.H @ x.W), largest_singular_value(x.W) * x.distance),
     "d(ReLU(H)) ≤ d(H)": lambda x: (d_M(x.H.relu()), x.distance),
     "d(SiLU(H)) ≤ d(H)": lambda x: (d_M(silu(x.H)), x.distance),
     "d(SiLU(H)) ≤ 1.1 d(H)": lambda x: (d_M(silu(x.H)), SILU_SLOPE * x.distance),
@@ -138,8 +112,8 @@ INEQUALITIES: dict[str, Callable[[Draw], tuple[float, float]]] = {
     "d(ÂH) ≤ √λ d(H), e = 1/√N": lambda x: (d_M(x.A @ x.H), contraction_factors(x.A).item() * x.distance),
     "λ ≤ N/2": lambda x: (largest_eigenvalue(x.A).item(), len(x.A) / 2),
     "d(ÂH) ≤ d(H)": lambda x: (d_M(x.A @ x.H), x.distance),
-    "d(block(H)) ≤ v d(H)": lambda x: (x.block.after, x.block.v * x.block.before),
-    "(1 + √λ h s) / (1 + h s) ≤ v": lambda x: (x.block.no_larger, x.block.v),
+    "d(block(H)) ≤ v d(H)": lambda x: (x.block[1], x.block[2] * x.block[0]),
+    "(1 + √λ h s) / (1 + h s) ≤ v": lambda x: (x.block[3], x.block[2]),
     "1 − Sim(H) ≤ d(H)² / ((N−1) min‖h‖²)": _lemma_3,
     "log n − entropy ≤ (range of logits)² / 8": _softmax_deficit,
     "‖ÂH − H‖ ≤ ‖Â − I‖ d(H)": _value_only,
@@ -187,15 +161,6 @@ def check_on_draws(draws: int, seed: int) -> pd.DataFrame:
         differences = [abs(left - right) / max(1.0, abs(right)) for left, right in map(sides, material)]
         rows.append((name, "identity", draws, sum(difference > 1e-9 for difference in differences), max(differences)))
     return pd.DataFrame(rows, columns=["check", "kind", "draws", "violations", "largest"])
-
-
-def count_one_hot(tokens: int, causal: bool) -> tuple[int, int]:
-    """All matrices of one-hot rows over ``tokens`` tokens, and how many of them preserve the norm of every H."""
-    choices = [range(row + 1) if causal else range(tokens) for row in range(tokens)]
-    matrices = [
-        torch.nn.functional.one_hot(torch.tensor(rows), tokens).double() for rows in itertools.product(*choices)
-    ]
-    return len(matrices), sum(preserves_norm(A) for A in matrices)
 
 
 def attention(H: Tensor, W_Q: Tensor, W_K: Tensor, rotary: bool = False, causal: bool = True) -> Tensor:
