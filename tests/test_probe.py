@@ -6,7 +6,6 @@ from conftest import FAMILIES
 
 from harp_lib import PruningPlan, apply_plan, theory
 from harp_lib.measure.probe import observe_layers
-from harp_lib.measure.registry import SHAPE
 from harp_lib.pruning.architecture import decoder_layers, output_norm
 from harp_lib.pruning.surgery import temporarily_value_only
 
@@ -85,23 +84,3 @@ def test_a_pruned_model_is_refused(tiny, tokens):
     model = apply_plan(tiny(), PruningPlan.value_only(6, [0.5]))
     with pytest.raises(ValueError, match="pruned already"):
         observe_layers(model, tokens, print)
-
-
-def test_a_norm_after_attention_fixes_the_branch_whatever_attention_does(tiny, tokens):
-    """Gemma-2 with gains of 1: every row of the branch has length √d, with aggregation and without."""
-    model = tiny("tiny-gemma2")
-    for layer in decoder_layers(model):
-        torch.nn.init.zeros_(layer.post_attention_layernorm.weight)
-    for view in views(model, tokens):
-        for branch in (view.branch, view.value_only_branch):
-            assert torch.allclose(branch.norm(dim=-1), torch.tensor(8.0), rtol=1e-3)
-
-
-def test_a_window_that_only_the_config_knows(tokens):
-    """Mistral keeps its window in the config, not in the attention module."""
-    from transformers import MistralConfig, MistralForCausalLM
-
-    model = MistralForCausalLM(MistralConfig(**SHAPE, vocab_size=512, sliding_window=4)).eval()
-    seen = views(model, tokens)
-    assert seen[0].visible.max() == 4
-    assert (seen[0].attention > 0).sum(-1).max() == 4

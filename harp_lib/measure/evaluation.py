@@ -21,7 +21,6 @@ from harp_lib import config
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-EMBEDDED_FOLDER = "mini"  # in ``data``
 DISCRIMINATIVE, GENERATION = "discriminative", "generation"
 SHOTS_SEED = 1234  # lm-eval's default, for seed 0 of ours
 
@@ -55,6 +54,10 @@ class Benchmark:
     @property
     def is_group(self) -> bool:
         return bool(self.subtask)
+
+    @property
+    def splits(self) -> list[str]:
+        return [self.split, self.shots_split] if self.shots_split else [self.split]
 
     def subtasks(self) -> dict[str, Path]:
         """Every official task of it, and its YAML file: one, unless it is a group."""
@@ -104,7 +107,7 @@ def official_tasks() -> Path:
 
 def folder_of(datasets: str) -> Path | None:
     """The folder that a data source reads from; None is the hub."""
-    return None if datasets == "hub" else config.DATA / EMBEDDED_FOLDER if datasets == "embedded" else Path(datasets)
+    return None if datasets == "hub" else config.DATA / "mini" if datasets == "embedded" else Path(datasets)
 
 
 def at_hand(benchmark: Benchmark, datasets: str, most: int | None = None) -> dict[str, Path]:
@@ -120,7 +123,7 @@ def at_hand(benchmark: Benchmark, datasets: str, most: int | None = None) -> dic
             raise MissingTaskError(f"{folder.name} has no folder {benchmark.subtask.format('*') or benchmark.name}")
     found = dict(list(found.items())[:most])
     for name in found if folder is not None else ():
-        for split in filter(None, (benchmark.split, benchmark.shots_split)):
+        for split in benchmark.splits:
             if not (folder / name / f"{split}.jsonl").is_file():
                 raise MissingTaskError(f"{folder.name}/{name} has no {split}.jsonl")
     return found
@@ -134,16 +137,14 @@ def check_rows(datasets: str) -> None:
     """
     if (folder := folder_of(datasets)) is None:
         return
-    found = (folder / "wikitext").is_dir()
-    for benchmark in ALL_BENCHMARKS.values():
-        for name in benchmark.subtasks():
-            for split in filter(None, (benchmark.split, benchmark.shots_split)):
-                if (file := folder / name / f"{split}.jsonl").is_file():
-                    found = True
-                    _check_file(benchmark, file)
-    if not found:
-        expected = f"folders such as piqa, with validation.jsonl and train.jsonl, named as in data/{EMBEDDED_FOLDER}"
+    tasks = [(benchmark, folder / name) for benchmark in ALL_BENCHMARKS.values() for name in benchmark.subtasks()]
+    files = [(benchmark, task / f"{split}.jsonl") for benchmark, task in tasks for split in benchmark.splits]
+    found = [(benchmark, file) for benchmark, file in files if file.is_file()]
+    if not found and not (folder / "wikitext").is_dir():
+        expected = "folders such as piqa, with validation.jsonl and train.jsonl, named as in data/mini"
         raise MissingTaskError(f"{folder} holds no benchmark and no text; expected {expected}")
+    for benchmark, file in found:
+        _check_file(benchmark, file)
 
 
 def _check_file(benchmark: Benchmark, file: Path) -> None:

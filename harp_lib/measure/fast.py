@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
@@ -22,14 +23,7 @@ from harp_lib.measure.timing import continued
 TOKENS_PER_PASS = 1024  # of the tree, besides what the cache holds
 TOKENS_AT_ONCE = 16_384  # that caches hold while answers are written after several prompts at once
 WORTH_CACHING = 16  # tokens
-GREEDY = {
-    "until",
-    "max_gen_toks",
-    "do_sample",
-    "temperature",
-    "eos_token_id",
-    "min_new_tokens",
-}  # settings of a request
+GREEDY = {"until", "max_gen_toks", "do_sample", "temperature", "eos_token_id", "min_new_tokens"}  # of a request
 HARMLESS = {"bos_token_id", "eos_token_id", "pad_token_id", "do_sample", "temperature", "top_p", "top_k", "use_cache"}
 HARMLESS |= {"transformers_version", "_from_model_config", "max_length", "max_new_tokens"}  # of a model, if greedy
 
@@ -86,9 +80,8 @@ class PrefixLM(HFLM):
 
     def _is_greedy(self, settings: dict[str, Any]) -> bool:
         """Whether the next token is the most likely one, and nothing else."""
-        own = {
-            key for key, value in self.model.generation_config.to_diff_dict().items() if value not in (None, False, 1)
-        }
+        default = self.model.generation_config.to_diff_dict()
+        own = {key for key, value in default.items() if value not in (None, False, 1)}
         return not settings.get("do_sample") and settings.keys() <= GREEDY and own <= HARMLESS
 
     @torch.no_grad()
@@ -173,15 +166,13 @@ class PrefixLM(HFLM):
         room = self.max_length - settings["max_gen_toks"]
         encoded = (self.tok_batch_encode([prompt], "left", room, self.truncation)[0][0] for prompt in prompts)
         leaves = [Leaf(tuple(ids.tolist()), 1) for ids in encoded]
-        most = max(
-            self.batch_size, TOKENS_AT_ONCE // max(len(leaf.tokens) + settings["max_gen_toks"] for leaf in leaves)
-        )
+        longest = max(len(leaf.tokens) for leaf in leaves) + settings["max_gen_toks"]
+        most = max(self.batch_size, TOKENS_AT_ONCE // longest)
         texts: dict[Leaf, str] = {}
         rows: list[tuple] = []  # of the next batch: leaf, its keys and values in each layer, logits (V,) at its end
         for found, logits, cache in self._read(list(dict.fromkeys(leaves)), keep_cache=True):
-            rows += [
-                (leaf, [_taken(layer, places) for layer in cache.layers], logits[n]) for leaf, (n,), places in found
-            ]
+            for leaf, (n,), places in found:
+                rows.append((leaf, [_taken(layer, places) for layer in cache.layers], logits[n]))
             while len(rows) >= most:
                 texts |= self._continue(rows[:most], cache, until, settings)
                 rows = rows[most:]
@@ -210,10 +201,8 @@ class PrefixLM(HFLM):
             if not keep or step + 1 == settings["max_gen_toks"]:
                 break
             if len(keep) < len(alive):
-                alive, lengths, places, seen, tokens = (
-                    [alive[i] for i in keep],
-                    *(tensor[keep] for tensor in (lengths, places, seen, tokens)),
-                )
+                alive = [alive[i] for i in keep]
+                lengths, places, seen, tokens = (tensor[keep] for tensor in (lengths, places, seen, tokens))
                 for layer in cache.layers:
                     layer.keys, layer.values = layer.keys[keep], layer.values[keep]
             places = torch.cat([places, (lengths + step)[:, None]], dim=1)
@@ -282,10 +271,8 @@ def _joined(cache: DynamicCache, rows: Sequence[list[tuple]], length: int) -> Dy
     """One cache (B, K, N, Dh) of several sequences, filled up on the right."""
     joined = continued(cache)
     for index, layer in enumerate(joined.layers):
-        for name, part in (("keys", 0), ("values", 1)):
-            found = [row[index][part] for row in rows]
-            whole = found[0].new_zeros(len(rows), found[0].shape[0], length, found[0].shape[-1])
-            for target, entry in zip(whole, found, strict=True):
-                target[:, : entry.shape[1]] = entry
-            setattr(layer, name, whole)
+        layer.keys, layer.values = (
+            torch.stack([F.pad(row[index][part], (0, 0, 0, length - row[index][part].shape[1])) for row in rows])
+            for part in (0, 1)
+        )
     return joined

@@ -13,17 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harp_lib import config
-from harp_lib.measure.registry import (
-    FAMILIES,
-    FROM_WHEELS,
-    MODEL_NAMES,
-    TITLES,
-    ModelDownloadError,
-    install,
-    quiet,
-    tiny_model,
-    tiny_tokenizer,
-)
+from harp_lib.measure import registry
+from harp_lib.measure.registry import MODEL_NAMES, ModelDownloadError
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +25,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 def display_name(name: str) -> str:
     """What tables and figures call a model: the registry's words, or the last part of a hub id or folder."""
-    return TITLES.get(name) or Path(os.path.abspath(name)).name
+    return registry.TITLES.get(name) or Path(os.path.abspath(name)).name
 
 
 def slug(name: str) -> str:
@@ -72,11 +63,11 @@ def load_model(
     """
     torch_dtype = _torch_dtype(dtype)
     name = os.fspath(name)
-    if name in FAMILIES:
+    if name in registry.FAMILIES:
         device = default_device() if device_map in (None, "auto") else device_map
-        return tiny_model(name, attn_implementation).to(device, torch_dtype), tiny_tokenizer()
+        return registry.tiny_model(name, attn_implementation).to(device, torch_dtype), registry.tiny_tokenizer()
     options = {"dtype": torch_dtype, "device_map": device_map, "attn_implementation": attn_implementation}
-    if name in FROM_WHEELS:
+    if name in registry.FROM_WHEELS:
         return _from_wheels(name, options)
     if os.path.isdir(name):
         _check_folder(Path(name))
@@ -165,7 +156,7 @@ def _from_pretrained(source: str, options: dict) -> "tuple[PreTrainedModel, PreT
     """Ordinary ``from_pretrained``, without its chatter but strict: transformers fills missing weights at random."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    with quiet():
+    with registry.quiet():
         model, report = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
         tokenizer = AutoTokenizer.from_pretrained(source)
     if missing := sorted(report["missing_keys"]):
@@ -178,7 +169,7 @@ def _from_pretrained(source: str, options: dict) -> "tuple[PreTrainedModel, PreT
 def _from_wheels(name: str, options: dict) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     from safetensors import SafetensorError
 
-    folder = install(name, FROM_WHEELS[name], config.MODELS)
+    folder = registry.install(name, registry.FROM_WHEELS[name], config.MODELS)
     try:
         return _from_pretrained(str(folder), options)
     except (OSError, SafetensorError) as error:

