@@ -14,6 +14,7 @@ _HOME = {
     "apply_plan": "pruning.surgery",
     "save_pruned": "pruning.checkpoint",
     "load_pruned": "pruning.checkpoint",
+    "save_gguf": "pruning.gguf",
     "search_alphas": "methods.alpha_search",
     "AlphaSearch": "methods.alpha_search",
     "ALPHA_GRID": "methods.alpha_search",
