@@ -7,7 +7,6 @@ Every function builds a few matrices by hand, computes what the statement speaks
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import pandas as pd
@@ -42,15 +41,6 @@ class Counterexample(NamedTuple):
     refuted: bool
 
 
-ALL: list[Callable[[], Counterexample]] = []
-
-
-def _listed(example: Callable[[], Counterexample]) -> Callable[[], Counterexample]:
-    ALL.append(example)
-    return example
-
-
-@_listed
 def vector_of_ones() -> Counterexample:
     """Lemma 1, last inequality: with e the vector of ones instead of a unit vector, λ_max is too small."""
     A, H = torch.tensor([[1.0, 0.0], [0.5, 0.5]], dtype=F64), torch.tensor([[1.0], [-1.0]], dtype=F64)
@@ -62,7 +52,6 @@ def vector_of_ones() -> Counterexample:
     return Counterexample("Lemma 1, ÂH", what, says, found, grown > printed + 0.01)
 
 
-@_listed
 def silu_spreads_rows() -> Counterexample:
     """Lemma 1, σ: ReLU is meant; the SiLU and GELU of today's models have slopes above 1."""
     H = torch.tensor([[2.3], [2.5]], dtype=F64)
@@ -71,7 +60,6 @@ def silu_spreads_rows() -> Counterexample:
     return Counterexample("Lemma 1, σ(H)", "σ = SiLU, H = [[2.3], [2.5]]", says, found, grown > 1.05)
 
 
-@_listed
 def averaging_under_a_causal_mask() -> Counterexample:
     """What Lemma 1 is used for: even the running average carries tokens apart, because early tokens weigh more."""
     A = torch.ones(256, 256, dtype=F64).tril()
@@ -91,7 +79,6 @@ def _lemma_2(
     return Counterexample("Lemma 2", what, says.format(v), found, after > 2 * v * before)
 
 
-@_listed
 def pre_norm_block() -> Counterexample:
     """Lemma 2 in a pre-norm block, the kind of all four models: the residual is not divided by β."""
     H = 10 * torch.randn(8, 16, generator=torch.Generator().manual_seed(0), dtype=F64)
@@ -102,7 +89,6 @@ def pre_norm_block() -> Counterexample:
     return _lemma_2(what, "d_M shrinks by v = {:.3f}", (H, after), (H, middle), 1e-3, A)
 
 
-@_listed
 def separate_value_and_output() -> Counterexample:
     """Lemma 2 as it is worded, in its own post-norm block: with W_V and W_O apart, h·s should be h·s²."""
     H = normalise(torch.randn(8, 16, generator=torch.Generator().manual_seed(0), dtype=F64))[0]
@@ -113,7 +99,6 @@ def separate_value_and_output() -> Counterexample:
     return _lemma_2(what, "d_M shrinks by v = {:.3f}", (H, normalise(second)[0]), (first, second), 10.0, A)
 
 
-@_listed
 def gated_ffn() -> Counterexample:
     """Lemma 2 with the gated FFN of today's models: a product of two maps is not bounded by s²."""
     basis = torch.linalg.qr(torch.randn(64, 3, generator=torch.Generator().manual_seed(0), dtype=F64)).Q
@@ -126,7 +111,6 @@ def gated_ffn() -> Counterexample:
     return _lemma_2(what, "d_M grows by v = {:.2f} at most", (H, normalise(second)[0]), (H, second), 1.0, equal, 2)
 
 
-@_listed
 def shrinking_rows() -> Counterexample:
     """Lemma 3: orthogonal rows that shrink to zero come close to M and stay orthogonal."""
     H = 1e-6 * torch.eye(8, dtype=F64)
@@ -134,7 +118,6 @@ def shrinking_rows() -> Counterexample:
     return Counterexample("Lemma 3", "H = 10⁻⁶ I, 8 tokens", "d_M → 0 implies Sim → 1", found, refuted)
 
 
-@_listed
 def parallel_rows_are_no_consensus() -> Counterexample:
     """Lemma 3 read backwards, as the proof of Theorem 1 does: Sim = 1, but the rows are not the same."""
     H = torch.tensor([[1.0, 1.0], [2.0, 2.0]], dtype=F64)
@@ -143,7 +126,6 @@ def parallel_rows_are_no_consensus() -> Counterexample:
     return Counterexample(statement, what, "Sim → 1 implies d_M → 0", found, refuted)
 
 
-@_listed
 def parallel_rows_of_different_length() -> Counterexample:
     """Theorem 1: rows along one direction give Sim = 1, and yet each query prefers the longest key."""
     H = torch.linspace(1, 4, 16, dtype=F64)[:, None] * torch.ones(1, 4, dtype=F64)
@@ -154,7 +136,6 @@ def parallel_rows_of_different_length() -> Counterexample:
     return Counterexample("Theorem 1, forward", what, UNIFORM, found, refuted)
 
 
-@_listed
 def equal_rows_with_rotary_positions() -> Counterexample:
     """Theorem 1: the same row at every position, but rotary positions turn queries and keys apart."""
     H = torch.randn(1, 32, generator=torch.Generator().manual_seed(0)).expand(32, -1)
@@ -165,7 +146,6 @@ def equal_rows_with_rotary_positions() -> Counterexample:
     return Counterexample("Theorem 1, forward", what, UNIFORM, found, Sim > 1 - 1e-6 and entropy < 0.9)
 
 
-@_listed
 def one_token_apart() -> Counterexample:
     """Theorem 1: an average over pairs hides one token, and one token (an attention sink) can take all attention."""
     H = torch.ones(1000, 4, dtype=F64)
@@ -178,7 +158,6 @@ def one_token_apart() -> Counterexample:
     return Counterexample("Theorem 1, forward", what, says, found, Sim > 0.99 and entropy < 0.1)
 
 
-@_listed
 def projection_loses_what_is_common() -> Counterexample:
     """Proof of Theorem 1: a projection keeps parallel rows parallel, but not nearly parallel rows nearly parallel."""
     H = torch.cat([torch.ones(16, 1, dtype=F64), 1e-3 * torch.eye(16, dtype=F64)], dim=1)  # (16, 17)
@@ -190,7 +169,6 @@ def projection_loses_what_is_common() -> Counterexample:
     return Counterexample("Theorem 1, its proof", what, says, found, before > 1 - 1e-5 and after < 0.1)
 
 
-@_listed
 def diverse_rows_with_uniform_attention() -> Counterexample:
     """Theorem 1, converse: what tells the tokens apart lies where W_K does not look."""
     H = torch.cat([torch.full((16, 1), 0.1, dtype=F64), torch.eye(16, dtype=F64)], dim=1)  # (16, 17)
@@ -206,7 +184,6 @@ def diverse_rows_with_uniform_attention() -> Counterexample:
     return Counterexample("Theorem 1, converse", what, says, found, Sim < 0.1 and entropy > 1 - 1e-9)
 
 
-@_listed
 def uniform_attention_is_not_value_only() -> Counterexample:
     """What HARP makes of Theorem 1: it puts every token's own value in the place of the average of all."""
     A, V = torch.full((16, 16), 1 / 16, dtype=F64), torch.eye(16, dtype=F64)
@@ -215,7 +192,6 @@ def uniform_attention_is_not_value_only() -> Counterexample:
     return Counterexample("Theorem 1, its use", "Â uniform over 16 tokens, V = I", says, found, error > 0.9)
 
 
-@_listed
 def one_hot_rows() -> Counterexample:
     """Proposition 1, "if": both tokens copy the first one, every row is one-hot, and the norm changes."""
     A, H = torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[1.0], [0.0]])
@@ -224,7 +200,6 @@ def one_hot_rows() -> Counterexample:
     return Counterexample("Proposition 1, if", what, says, found, not preserves_norm(A) and abs(ratio - 1) > 0.1)
 
 
-@_listed
 def equal_rows_keep_their_norm() -> Counterexample:
     """Proposition 1, "only if", read for one H: averaging equal rows changes nothing."""
     A, H = torch.full((4, 4), 0.25), torch.ones(4, 3)
@@ -232,6 +207,26 @@ def equal_rows_keep_their_norm() -> Counterexample:
     what = "Â uniform over 4 tokens, all rows of H equal"
     says, found = "an equal norm needs one-hot rows", f"‖ÂH‖/‖H‖ = {ratio:.4f}, no row one-hot"
     return Counterexample("Proposition 1, only if (one H)", what, says, found, math.isclose(ratio, 1) and not one_hot)
+
+
+ALL = (
+    vector_of_ones,
+    silu_spreads_rows,
+    averaging_under_a_causal_mask,
+    pre_norm_block,
+    separate_value_and_output,
+    gated_ffn,
+    shrinking_rows,
+    parallel_rows_are_no_consensus,
+    parallel_rows_of_different_length,
+    equal_rows_with_rotary_positions,
+    one_token_apart,
+    projection_loses_what_is_common,
+    diverse_rows_with_uniform_attention,
+    uniform_attention_is_not_value_only,
+    one_hot_rows,
+    equal_rows_keep_their_norm,
+)
 
 
 def counterexample_table() -> pd.DataFrame:

@@ -1,9 +1,7 @@
 """Every identity and inequality of the theory on random matrices; when attention is uniform, what averaging does."""
 
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -29,39 +27,73 @@ TOKENS, WIDTH = 64, 64  # of the sweeps
 SILU_SLOPE, GELU_SLOPE = 1.0998393, 1.1289042  # their largest, at x = 2.3994 and x = √2
 
 
-class Draw(NamedTuple):
-    """Random material for one check of every inequality."""
+def draw_matrices(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[float, float]]:
+    """H and B (N, d), W (d, d'), A (N, N) from uniform to one-hot, half of them causal, and two positive numbers.
 
-    H: Tensor  # (N, d)
-    B: Tensor  # (N, d)
-    W: Tensor  # (d, d')
-    A: Tensor  # (N, N), row-stochastic
-    a: tuple[float, float]
-    distance: float  # d_M(H)
-    block: tuple[float, float, float, float]  # Lemma 2: d_M before and after, v, (1 + √λ h s) / (1 + h s)
-
-
-def draw_matrices(generator: torch.Generator) -> Draw:
-    """Matrices of random shape, scale and offset; attention from uniform to one-hot, half of it causal."""
+    Shape, scale and offset are random too.
+    """
     tokens, width, out = torch.randint(2, 13, (3,), generator=generator).tolist()
     normal = partial(torch.randn, generator=generator, dtype=torch.float64)
     offset, scale, sharpness = 3 * normal(1), torch.exp(1.5 * normal(1)), torch.exp(1.5 * normal(1))
     logits = sharpness * normal(tokens, tokens)
     if torch.rand(1, generator=generator) < 0.5:
         logits = logits.masked_fill(torch.ones(tokens, tokens, dtype=torch.bool).triu(1), -torch.inf)
-    a, A = tuple(normal(2).abs().tolist()), logits.softmax(-1)
-    H, B, W = offset + scale * normal(tokens, width), scale * normal(tokens, width), normal(width, out)
-    return Draw(H, B, W, A, a, d_M(H), _post_norm_block(H, W, A))
+    a = tuple(normal(2).abs().tolist())
+    H, B = offset + scale * normal(tokens, width), scale * normal(tokens, width)
+    return H, B, normal(width, out), logits.softmax(-1), a
 
 
-def _as_printed(A: Tensor) -> float:
-    """√λ_max with the paper's e, the vector of ones."""
-    centred = torch.eye(len(A), dtype=A.dtype) - 1.0
-    return math.sqrt(max(0.0, torch.linalg.eigvalsh(A.mT @ centred @ A)[-1].item()))
+def inequalities(H: Tensor, B: Tensor, W: Tensor, A: Tensor, a: tuple[float, float]) -> dict[str, tuple[float, float]]:
+    """The smaller and the larger side of each inequality, by name."""
+    n, distance, d_B = len(H), d_M(H), d_M(B)
+    eye, logits, aggregated = torch.eye(n, dtype=H.dtype), H[:, 0], d_M(A @ H)
+    before, after, v, no_larger = post_norm_block(H, W, A)
+    # log n minus the entropy of a softmax over n logits
+    deficit = math.log(n) - torch.special.entr(logits.softmax(0)).sum().item()
+    # With the paper's e, the vector of ones
+    as_printed = torch.linalg.eigvalsh(A.mT @ (eye - 1.0) @ A)[-1].clamp_min(0).sqrt().item()
+    return {
+        "d(HW) ≤ s d(H)": (d_M(H @ W), largest_singular_value(W) * distance),
+        "d(ReLU(H)) ≤ d(H)": (d_M(H.relu()), distance),
+        "d(SiLU(H)) ≤ d(H)": (d_M(silu(H)), distance),
+        "d(SiLU(H)) ≤ 1.1 d(H)": (d_M(silu(H)), SILU_SLOPE * distance),
+        "d(GELU(H)) ≤ 1.13 d(H)": (d_M(gelu(H)), GELU_SLOPE * distance),
+        "d(a₁H + a₂B) ≤ a₁d(H) + a₂d(B)": (d_M(a[0] * H + a[1] * B), a[0] * distance + a[1] * d_B),
+        "d(ÂH) ≤ √λ d(H), e = 1": (aggregated, as_printed * distance),
+        "d(ÂH) ≤ √λ d(H), e = 1/√N": (aggregated, contraction_factors(A).item() * distance),
+        "λ ≤ N/2": (largest_eigenvalue(A).item(), n / 2),
+        "d(ÂH) ≤ d(H)": (aggregated, distance),
+        "d(block(H)) ≤ v d(H)": (after, v * before),
+        "(1 + √λ h s) / (1 + h s) ≤ v": (no_larger, v),
+        "1 − Sim(H) ≤ d(H)² / ((N−1) min‖h‖²)": (
+            1 - similarity(H),
+            distance**2 / ((n - 1) * H.norm(dim=1).min().item() ** 2),
+        ),
+        "log n − entropy ≤ (range of logits)² / 8": (deficit, (logits.max() - logits.min()).item() ** 2 / 8),
+        "‖ÂH − H‖ ≤ ‖Â − I‖ d(H)": ((A @ H - H).norm().item(), largest_singular_value(A - eye) * distance),
+        "‖ÂH‖ ≤ √(largest column sum) ‖H‖": ((A @ H).norm().item(), (A.sum(0).max().sqrt() * H.norm()).item()),
+        "‖Â‖² ≤ N, equal for one-hot rows": (A.square().sum().item(), float(n)),
+    }
 
 
-def _post_norm_block(H: Tensor, W: Tensor, A: Tensor) -> tuple[float, float, float, float]:
-    """The block of Lemma 2's proof: two heads, ReLU, a normalisation without gain after each sum."""
+def identities(H: Tensor) -> dict[str, tuple[float, float]]:
+    """Two numbers that are the same, by name."""
+    ones = torch.ones(len(H), 1, dtype=H.dtype)
+    cosines = torch.cosine_similarity(H[:, None], H[None], dim=-1)[~torch.ones(len(H), len(H)).tril().bool()]
+    common_row = torch.linalg.lstsq(ones, H).solution
+    of_length_1 = d_M(H / H.norm(dim=1, keepdim=True)) ** 2 / (len(H) - 1)
+    return {
+        "Sim(H) = mean cosine of all pairs": (similarity(H), cosines.mean().item()),
+        "d(H) = residual of the best common row": (d_M(H), (H - ones @ common_row).norm().item()),
+        "1 − Sim(H) = d(H)² / ((N−1) r²), rows of length r": (1 - similarity(H), of_length_1),
+    }
+
+
+def post_norm_block(H: Tensor, W: Tensor, A: Tensor) -> tuple[float, float, float, float]:
+    """The block of Lemma 2's proof: d_M before and after, v, and (1 + √λ h s) / (1 + h s).
+
+    Two heads, ReLU, a normalisation without gain after each sum.
+    """
     W = W @ W.mT / 4  # (d, d): one matrix for each head, and both of the FFN
     heads = torch.stack([A, A.flip(-1).softmax(-1)])
     H, beta_0 = normalise(H)
@@ -80,70 +112,6 @@ def normalise(H: Tensor) -> tuple[Tensor, float]:
     return (H - H.mean(-1, keepdim=True)) / deviations, deviations.min().item()
 
 
-def _softmax_deficit(draw: Draw) -> tuple[float, float]:
-    """log n minus the entropy of a softmax over n logits, and an eighth of the squared range of the logits."""
-    logits = draw.H[:, 0]
-    entropy = torch.special.entr(logits.softmax(0)).sum().item()
-    return math.log(len(logits)) - entropy, (logits.max() - logits.min()).item() ** 2 / 8
-
-
-def _lemma_3(draw: Draw) -> tuple[float, float]:
-    shortest = draw.H.norm(dim=1).min().item()
-    return 1 - similarity(draw.H), draw.distance**2 / ((len(draw.H) - 1) * shortest**2)
-
-
-def _value_only(draw: Draw) -> tuple[float, float]:
-    gap = draw.A - torch.eye(len(draw.A), dtype=draw.A.dtype)
-    return (gap @ draw.H).norm().item(), largest_singular_value(gap) * draw.distance
-
-
-# Each returns the smaller and the larger side of an inequality, by name.
-INEQUALITIES: dict[str, Callable[[Draw], tuple[float, float]]] = {
-    "d(HW) ≤ s d(H)": lambda x: (d_M(x.H @ x.W), largest_singular_value(x.W) * x.distance),
-    "d(ReLU(H)) ≤ d(H)": lambda x: (d_M(x.H.relu()), x.distance),
-    "d(SiLU(H)) ≤ d(H)": lambda x: (d_M(silu(x.H)), x.distance),
-    "d(SiLU(H)) ≤ 1.1 d(H)": lambda x: (d_M(silu(x.H)), SILU_SLOPE * x.distance),
-    "d(GELU(H)) ≤ 1.13 d(H)": lambda x: (d_M(gelu(x.H)), GELU_SLOPE * x.distance),
-    "d(a₁H + a₂B) ≤ a₁d(H) + a₂d(B)": lambda x: (
-        d_M(x.a[0] * x.H + x.a[1] * x.B),
-        x.a[0] * x.distance + x.a[1] * d_M(x.B),
-    ),
-    "d(ÂH) ≤ √λ d(H), e = 1": lambda x: (d_M(x.A @ x.H), _as_printed(x.A) * x.distance),
-    "d(ÂH) ≤ √λ d(H), e = 1/√N": lambda x: (d_M(x.A @ x.H), contraction_factors(x.A).item() * x.distance),
-    "λ ≤ N/2": lambda x: (largest_eigenvalue(x.A).item(), len(x.A) / 2),
-    "d(ÂH) ≤ d(H)": lambda x: (d_M(x.A @ x.H), x.distance),
-    "d(block(H)) ≤ v d(H)": lambda x: (x.block[1], x.block[2] * x.block[0]),
-    "(1 + √λ h s) / (1 + h s) ≤ v": lambda x: (x.block[3], x.block[2]),
-    "1 − Sim(H) ≤ d(H)² / ((N−1) min‖h‖²)": _lemma_3,
-    "log n − entropy ≤ (range of logits)² / 8": _softmax_deficit,
-    "‖ÂH − H‖ ≤ ‖Â − I‖ d(H)": _value_only,
-    "‖ÂH‖ ≤ √(largest column sum) ‖H‖": lambda x: (
-        (x.A @ x.H).norm().item(),
-        x.A.sum(0).max().sqrt().item() * x.H.norm().item(),
-    ),
-    "‖Â‖² ≤ N, equal for one-hot rows": lambda x: (x.A.square().sum().item(), float(len(x.A))),
-}
-# Each returns two numbers that are the same, by name.
-IDENTITIES: dict[str, Callable[[Draw], tuple[float, float]]] = {
-    "Sim(H) = mean cosine of all pairs": lambda x: (similarity(x.H), _mean_cosine(x.H)),
-    "d(H) = residual of the best common row": lambda x: (x.distance, _residual(x.H)),
-    "1 − Sim(H) = d(H)² / ((N−1) r²), rows of length r": lambda x: (
-        1 - similarity(x.H),
-        d_M(x.H / x.H.norm(dim=1, keepdim=True)) ** 2 / (len(x.H) - 1),
-    ),
-}
-
-
-def _mean_cosine(H: Tensor) -> float:
-    cosines = torch.cosine_similarity(H[:, None], H[None], dim=-1)  # (N, N)
-    return cosines[torch.ones_like(cosines).triu(1).bool()].mean().item()
-
-
-def _residual(H: Tensor) -> float:
-    ones = torch.ones(len(H), 1, dtype=H.dtype)
-    return (H - ones @ torch.linalg.lstsq(ones, H).solution).norm().item()
-
-
 def check_on_draws(draws: int, seed: int) -> pd.DataFrame:
     """Everything on the same random draws: check, kind, draws, violations, largest.
 
@@ -152,13 +120,14 @@ def check_on_draws(draws: int, seed: int) -> pd.DataFrame:
     """
     generator = torch.Generator().manual_seed(seed)
     material = [draw_matrices(generator) for _ in range(draws)]
+    ordered = pd.DataFrame([inequalities(*matrices) for matrices in tqdm(material, desc="random draws", unit="draw")])
+    same = pd.DataFrame([identities(H) for H, *_ in material])
     rows = []
-    for name, sides in tqdm(INEQUALITIES.items(), desc="random draws", unit="check"):
-        pairs = [sides(draw) for draw in material]
+    for name, pairs in ordered.items():
         violations = sum(left > right * (1 + 1e-9) + 1e-9 for left, right in pairs)
         rows.append((name, "inequality", draws, violations, max(left / right for left, right in pairs if right > 1e-6)))
-    for name, sides in IDENTITIES.items():
-        differences = [abs(left - right) / max(1.0, abs(right)) for left, right in map(sides, material)]
+    for name, pairs in same.items():
+        differences = [abs(left - right) / max(1.0, abs(right)) for left, right in pairs]
         rows.append((name, "identity", draws, sum(difference > 1e-9 for difference in differences), max(differences)))
     return pd.DataFrame(rows, columns=["check", "kind", "draws", "violations", "largest"])
 
