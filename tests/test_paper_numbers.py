@@ -56,17 +56,6 @@ def test_averages_are_the_rounded_means_of_the_printed_scores_but_three():
     }
 
 
-def test_tables_agree_where_they_repeat_each_other():
-    blocks = {name: paper(name).query("quantity == 'score' and model == 'LLaMA3.1-8B'") for name in LABELS}
-    blocks = {name: rows.pivot_table("value", "task", "method") for name, rows in blocks.items()}
-    ablation = blocks["alpha_ablation"]
-    for kind in ("generation", "discriminative"):
-        harp = blocks[kind]["harp"].rename({"average": f"average {kind}"})
-        assert ablation.loc[harp.index, "harp"].equals(harp)
-    top = blocks["layer_selection"]["top"].rename({"average": "average discriminative"})
-    assert ablation.loc[top.index, "top"].equals(top)
-
-
 def test_costs_follow_from_their_parts():
     seconds = paper("efficiency").query("quantity == 'seconds'").pivot_table("value", "length", "method").loc[65536]
     saved = paper("efficiency").query("quantity == 'time_saved'")["value"].item()
@@ -125,7 +114,7 @@ def test_numbers_in_the_text_are_those_of_the_paper(source):
     alphas = paper("alpha_search").query("model in ('LLaMA3.1-8B', 'LLaMA3.1-70B')")
     for _, part in alphas.groupby(["model", "task"]):
         assert ",".join(f"{alpha:.1f}" for alpha in part["value"]) in source  # from the top down
-    for method, part in paper("selected_layers").groupby("method"):
+    for method, part in paper("selected_layers").query("method not in ('top', 'bottom')").groupby("method"):
         metric = "Hessian" if method == "hessian" else method
         assert f"{list(part['layer'])} based on the {metric}-based metric" in source
     rows = paper("layer_ranges").itertuples()

@@ -1,14 +1,13 @@
 """Stored cells as one long frame."""
 
-import pandas as pd
 import pytest
 
 from harp_lib import config
 from harp_lib.experiments import UNITS
-from harp_lib.report.data import Missing, Source, cells, paper, table, tidy
+from harp_lib.report import data
+from harp_lib.report.data import AXES, Missing, Source, cells, table, tidy
 
 STORES = dict.fromkeys(unit.store for unit in UNITS.values())
-NESTED = {"plan", "versions", "reused", "literal"}  # dictionaries of other quantities
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +47,7 @@ def test_alphas_have_the_layers_that_their_search_has():
 
 
 def test_what_the_names_of_cells_say():
-    frame = tidy("mini", "baselines", "nll")
-    assert {"start", "end", "corpus", "split"} <= set(frame)
+    assert {"corpus", "split"} <= set(tidy("mini", "alpha_search", "nll"))
     assert set(tidy("mini", "efficiency", "seconds")["length"]) >= {256, 4096}
     gain = tidy("mini", "ablations", "nll")
     assert set(gain["document"]) == set(range(gain["document"].nunique()))
@@ -58,8 +56,8 @@ def test_what_the_names_of_cells_say():
 
 
 @pytest.mark.parametrize("store", [store for store in STORES if store != "theory"])
-def test_every_stored_quantity_has_names_for_its_axes(store):
-    quantities = {name for cell in cells("mini", store).values() for name in cell["result"]} - NESTED
+def test_every_quantity_is_as_long_as_its_axes_say(store):
+    quantities = {name for cell in cells("mini", store).values() for name in cell["result"]} & set(AXES)
     frame = tidy("mini", store, *quantities)
     assert not frame["value"].isna().any()
     assert set(frame["quantity"]) <= quantities
@@ -77,26 +75,21 @@ def test_nothing_stored_is_an_empty_frame():
     assert list(frame) == ["model", "method", "task", "quantity", "value"]
     source = Source("none")
     with pytest.raises(Missing, match="needs harp/boolq of main_tables"):
-        source.scores("main_tables", "m", "harp", "boolq")
+        source.result("main_tables", "m", "harp", "boolq")
     with pytest.raises(Missing, match=r"needs harp/search-… of alpha_search"):
         source.of("alpha_search", "m", "harp", "search-")
+    with pytest.raises(Missing, match="needs scores of main_tables"):
+        source.answers("main_tables", "m", ["harp"], ["boolq"])
 
 
-def test_scores_of_the_ablations_are_those_of_the_main_tables():
-    source = Source("mini")
-    dense = source.scores("ablations", "smollm2-135m", "dense", "boolq")
-    assert dense == source.scores("main_tables", "smollm2-135m", "dense", "boolq")
-    source = Source("none")
-    source._stores["main_tables"] = {
-        ("m", method, task): {"result": {"failed": "out of memory"} if (method, task) == failed else {"scores": [1.0]}}
-        for failed in [("harp", "boolq")]
-        for method in ("dense", "harp")
-        for task in ("boolq", "piqa")
-    }
-    assert source.complete("main_tables", "m", ["harp"], ["boolq", "piqa"]) == ["piqa"]
-
-
-def test_paper_tables():
-    assert isinstance(paper("generation"), pd.DataFrame)
-    with pytest.raises(ValueError, match="unknown table 'table9'; choose from alpha_ablation, alpha_robustness"):
-        paper("table9")
+def test_answers_are_of_the_tasks_that_all_methods_have(monkeypatch):
+    known = {(method, task): {"scores": [1.0]} for method in ("dense", "harp") for task in ("boolq", "piqa")}
+    known |= {("harp", "boolq"): {"failed": "out of memory"}, ("flap", "piqa-seed-1"): {"scores": [0.0]}}
+    known = {("m", *key): {"result": result} for key, result in known.items()}
+    monkeypatch.setattr(data, "cells", lambda profile, store: known if store == "main_tables" else {})
+    source, tasks = Source("none"), ["boolq", "piqa"]
+    assert list(source.answers("ablations", "m", ["harp"], tasks)) == ["piqa"]  # those of the main tables
+    again = source.answers("main_tables", "m", ["flap", "harp"], tasks, seed=1)["piqa"]
+    assert again.iloc[0].to_dict() == {"dense": 1, "flap": 0, "harp": 1}
+    with pytest.raises(Missing, match="other calibration texts"):
+        source.answers("main_tables", "m", ["harp"], tasks, seed=2)

@@ -107,8 +107,8 @@ def test_the_paper_stands_whole_and_ours_beneath(name, mini):
         (task, BENCHMARKS.get(task, LONGBENCH.get(task)).title) for task in printed["task"].unique()[:5]
     ):
         if (found := source.cells(store).get((MODEL, "harp", task))) is not None:
-            value, error = comparisons.score(found["result"]["scores"])
-            assert ours.loc["HARP", title] == f"{100 * value:.2f} ± {100 * error:.2f}"
+            asked = 100 * pd.Series(found["result"]["scores"])
+            assert ours.loc["HARP", title] == f"{asked.mean():.2f} ± {asked.sem():.2f}"
             assert ours.loc["questions", title] == str(len(found["result"]["scores"]))
 
 

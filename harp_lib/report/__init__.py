@@ -6,6 +6,7 @@ what people read, and the numbers unrounded) under ``@table(stores…)``. The fu
 
 import re
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,20 +31,17 @@ _ENTRIES: dict[str, Entry] = {}
 
 def figure(*stores: str) -> Callable:
     """Register a function that returns a figure of :mod:`plots`, or None where there is nothing to draw."""
-    return lambda make: _register(Entry(make, stores, False))
+    return partial(_register, stores=stores, is_table=False)
 
 
 def table(*stores: str) -> Callable:
     """Register a function that returns a table, a pair (as shown, numbers for the csv), or None."""
-    return lambda make: _register(Entry(make, stores, True))
+    return partial(_register, stores=stores, is_table=True)
 
 
-def _register(entry: Entry) -> Callable:
-    name = entry.make.__name__
-    if _ENTRIES.setdefault(name, entry).make.__module__ != entry.make.__module__:
-        raise ValueError(f"two figures or tables are called {name!r}")
-    _ENTRIES[name] = entry
-    return entry.make
+def _register(make: Callable, stores: tuple[str, ...], is_table: bool) -> Callable:
+    _ENTRIES[make.__name__] = Entry(make, stores, is_table)
+    return make
 
 
 def entries() -> dict[str, Entry]:
@@ -81,9 +79,8 @@ def _make(name: str, entry: Entry, profile: dict) -> tuple[Any, list[Path]]:
     """What a function returns, and the files that it was written to: a figure's numbers too."""
     from harp_lib.report import data, plots
 
-    there = all(data.cells(profile["name"], store) for store in entry.stores)
     plots.use_style()
-    made = entry.make(profile) if there else None
+    made = entry.make(profile) if all(data.cells(profile["name"], store) for store in entry.stores) else None
     if made is None:
         return None, []
     folder = config.FIGURES / profile["name"]
@@ -127,7 +124,7 @@ def rendered(text: str, profile: dict) -> str:
     from harp_lib.report import claims, figures_costs, scores
 
     def counted() -> str:
-        counts = claims.counts(profile)
+        counts = claims.counts(claims.judge(profile))
         said = [f"**{number} {outcome}**" for outcome, number in counts.items() if number]
         return f"{counts.sum()} claims of the paper were measured: {', '.join(said)}."
 

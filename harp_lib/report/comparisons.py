@@ -15,13 +15,6 @@ FLOOR, FEW = "at the floor", "too few questions"
 DRAWS = 2000  # of the bootstrap
 
 
-class Estimate(NamedTuple):
-    """A value and its standard error (nan where there is one item)."""
-
-    value: float
-    error: float
-
-
 class Interval(NamedTuple):
     """A value, its 95 % interval (nan where there is one item), and the number of questions, documents or runs."""
 
@@ -36,9 +29,6 @@ class Interval(NamedTuple):
     def __mul__(self, factor: float) -> "Interval":
         """The same in other units."""
         return Interval(self.value * factor, self.low * factor, self.high * factor, self.n)
-
-    def __add__(self, shift: float) -> "Interval":
-        return Interval(self.value + shift, self.low + shift, self.high + shift, self.n)
 
     def within(self, least: float, most: float) -> "Interval":
         """Of a quantity that cannot be beyond some ends."""
@@ -58,11 +48,11 @@ class Compared(NamedTuple):
 
 def mean_interval(values: Sequence[float]) -> Interval:
     """Mean over documents or repetitions."""
-    return _interval(np.asarray(values, float), np.ones(len(values)))
+    return _interval(values, np.ones(len(values)))
 
 
-def perplexity(nll: Sequence[float], counts: Sequence[int]) -> Estimate:
-    """Perplexity over documents, with the standard error that comes from having few of them.
+def perplexity(nll: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
+    """Perplexity over documents, and the standard error that comes from having few of them.
 
     Parameters
     ----------
@@ -70,24 +60,19 @@ def perplexity(nll: Sequence[float], counts: Sequence[int]) -> Estimate:
         Negative log-likelihood of each document, in nats.
     counts : sequence of int
         What it is divided by: predicted tokens, or words, of each document.
-
-    Returns
-    -------
-    Estimate
-        ``exp(sum(nll) / sum(counts))``; the error of a ratio of sums, by the delta method.
     """
-    rate, error = _rate(np.asarray(nll, float), np.asarray(counts, float))
-    return Estimate(float(np.exp(rate)), float(np.exp(rate) * error))
+    rate, error = _rate(nll, counts)
+    return float(np.exp(rate)), float(np.exp(rate) * error)
 
 
 def perplexity_interval(nll: Sequence[float], counts: Sequence[int]) -> Interval:
     """The same with its interval, by Student's t on the logarithm."""
-    return _mapped(np.exp, _interval(np.asarray(nll, float), np.asarray(counts, float)))
+    return _mapped(np.exp, _interval(nll, counts))
 
 
 def log_change(first: Sequence[float], second: Sequence[float], counts: Sequence[int]) -> Interval:
     """How much higher the second log perplexity is than the first on the same documents, in nats per token."""
-    return _interval(np.asarray(second, float) - np.asarray(first, float), np.asarray(counts, float))
+    return _interval(np.asarray(second, float) - np.asarray(first, float), counts)
 
 
 def change(first: Sequence[float], second: Sequence[float], counts: Sequence[int]) -> Interval:
@@ -103,14 +88,16 @@ def time_ratio(first: Sequence[float], second: Sequence[float]) -> Interval:
     return _mapped(np.exp, mean_interval(np.log(second) - np.log(first)))
 
 
-def _interval(amounts: np.ndarray, counts: np.ndarray) -> Interval:
+def _interval(amounts: Sequence[float], counts: Sequence[float]) -> Interval:
+    """A ratio of sums over documents, with its interval by Student's t."""
     rate, error = _rate(amounts, counts)
     reach = stats.t.ppf(0.975, len(counts) - 1) * error if len(counts) > 1 else np.nan
     return Interval(float(rate), float(rate - reach), float(rate + reach), len(counts))
 
 
-def _rate(amounts: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
+def _rate(amounts: Sequence[float], counts: Sequence[float]) -> tuple[float, float]:
     """A ratio of sums over documents and its standard error, by the delta method."""
+    amounts, counts = np.asarray(amounts, float), np.asarray(counts, float)
     number, rate = len(amounts), amounts.sum() / counts.sum()
     residuals = amounts - rate * counts
     error = np.sqrt(number / (number - 1) * (residuals**2).sum()) / counts.sum() if number > 1 else np.nan
@@ -134,19 +121,6 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> Interva
 
 
 # ---- questions: intervals with two pseudo-observations
-
-
-def score(scores: Sequence[float]) -> Estimate:
-    """Mean score of independent questions and its standard error, as lm-eval has it."""
-    scores = np.asarray(scores, float)
-    error = scores.std(ddof=1) / np.sqrt(len(scores)) if len(scores) > 1 else np.nan
-    return Estimate(float(scores.mean()), float(error))
-
-
-def average(estimates: Sequence[Estimate]) -> Estimate:
-    """Unweighted mean over tasks, whose questions are independent."""
-    values, errors = np.asarray(estimates, float).T
-    return Estimate(float(values.mean()), float(np.sqrt((errors**2).sum()) / len(errors)))
 
 
 def paired_difference(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interval:
@@ -211,35 +185,23 @@ def share_kept(*groups: Sequence[Compared]) -> Interval:
 
     Of two groups of tasks it is the first group's share minus the second's.
     """
-    values, draws, number = [], [], 0
+    values, draws = [], []
     for seed, tasks in enumerate(groups):
         chance = sum(task.chance for task in tasks)
         drawn = bootstrap([np.stack([task.scores, task.dense]) for task in tasks], seed).sum(axis=-1) - chance
         own, dense = (sum(np.mean(task[i]) for task in tasks) - chance for i in (0, 1))
-        values.append(own / dense)
-        with np.errstate(divide="ignore", invalid="ignore"):  # a draw in which the dense model is at chance
-            draws.append(drawn[:, 0] / drawn[:, 1])
-        number += sum(len(task.dense) for task in tasks)
-    return drawn_interval(values[0] - sum(values[1:]), draws[0] - sum(draws[1:]), number)
+        values.append((own, dense))
+        draws.append(drawn.T)
+    number = sum(len(task.dense) for tasks in groups for task in tasks)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a draw in which the dense model is at chance
+        (value, *others), (drawn, *less) = ([own / dense for own, dense in pairs] for pairs in (values, draws))
+        return drawn_interval(value - sum(others), drawn - sum(less), number)
 
 
-def first_places(means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many tasks a method has the highest score on, alone and with others.
-
-    Parameters
-    ----------
-    means : array (..., M, T)
-        Scores of M methods on T tasks.
-
-    Returns
-    -------
-    alone, tied : array (..., M)
-        A tie of all methods is no first place.
-    """
+def first_places(means: np.ndarray) -> np.ndarray:
+    """How many tasks each method (…, M, T) scores highest on, alone or with others; a tie of all is no first place."""
     highest = means >= means.max(axis=-2, keepdims=True) - 1e-9
-    sharing = highest.sum(axis=-2, keepdims=True)
-    alone, tied = sharing == 1, (sharing > 1) & (sharing < means.shape[-2])
-    return (highest & alone).sum(axis=-1), (highest & tied).sum(axis=-1)
+    return (highest & ~highest.all(axis=-2, keepdims=True)).sum(axis=-1)
 
 
 def floor(tasks: Sequence[Compared]) -> str | None:
@@ -250,14 +212,10 @@ def floor(tasks: Sequence[Compared]) -> str | None:
     """
     if not tasks or any(len(task.dense) < 2 for task in tasks):
         return FEW
-    leads, shrunk = [], []
-    for _, dense, chance in tasks:
-        number, guessing = len(dense), np.sqrt(chance * (1 - chance) / len(dense))
-        value, error = score(dense)
-        leads.append(Estimate(value - chance, max(error, guessing)))
-        rate = (np.sum(dense) + 2) / (number + 4)  # Agresti and Coull
-        shrunk.append(Estimate(rate - chance, np.sqrt(rate * (1 - rate) / (number + 4))))
-    lead, upper = average(leads), average(shrunk)
-    if lead.value > ABOVE * lead.error:
+    number, mean, chance = np.array([(len(task.dense), np.mean(task.dense), task.chance) for task in tasks]).T
+    error = np.maximum([stats.sem(task.dense) for task in tasks], np.sqrt(chance * (1 - chance) / number))
+    if np.mean(mean - chance) > ABOVE * np.sqrt(np.sum(error**2)) / len(tasks):
         return None
-    return FLOOR if upper.value + stats.norm.ppf(0.975) * upper.error < SEEN else FEW
+    rate = (mean * number + 2) / (number + 4)  # Agresti and Coull
+    error = np.sqrt(np.sum(rate * (1 - rate) / (number + 4))) / len(tasks)
+    return FLOOR if np.mean(rate - chance) + stats.norm.ppf(0.975) * error < SEEN else FEW

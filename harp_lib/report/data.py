@@ -1,7 +1,8 @@
 """Stored cells, and the paper's printed numbers, as long frames: one row for each number."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import pandas as pd
@@ -12,46 +13,37 @@ from harp_lib.report.comparisons import Compared, floor
 from harp_lib.results import Cells, read_results
 
 _QUANTITIES = {
-    ("question",): "scores, beside, answers, answer_tokens, prompt_tokens",
-    ("document",): "nll, tokens, words, texts",
-    ("document", "position"): "ids",
-    ("layer",): "alphas, 1, 0, v, s, largest λ, beta 1, beta 2",  # 1 and 0: one layer value-only, at that α
+    ("question",): "scores, beside, answer_tokens",
+    ("document",): "nll, tokens",
+    ("layer",): "alphas, 1, 0, v",  # 1 and 0: one layer value-only, at that α
     ("layer", "alpha"): "perplexities",
-    ("document", "layer"): "similarity, distance, norm, similarity without first, distance without first, norm without "
-    "first, projected similarity, block influence, attention influence, value distance, value gap, branch gap, "
-    "all tokens, without first",
-    ("document", "layer", "head"): "entropy, value contraction, contraction, ratios, ratios without first",
-    ("document", "layer", "product"): "products",
+    ("document", "layer"): "similarity, projected similarity, block influence, attention influence, value gap, "
+    "branch gap, without first",
+    ("document", "layer", "head"): "entropy, ratios",
     ("variant", "repetition", "part"): "seconds",
-    ("variant",): "bytes, cache_bytes, peak_bytes, plans",
-    ("variant", "count"): "variants",
+    ("variant",): "bytes, cache_bytes, peak_bytes",
     ("pairs", "variant"): "flops",
-    ("pairs", "part"): "overtaking",
-    ("item",): "layers, subtasks, lengths",
-    ("item", "layer and group"): "only_printed, only_squared",
+    ("item",): "layers",
 }
 AXES = {name: axes for axes, names in _QUANTITIES.items() for name in names.split(", ")}
 """What each index of a stored quantity counts, from the outside in; a quantity that is not here is a single number.
 
 A list counts from 0 and a dictionary has its keys, as numbers where they are numbers. A quantity may have fewer axes
 than are named here (``seconds`` of a plan is one number). Where a quantity belongs to the hidden states, as
-``similarity`` and ``all tokens``, layer i is what enters layer i, and one more is what leaves the last.
+``similarity``, layer i is what enters layer i, and one more is what leaves the last.
 """
 
 _OTHERWISE = {  # tasks whose cells mean something else by the same name
     "counted": {"flops": ("pairs", "item", "part")},
     "selection": {"scores": ("layer",)},
     "document": {"nll": ("plan",)},
-    "repeated-tokens": dict.fromkeys(("tokens", "logit difference"), ("token",))
-    | dict.fromkeys(("similarity", "relative distance"), ("token", "layer"))
+    "repeated-tokens": {"tokens": ("token",), "logit difference": ("token",), "similarity": ("token", "layer")}
     | {"entropy": ("token", "layer", "head")},
 }
 _TASKS = (  # what the names of cells say: columns of their own
     r"document-(?P<document>\d+)",
-    r"range-(?P<start>\d+)-(?P<end>\d+)",
     r"(prefill|decode|split)-(?P<length>\d+)",
-    r"(search|contraction)-(?P<corpus>.+)",
-    r"((?P<corpus>.+)-validation|.+)-seed-(?P<seed>\d+)",
+    r"search-(?P<corpus>.+)",
     r"(?P<corpus>.+)-(?P<split>train|test|validation)",
 )
 
@@ -72,36 +64,29 @@ def tidy(profile: str, experiment: str, *quantities: str) -> pd.DataFrame:
     profile, experiment : str
         Name the stored results.
     *quantities : str
-        Names in the cells' results; a dot leads into a dictionary (``reused.seconds``), and ``inputs.`` and ``cell.``
-        into what a cell was computed from and what is recorded of it.
+        Names in the cells' results; ``inputs.`` leads into what a cell was computed from.
 
     Returns
     -------
     DataFrame
         Columns model, method, task, quantity, the axes of the quantities (``AXES``), what the task's name says
-        (document; start and end of a range; length; corpus and split), and value. Cells without a quantity have no
-        rows of it; those that failed have the quantity ``failed``, with the reason.
+        (document, length, corpus, split), and value. Cells that failed have the quantity ``failed``, with the reason.
     """
-    return tidy_cells(cells(profile, experiment), *quantities)
-
-
-def tidy_cells(stored: Cells, *quantities: str) -> pd.DataFrame:
-    """The same of cells at hand."""
-    rows, columns = [], dict.fromkeys(["model", "method", "task", "quantity"])
-    for (model, method, task), cell in stored.items():
+    rows = []
+    for (model, method, task), cell in cells(profile, experiment).items():
         for quantity in quantities:
-            named, found = _axes(task, quantity), _find(cell, quantity)
-            if quantity.endswith("alphas") and isinstance(found, list):  # stored top-down
-                count = _find(cell, quantity.removesuffix("alphas") + "num_model_layers") or 0
-                found = {count - 1 - i: alpha for i, alpha in enumerate(found)}
+            name = quantity.removeprefix("inputs.")
+            found = cell["result" if name == quantity else "inputs"].get(name)
+            axes = _OTHERWISE.get(re.sub(r"-\d+$", "", task), {}).get(name) or AXES.get(name, ())
+            if quantity == "alphas" and found:  # stored top-down
+                found = {cell["result"]["num_model_layers"] - 1 - i: alpha for i, alpha in enumerate(found)}
             fixed = {"model": model, "method": method, "task": task, "quantity": quantity} | _said(task)
             for index, value in _leaves(found):
-                if len(index) > len(named):
-                    raise ValueError(f"{quantity} of {task} has {len(index)} axes; AXES names {len(named)}")
-                rows.append(fixed | dict(zip(named, index, strict=False)) | {"value": value})
-            columns |= dict.fromkeys(rows[-1] if found not in (None, [], {}) else ())
-    columns = [name for name in columns if name != "value"]
-    return pd.DataFrame(rows, columns=[*columns, "value"])
+                if len(index) > len(axes):
+                    raise ValueError(f"{quantity} of {task} has {len(index)} axes; AXES names {len(axes)}")
+                rows.append(fixed | dict(zip(axes, index, strict=False)) | {"value": value})
+    frame = pd.DataFrame(rows, columns=None if rows else ["model", "method", "task", "quantity", "value"])
+    return frame[[*frame.columns.drop("value"), "value"]]
 
 
 def table(profile: str, experiment: str, task: str) -> pd.DataFrame:
@@ -120,11 +105,7 @@ def paper(name: str) -> pd.DataFrame:
     Columns model (as the paper spells it), method, task, quantity and value, and axes where it has them. Scores and
     shares are in per cent, as printed; "all" stands where a number belongs to no single model, method or task.
     """
-    file = config.PAPER / f"{name}.csv"
-    if not file.is_file():
-        known = ", ".join(sorted(path.stem for path in config.PAPER.glob("*.csv")))
-        raise ValueError(f"unknown table {name!r}; choose from {known}")
-    return pd.read_csv(file)
+    return pd.read_csv(config.PAPER / f"{name}.csv")
 
 
 class Missing(Exception):
@@ -132,15 +113,10 @@ class Missing(Exception):
 
 
 class Source:
-    """The stored results of a profile, each store read once, and the scores of one model side by side."""
+    """The stored results of a profile, each store read once."""
 
     def __init__(self, profile: str) -> None:
-        self.profile, self._stores = profile, {}
-
-    def cells(self, store: str) -> Cells:
-        if store not in self._stores:
-            self._stores[store] = cells(self.profile, store)
-        return self._stores[store]
+        self.profile, self.cells = profile, cache(lambda store: cells(profile, store))
 
     def models(self, store: str) -> list[str]:
         return list(dict.fromkeys(model for model, *_ in self.cells(store)))
@@ -153,9 +129,9 @@ class Source:
         return found
 
     def of(self, store: str, model: str, method: str, prefix: str = "") -> dict[str, dict]:
-        """The cells of a method whose tasks begin so, by the rest of its name; raises Missing if there is none."""
+        """The results of a method whose tasks begin so, by the rest of the name; raises Missing if there is none."""
         found = {
-            task.removeprefix(prefix): cell
+            task.removeprefix(prefix): cell["result"]
             for (name, its, task), cell in self.cells(store).items()
             if (name, its) == (model, method) and task.startswith(prefix) and "failed" not in cell["result"]
         }
@@ -163,51 +139,41 @@ class Source:
             raise Missing(f"needs {method}/{prefix}… of {store}")
         return found
 
-    def scores(self, store: str, model: str, method: str, task: str, seed: int = 0) -> list[float]:
-        """By question; those of the ablations that are HARP's and the dense model's are in the main tables.
+    def answers(
+        self, store: str, model: str, methods: Iterable[str], tasks: Iterable[str], seed: int = 0
+    ) -> dict[str, pd.DataFrame]:
+        """Scores of the tasks that the dense model and all the methods have: every average is of these.
 
+        By task, question × method. Those of the ablations that are HARP's and the dense model's are in the main tables.
         With a seed: after calibration on another draw of the text, for the methods that have such scores.
         """
-        if seed and (model, method, f"{task}-seed-{seed}") in self.cells("baselines"):
-            return self.result("baselines", model, method, f"{task}-seed-{seed}")["scores"]
-        shared = store == "ablations" and method in ("dense", "harp")
-        return self.result("main_tables" if shared else store, model, method, task)["scores"]
-
-    def compared(self, store: str, model: str, method: str, task: str) -> Compared:
-        choices, dense = ALL_BENCHMARKS[task].choices, self.scores(store, model, "dense", task)
-        return Compared(self.scores(store, model, method, task), dense, 1 / choices if choices else 0.0)
-
-    def complete(self, store: str, model: str, methods: Iterable[str], tasks: Iterable[str]) -> list[str]:
-        """The tasks that the dense model and all the methods have scores on: every average is of these."""
-        wanted, found = ["dense", *methods], []
+        stores = dict.fromkeys(("main_tables", "baselines", store))
+        known = {
+            key[1:]: cell["result"] for name in stores for key, cell in self.cells(name).items() if key[0] == model
+        }
+        known = {key: result["scores"] for key, result in known.items() if result.get("scores")}
+        again = f"-seed-{seed}" if seed else ""
+        if seed and not any(task.endswith(again) for _, task in known):
+            raise Missing("needs scores after other calibration texts")
+        found = {}
         for task in tasks:
-            try:
-                for method in wanted:
-                    self.scores(store, model, method, task)
-                found.append(task)
-            except Missing:
-                pass
+            own = {name: known.get((name, task + again)) or known.get((name, task)) for name in ("dense", *methods)}
+            if all(own.values()):
+                found[task] = pd.DataFrame(own)
         if not found:
             raise Missing(f"needs scores of {store}")
         return found
 
-    def above(self, store: str, model: str, tasks: Iterable[str]) -> list[str]:
-        """Those of some tasks on which the dense model is above chance."""
-        return [task for task in tasks if not floor([self.compared(store, model, "dense", task)])]
+
+def compared(task: str, answers: pd.DataFrame, method: str = "dense") -> Compared:
+    """A method's scores on a task beside those of the dense model and of guessing."""
+    choices = ALL_BENCHMARKS[task].choices
+    return Compared(answers[method].to_numpy(), answers["dense"].to_numpy(), 1 / choices if choices else 0.0)
 
 
-def _axes(task: str, quantity: str) -> tuple[str, ...]:
-    name = quantity.rpartition(".")[2]
-    return _OTHERWISE.get(re.sub(r"-\d+$", "", task), {}).get(name) or AXES.get(name, ())
-
-
-def _find(cell: dict[str, Any], quantity: str) -> Any:
-    """What a dotted name leads to, or None."""
-    head, *rest = quantity.split(".")
-    found = {"cell": cell, "inputs": cell["inputs"]}.get(head) or cell["result"].get(head)
-    for key in rest:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
+def above(answers: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """Those of some tasks on which the dense model is above chance."""
+    return {task: asked for task, asked in answers.items() if not floor([compared(task, asked)])}
 
 
 def _leaves(value: Any, index: tuple = ()) -> Iterator[tuple[tuple, Any]]:

@@ -87,9 +87,9 @@ def score_kept(profile: dict) -> Figure | None:
     )
     rows, lengths = [], {"triviaqa": 16, "gsm8k": 256}  # tokens of an answer, as the paper prints them
     for model in store.models("main_tables"):
-        tasks = store.above("main_tables", model, store.complete("main_tables", model, methods, BENCHMARKS))
-        for task, method in product(tasks, methods):
-            found = comparisons.share_kept([store.compared("main_tables", model, method, task)]) * 100
+        asked = data.above(store.answers("main_tables", model, methods, BENCHMARKS))
+        for task, method in product(asked, methods):
+            found = comparisons.share_kept([data.compared(task, asked[task], method)]) * 100
             tokens = np.mean(store.result("main_tables", model, "dense", task).get("answer_tokens", [0]))
             rows.append((model, task, method, *found[:3], tokens, task_title(task, here)))
     if not rows:
@@ -128,15 +128,15 @@ def longbench_first_places(profile: dict) -> Figure:
     """How many tasks each of the methods that remove as many parameters is first on, alone or with others."""
     rows, source = [], data.Source(profile["name"])
     for model in source.models("longbench"):
-        tasks = source.complete("longbench", model, EQUAL, LONGBENCH)
-        asked = [np.array([source.scores("longbench", model, method, task) for method in EQUAL]) for task in tasks]
-        own = sum(comparisons.first_places(np.stack([one.mean(axis=1) for one in asked], axis=-1)))
-        drawn = sum(comparisons.first_places(comparisons.bootstrap(asked)))  # (draws, methods)
-        found = [comparisons.drawn_interval(own[i], drawn[:, i], len(tasks)) for i in range(len(EQUAL))]
+        answers = source.answers("longbench", model, EQUAL, LONGBENCH)
+        asked = [part[list(EQUAL)].to_numpy().T for part in answers.values()]
+        own = comparisons.first_places(np.stack([one.mean(axis=1) for one in asked], axis=-1))
+        drawn = comparisons.first_places(comparisons.bootstrap(asked))  # (draws, methods)
+        found = [comparisons.drawn_interval(own[i], drawn[:, i], len(asked)) for i in range(len(EQUAL))]
         rows += [(model, method, *interval) for method, interval in zip(EQUAL, found, strict=True)]
     for model, part in by_model(data.paper("longbench")):
         wide = part.pivot_table("value", "method", "task").reindex(EQUAL).dropna()
-        places = sum(comparisons.first_places(wide.to_numpy()))
+        places = comparisons.first_places(wide.to_numpy())
         rows += [(f"{model} (paper)", *row, np.nan, np.nan, 16) for row in zip(wide.index, places, strict=True)]
     frame = pd.DataFrame(rows, columns=["model", "method", "value", "low", "high", "tasks"])
     frame["title"] = frame["method"].map(TITLES)

@@ -7,7 +7,7 @@ from harp_lib import accounting
 from harp_lib.measure.text import TITLES as CORPORA
 from harp_lib.methods import TITLES
 from harp_lib.report import comparisons
-from harp_lib.report.claims.score_tests import Finding, named, paper_model, weakest
+from harp_lib.report.claims.score_tests import NOTHING, Finding, named, paper_model, weakest
 from harp_lib.report.comparisons import Interval
 from harp_lib.report.data import Missing, paper
 from harp_lib.report.tables import pruning_ratios
@@ -20,7 +20,7 @@ CLOSE = 1e-4  # two shares of FFN channels that count as equal
 EXACT = 1 - 1e-9
 
 
-def exactly(value: float, n: int = 0) -> Interval:
+def exactly(value: float, n: int) -> Interval:
     """What is counted has no error."""
     return Interval(float(value), float(value), float(value), int(n))
 
@@ -30,20 +30,21 @@ def exactly(value: float, n: int = 0) -> Interval:
 
 def _documents(source, store: str, model: str, method: str, quantity: str) -> dict[str, np.ndarray]:
     """A quantity (documents, layers, …) on each corpus."""
-    found = {task: cell["result"].get(quantity) for task, cell in source.of(store, model, method).items()}
+    found = {task: result.get(quantity) for task, result in source.of(store, model, method).items()}
     return {corpus: np.array(values) for corpus, values in found.items() if values and corpus in CORPORA}
 
 
 @named("similarity")
 def top_fifth(source, model, quantities, of) -> list[Finding]:
     """The median, or the highest, of what enters the top fifth of the layers, on each corpus."""
-    found = [_documents(source, "similarity", model, "trained", name) for name in quantities]
-    layers, findings = next(iter(_documents(source, "similarity", model, "trained", "entropy").values())).shape[1], []
+    found, findings = [_documents(source, "similarity", model, "trained", name) for name in quantities], []
     for corpus in found[0]:
-        high = [part[corpus][:, int(np.ceil(HIGH * layers)) : layers] for part in found]
-        values = np.concatenate([part.reshape(len(part), -1) for part in high], axis=1)
-        value = comparisons.mean_interval((np.median if of == "median" else np.max)(values, axis=1))
-        findings.append(Finding(value, "", f"is the {of} on {CORPORA[corpus]}", goal=NEARLY_ONE))
+        parts = [part[corpus] for part in found]
+        layers = min(part.shape[1] for part in parts)  # what leaves the last layer is left out
+        high = [part[:, int(np.ceil(HIGH * layers)) : layers].reshape(len(part), -1) for part in parts]
+        value = {"median": np.median, "highest": np.max}[of](np.concatenate(high, axis=1), axis=1)
+        about = f"is the {of} on {CORPORA[corpus]}"
+        findings.append(Finding(comparisons.mean_interval(value), "", about, goal=NEARLY_ONE))
     return findings
 
 
@@ -52,7 +53,7 @@ def small_bound(source, model) -> list[Finding]:
     """In which share of the layers with v < 1 d(H) shrinks: the claim has a condition, and says nothing without it."""
     bound = np.array(source.result("similarity", model, "trained", "block-bound")["v"])
     if not (small := bound < 1).any():
-        return [Finding(exactly(bound.min(), len(bound)), "v", "at least", reason="v is below 1 in no layer")]
+        return [Finding(exactly(bound.min(), len(bound)), "", "is the smallest v", reason="v is below 1 in no layer")]
     distances = next(iter(_documents(source, "similarity", model, "trained", "distance").values()))[0]
     shrinks = (distances[1:] < distances[:-1])[small]
     return [Finding(exactly(shrinks.mean(), small.sum()), "share", "of the layers with v < 1", goal=EXACT)]
@@ -69,57 +70,55 @@ def norms_changed(source, model) -> list[Finding]:
     return found
 
 
-def _streams(source, model: str) -> dict[str, np.ndarray]:
+def _stream(source, model: str, plan: str) -> np.ndarray:
     """Log ratio of the stream's norm to the dense model's, above the lowest pruned layer: (documents, depths)."""
-    plans = ("dense", "alpha-1", "searched")
-    norms = {plan: np.array(source.result("norm_change", model, plan, "reading")["without first"]) for plan in plans}
-    alphas = source.cells("norm_change")[model, "alpha-1", "reading"]["inputs"]["alphas"]
-    above = min(map(int, alphas)) + 1
-    return {plan: np.log(norms[plan] / norms["dense"])[:, above:] for plan in plans[1:]}
+    own, dense = (source.result("norm_change", model, name, "reading")["without first"] for name in (plan, "dense"))
+    alphas = source.cells("norm_change")[model, plan, "reading"]["inputs"]["alphas"]
+    return np.log(np.divide(own, dense))[:, min(map(int, alphas)) + 1 :]
 
 
 @named("norm_change")
 def stream_changed(source, model) -> list[Finding]:
     """How much larger the residual stream is at the top with α = 1."""
-    change = comparisons.mean_interval(np.expm1(_streams(source, model)["alpha-1"][:, -1]))
+    change = comparisons.mean_interval(np.expm1(_stream(source, model, "alpha-1")[:, -1]))
     return [Finding(change, "%", "at the top, α = 1", less=change.value < 0)]
 
 
 @named("norm_change")
 def norm_restored(source, model) -> list[Finding]:
     """Which share of the deviation from the dense norm is gone with the searched α, at the top and over the layers."""
-    unscaled, searched = _streams(source, model).values()
-    found = []
+    unscaled, searched, found = _stream(source, model, "alpha-1"), _stream(source, model, "searched"), []
     for about, of in (("at the top", np.s_[:, -1:]), ("over all pruned layers", np.s_[:, :])):
         before, after = (np.abs(logs[of]).mean(axis=1) for logs in (unscaled, searched))
-        gone, change = (comparisons.mean_interval(x) for x in ((before - after) / before.mean(), unscaled[of].mean(1)))
-        told = {"goal": NEARLY_ALL, "part": 0.0, "about": f"of the deviation is gone {about}"}
-        told["reason"] = "" if change.low * change.high > 0 else "α = 1 does not change the norm"
-        found.append(Finding(gone, "share", **told))
+        gone = comparisons.mean_interval((before - after) / before.mean())
+        change = comparisons.mean_interval(unscaled[of].mean(axis=1))
+        reason = "" if change.low * change.high > 0 else "α = 1 does not change the norm"
+        about = f"of the deviation is gone {about}"
+        found.append(Finding(gone, "share", about, goal=NEARLY_ALL, part=0.0, reason=reason))
     return found
 
 
 @named("norm_change")
 def norm_reason(source, model) -> list[Finding]:
     """Is the α that keeps the norm better than others that shrink, and no worse than the searched α?"""
-    plans = ("alpha-1", "searched", "norm-matching", "reconstructing", "constant")
-    read = {plan: source.result("norm_change", model, plan, "reading") for plan in plans}
 
-    def worse(first: str, second: str) -> Interval:
-        return comparisons.change(read[first]["nll"], read[second]["nll"], read[first]["tokens"])
+    def worse(first: str, second: str, about: str, **told) -> Finding:
+        low, high = (source.result("norm_change", model, plan, "reading") for plan in (first, second))
+        return Finding(comparisons.change(low["nll"], high["nll"], low["tokens"]), "%", about, **told)
 
-    if not worse("searched", "alpha-1").low > 0:
-        return [Finding(worse("searched", "alpha-1"), "%", "α = 1", reason="the search wins nothing over α = 1")]
-    about = {"alpha-1": "α = 1", "reconstructing": "branch-keeping α", "constant": "α = 0.5"}
-    pieces = [Finding(worse("norm-matching", m), "%", f"with {about[m]} against the norm-keeping") for m in about]
-    norm = Finding(worse("searched", "norm-matching"), "%", "with the norm-keeping α against the searched", less=True)
+    won = worse("searched", "alpha-1", "α = 1", reason="the search wins nothing over α = 1")
+    if not won.interval.low > 0:
+        return [won]
+    others = {"alpha-1": "α = 1", "reconstructing": "branch-keeping α", "constant": "α = 0.5"}
+    pieces = [worse("norm-matching", plan, f"with {others[plan]} against the norm-keeping") for plan in others]
+    norm = worse("searched", "norm-matching", "with the norm-keeping α against the searched", less=True)
     return [weakest([*pieces, norm])]
 
 
 @named("alpha_search")
 def alphas_alike(source, model) -> list[Finding]:
     """The rank correlation of the α searched on two corpora."""
-    found = [cell["result"]["alphas"] for cell in source.of("alpha_search", model, "harp", "search-").values()]
+    found = [result["alphas"] for result in source.of("alpha_search", model, "harp", "search-").values()]
     if len(found) < 2:
         raise Missing("needs α searched on two corpora")
     own = paper("alpha_search").query("model == 'LLaMA3.1-8B'").pivot_table("value", "layer", "task")
@@ -139,15 +138,15 @@ def similar_layers(source, model) -> list[Finding]:
 @named("ablations")
 def layer_gains(source, model) -> list[Finding]:
     """The least that one layer's searched α lowers perplexity: by itself, after those above, or after all others."""
-    found = list(source.of("ablations", model, "gain").values())
-    tokens, alphas = [cell["result"]["tokens"] for cell in found], found[0]["inputs"]["alphas"]
-    pieces = []
+    found, pieces = source.of("ablations", model, "gain"), []
+    alphas = source.cells("ablations")[model, "gain", next(iter(found))]["inputs"]["alphas"]
     for k, layer in enumerate(sorted(map(int, alphas), reverse=True)):
         ways = {"by itself": ("top-0", f"only-{layer}"), "after those above": (f"top-{k}", f"top-{k + 1}")}
         ways["after all others"] = (f"without-{layer}", f"top-{len(alphas)}")
         for about, plans in ways.items() if alphas[str(layer)] != 1 else ():  # at 1 there is nothing to gain
-            before, after = ([cell["result"]["nll"][plan] for cell in found] for plan in plans)
-            pieces.append(Finding(comparisons.change(after, before, tokens), "%", f"layer {layer} {about}"))
+            before, after = ([result["nll"][plan] for result in found.values()] for plan in plans)
+            gain = comparisons.change(after, before, [result["tokens"] for result in found.values()])
+            pieces.append(Finding(gain, "%", f"layer {layer} {about}"))
     if not pieces:
         raise Missing("every searched α is 1")
     return [weakest(pieces)]
@@ -161,7 +160,7 @@ def tuned_ranges(source, model) -> list[Finding]:
     """How much higher perplexity is with the paper's range of each baseline than with the best of ours."""
     rows, found = paper("layer_ranges"), []
     for row in rows[rows["model"] == paper_model(model)].itertuples():
-        tried = {task: cell["result"] for task, cell in source.of("baselines", model, row.method, "range-").items()}
+        tried = source.of("baselines", model, row.method, "range-")
         best = min(tried.values(), key=lambda read: sum(read["nll"]) / sum(read["tokens"]))
         if (theirs := tried.get(f"{row.start:02}-{row.end:02}")) is not None:
             change = comparisons.change(best["nll"], theirs["nll"], best["tokens"])
@@ -187,7 +186,7 @@ def exact(source, model, quantity) -> list[Finding]:
 
 def _timed(source, model: str, kind: str) -> dict[int, dict]:
     """The lengths that were timed more than once, from the shortest on."""
-    found = {int(n): cell["result"]["seconds"] for n, cell in source.of("efficiency", model, "all", f"{kind}-").items()}
+    found = {int(n): result["seconds"] for n, result in source.of("efficiency", model, "all", f"{kind}-").items()}
     return {length: found[length] for length in sorted(found) if len(found[length]["dense"]) > 1}
 
 
@@ -197,22 +196,24 @@ def time_saved(source, model, against, at, goal=0.0, only=None) -> list[Finding]
     timed = {n: runs for n, runs in _timed(source, model, "prefill").items() if against in runs}
     if not timed:
         raise Missing(f"needs repeated prefills of {against}")
-    seconds = paper("efficiency").query("quantity == 'seconds'").pivot_table("value", "length", "method")
-    shares = list(1 - seconds["harp"] / seconds["dense"]) if against == "dense" else []
-    same = {"unit": "%", "goal": goal, "paper": tuple(shares if at == "every" else shares[-1:])}
-    saved = {n: -comparisons.time_ratio(runs[against], runs["harp"]) + 1 for n, runs in timed.items()}
-    found = {n: Finding(share, about=f"of the time at {n:,} tokens", **same) for n, share in saved.items()}
     first, last = min(timed), max(timed)
-    if at == "every":
-        return [weakest(found.values())]
-    if at == "growth" and first < last:
+    if at == "growth":
+        if first == last:
+            raise Missing("needs prefills of two lengths")
         logs = [np.log(np.divide(timed[n]["harp"], timed[n][against])) for n in (first, last)]
         ends = stats.ttest_ind(*logs, equal_var=False).confidence_interval()
         fall = [1 - np.exp(-end) for end in (logs[0].mean() - logs[1].mean(), *ends)]
         about = f"less time, relative to {against}, at {last:,} than at {first:,} tokens"
         return [Finding(Interval(*map(float, fall), sum(map(len, logs))), "%", about)]
-    there = at == "longest" or (at in found and paper_model(model) == only)
-    return [found.get(at, found[last])._replace(reason="" if there else f"needs {only} and {at} tokens")]
+    seconds = paper("efficiency").query("quantity == 'seconds'").pivot_table("value", "length", "method")
+    told, found = tuple(1 - seconds["harp"] / seconds["dense"]) if against == "dense" else (), []
+    if only and (at not in timed or paper_model(model) != only):
+        return [Finding(NOTHING, "%", reason=f"needs {only} and {at:,} tokens", paper=told[-1:])]
+    for n in timed if at == "every" else [at if only else last]:
+        logs = [np.log(timed[n][plan]) for plan in (against, "harp")]
+        saved, about = -comparisons.change(*logs, np.ones(len(logs[0]))), f"of the time at {n:,} tokens"
+        found.append(Finding(saved, "%", about, goal, paper=told if at == "every" else told[-1:]))
+    return [weakest(found)]
 
 
 @named("efficiency")
@@ -229,20 +230,9 @@ def attention_share(source, model) -> list[Finding]:
     return [weakest(found)]
 
 
-@named("efficiency")
-def kv_cache(source, model) -> list[Finding]:
-    """The bytes of the KV cache after a prefill, in shares of the dense model's, against the layers that are left."""
-    counted = source.result("efficiency", model, "all", "counted")
-    layers, gone = counted["layers"], counted["variants"]["harp"]["layers_without_attention"]
-    held = [cell["result"]["cache_bytes"] for cell in source.of("efficiency", model, "all", "prefill-").values()]
-    right = [each["harp"] * layers == each["dense"] * (layers - gone) for each in held if each]
-    about = f"of the lengths hold {layers - gone} of {layers} parts"
-    return [Finding(exactly(np.mean(right), len(right)), "share", about, goal=EXACT)]
-
-
 @named()
 def overtaking(source, model) -> list[Finding]:
     """From how many times d_ff on attention takes as many operations as the FFN, all query-key pairs counted."""
     sizes = [(accounting.overtaking_length(c), c.intermediate_size) for c in accounting.paper_configs().values()]
     least = exactly(min(length / size for length, size in sizes), len(sizes))
-    return [Finding(least, "× d_ff", "or later in the paper's models", goal=1, less=True)]
+    return [Finding(least, "", "× d_ff or later in the paper's models", goal=1, less=True)]
