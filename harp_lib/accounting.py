@@ -1,15 +1,16 @@
 """What a model holds and does, dense or pruned, counted from its config and a plan: parameters, KV cache, operations.
 
-Modules are looked at on the meta device. A pruned model's config counts as that of the dense model it was made from. An
-architecture that is not counted is a ValueError, and so is a plan that does not fit it.
+Modules are looked at on the meta device, after surgery. A pruned model's config counts as that of the dense model it
+was made from. An architecture that is not counted is a ValueError, and so is a plan that does not fit it.
 """
 
 import copy
 import json
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
-from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from harp_lib.config import CONFIGS
-from harp_lib.pruning.architecture import all_linear, check_fits, decoder_layers
+from harp_lib.pruning.architecture import all_linear, decoder_layers
 from harp_lib.pruning.layers import ATTENTION_PARTS, FFN_PARTS, num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
@@ -57,46 +58,39 @@ def _build(config_class: type[PreTrainedConfig], content: str) -> PreTrainedMode
     return model
 
 
-def parameters(config: PreTrainedConfig, plan: PruningPlan | None = None, fold_output: bool = False) -> int:
-    """All parameters of the model, counted on its modules after surgery: shared ones once, norms and biases too."""
+@contextmanager
+def pruned(config: PreTrainedConfig, plan: PruningPlan | None, fold_output: bool = False) -> Iterator[PreTrainedModel]:
+    """Within the context, the :func:`stock_model` as ``plan`` prunes it; no plan: dense."""
     model = stock_model(config)
     with temporarily_pruned(model, plan or PruningPlan(len(decoder_layers(model)), {}), fold_output):
+        yield model
+
+
+def parameters(config: PreTrainedConfig, plan: PruningPlan | None = None, fold_output: bool = False) -> int:
+    """All parameters of the model: shared ones once, norms and biases too."""
+    with pruned(config, plan, fold_output) as model:
         return sum(parameter.numel() for parameter in model.parameters())
 
 
-def linear_parameters(config: PreTrainedConfig) -> int:
-    """Weights and biases of the linear maps in all decoder layers: what the paper's ratios are relative to."""
-    return sum(_linear_parameters(layer) for layer in decoder_layers(stock_model(config)))
-
-
-def removed_parameters(config: PreTrainedConfig, plan: PruningPlan) -> int:
-    """How many of the :func:`linear_parameters` the plan removes.
+def linear_parameters(config: PreTrainedConfig, plan: PruningPlan | None = None) -> int:
+    """Weights and biases of all that is no norm in the decoder layers: what the paper's ratios are relative to.
 
     A value-only layer loses W_Q and W_K; with alpha = 0, all of its attention. A key/value group takes its rows of W_K
     and W_V, those of its query heads in W_Q, and their columns of W_O, whose own bias stays. An FFN channel takes its
-    rows of gate and up projection and its column of the down projection.
+    rows of gate and up projection and its column of the down projection. FLAP's biases are not counted.
     """
-    model, removed = stock_model(config), 0
-    check_fits(model, plan)
-    for index, lost in plan.layers.items():
-        layer = decoder_layers(model)[index]
-        query, key, value, output = (_linear_parameters(getattr(layer.self_attn, part)) for part in ATTENTION_PARTS)
-        if lost.alpha is not None:
-            removed += query + key if lost.alpha else _linear_parameters(layer.self_attn)
-        if lost.removed_groups:
-            output = layer.self_attn.o_proj.weight.numel()
-            removed += (query + key + value + output) // num_groups(layer.self_attn) * len(lost.removed_groups)
-        if lost.removed_channels:
-            removed += _channel_size(layer.mlp) * len(lost.removed_channels)
-    return removed
+    if plan:
+        silent = {layer: replace(lost, group_means=None, channel_means=None) for layer, lost in plan.layers.items()}
+        plan = replace(plan, layers=silent)
+    with pruned(config, plan) as model:
+        parts = [part for part in decoder_layers(model).modules() if "Norm" not in type(part).__name__]
+        return sum(parameter.numel() for part in parts for parameter in part.parameters(recurse=False))
 
 
 def removed_fraction(config: PreTrainedConfig, plan: PruningPlan) -> float:
-    """The paper's "Parameter Pruning Ratio" (Table "gen") as a fraction: 0.033 for its 3.3 %.
-
-    Removed / all linear parameters of the decoder layers; see :func:`removed_parameters`.
-    """
-    return removed_parameters(config, plan) / linear_parameters(config)
+    """The paper's "Parameter Pruning Ratio" (Table "gen") as a fraction, 0.033 for its 3.3 %: of linear parameters."""
+    total = linear_parameters(config)
+    return (total - linear_parameters(config, plan)) / total
 
 
 def head_ratio(config: PreTrainedConfig, plan: PruningPlan) -> float:
@@ -107,13 +101,15 @@ def head_ratio(config: PreTrainedConfig, plan: PruningPlan) -> float:
 
 def count_groups(config: PreTrainedConfig, plan: PruningPlan | None = None) -> list[tuple[int, int]]:
     """Key/value groups of each layer, and how many of them stay."""
-    model, counts = stock_model(config), []
-    if plan:
-        check_fits(model, plan)
-    for index, layer in enumerate(decoder_layers(model)):
-        total, lost = num_groups(layer.self_attn), (plan.layers if plan else {}).get(index, LayerPlan())
-        counts.append((total, 0 if lost.alpha is not None else total - len(lost.removed_groups)))
-    return counts
+    whole = [num_groups(layer.self_attn) for layer in decoder_layers(stock_model(config))]
+    with pruned(config, plan) as model:
+        kept = [num_groups(layer.self_attn) if attends(layer) else 0 for layer in decoder_layers(model)]
+    return list(zip(whole, kept, strict=True))
+
+
+def attends(layer: nn.Module) -> bool:
+    """Whether a decoder layer has queries and keys."""
+    return hasattr(layer.self_attn, "q_proj")
 
 
 def kv_bytes_per_token(
@@ -123,19 +119,15 @@ def kv_bytes_per_token(
 
     What a sliding window saves is not counted: once it is full, its layer takes nothing more.
     """
-    model, numbers = stock_model(config), 0
-    for layer, (total, kept) in zip(decoder_layers(model), count_groups(config, plan), strict=True):
-        keys, values = layer.self_attn.k_proj.out_features, layer.self_attn.v_proj.out_features
-        numbers += (keys + values) // total * kept
-    return numbers * (dtype or model.dtype).itemsize
+    with pruned(config, plan) as model:
+        cached = [layer.self_attn for layer in decoder_layers(model) if attends(layer)]
+        numbers = sum(each.k_proj.out_features + each.v_proj.out_features for each in cached)
+        return numbers * (dtype or model.dtype).itemsize
 
 
 def top_groups_plan(config: PreTrainedConfig, kv_groups: int) -> PruningPlan:
     """The plan that takes ``kv_groups`` key/value groups, from the top layer down: for counting, where any would do."""
-    groups = [total for total, _ in count_groups(config)]
-    if not 1 <= kv_groups <= sum(groups):
-        raise ValueError(f"{kv_groups} key/value groups cannot go: the layers hold {sum(groups)}")
-    layers = {}
+    groups, layers = [total for total, _ in count_groups(config)], {}
     for layer in reversed(range(len(groups))):
         if taken := min(kv_groups, groups[layer]):
             layers[layer] = LayerPlan(removed_groups=tuple(range(taken)))
@@ -148,10 +140,9 @@ def ffn_channels_for(config: PreTrainedConfig, plan: PruningPlan, target_fractio
 
     A ValueError names what is within reach: from the plan alone to all channels but one in each layer.
     """
-    ffns, own = _gated_ffns(config), removed_fraction(config, plan)
-    share = _channel_size(ffns[0]) / linear_parameters(config)
-    removed = sum(len(lost.removed_channels) for lost in plan.layers.values())
-    largest = own + share * (sum(ffn.down_proj.in_features - 1 for ffn in ffns) - removed)
+    own, removed = removed_fraction(config, plan), sum(len(lost.removed_channels) for lost in plan.layers.values())
+    share = removed_fraction(config, PruningPlan(plan.num_layers, {0: LayerPlan(removed_channels=(0,))}))
+    largest = own + share * (plan.num_layers * (config.intermediate_size - 1) - removed)
     if not own <= target_fraction <= largest:
         reach = f"the plan alone removes {own:.6f}, with all of them but one in each layer it is {largest:.6f}"
         raise ValueError(f"target_fraction {target_fraction} is out of reach of FFN channels: {reach}")
@@ -174,26 +165,25 @@ def layer_flops(config: PreTrainedConfig, tokens: int, layer: int = 0, causal: b
     in a kernel that masks afterwards; with it the N (N + 1) / 2 that are visible. In a sliding window of W tokens these
     are N min(N, W), and the sum of min(i, W) over i = 1 … N: what lies outside is taken to be passed over.
     """
-    for name in ("num_attention_heads", "intermediate_size"):
-        if getattr(config, name, None) is None:
-            raise ValueError(
-                f"the {config.model_type} config has no {name}: only decoders with a gated FFN are counted"
-            )
-    depth, width, heads = config.num_hidden_layers, config.hidden_size, config.num_attention_heads
-    if tokens < 0:
-        raise ValueError(f"tokens is {tokens}; a sequence cannot be shorter than nothing")
-    if not 0 <= layer < depth:
-        raise ValueError(f"layer {layer} is not in a model of {depth} layers (0 … {depth - 1})")
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or width // heads
-    window = attention_window(config, layer)
-    reach = tokens if window is None else min(tokens, window)  # keys that a query sees at most
-    pairs = tokens * reach - (reach * (reach - 1) // 2 if causal else 0)  # the first queries see fewer
-    return LayerFlops(
-        projections=2 * tokens * width * 2 * (heads + kv_heads) * head_dim,
-        attention=2 * 2 * heads * head_dim * pairs,
-        ffn=2 * 3 * tokens * width * config.intermediate_size,
+    return _flops(decoder_layers(stock_model(config))[layer], tokens, _pairs(config, layer, tokens, causal))
+
+
+def _flops(layer: nn.Module, tokens: int, pairs: int) -> LayerFlops:
+    """Operations of a layer, dense or pruned, on ``tokens`` new tokens that look at ``pairs`` keys in all."""
+    if not all_linear(getattr(layer, "mlp", None), FFN_PARTS):
+        raise ValueError(f"only a gated FFN of {', '.join(FFN_PARTS)} is counted; {type(layer).__name__} has another")
+    projections, ffn = (
+        sum(linear.weight.numel() for linear in part.children() if isinstance(linear, nn.Linear))
+        for part in (layer.self_attn, layer.mlp)
     )
+    width = layer.self_attn.o_proj.in_features if attends(layer) else 0  # H·Dh
+    return LayerFlops(2 * tokens * projections, 2 * 2 * width * pairs, 2 * tokens * ffn)
+
+
+def _pairs(config: PreTrainedConfig, layer: int, tokens: int, causal: bool) -> int:
+    """Query-key pairs of a prefill, see :func:`layer_flops`."""
+    reach = min(tokens, attention_window(config, layer) or tokens)  # keys that a query sees at most
+    return tokens * reach - (reach * (reach - 1) // 2 if causal else 0)  # the first queries see fewer
 
 
 def overtaking_length(config: PreTrainedConfig, causal: bool = False, with_projections: bool = False) -> int:
@@ -201,20 +191,18 @@ def overtaking_length(config: PreTrainedConfig, causal: bool = False, with_proje
 
     The paper's Section 2.1 puts it at N = d_ff, the intermediate size, for an FFN "consisting of two linear
     transformations". That holds exactly for the full square where heads times head dimension are the hidden size.
-    A gated FFN has a third matrix and moves it to 1.5 d_ff; without the masked half it is 3 d_ff - 1.
+    A gated FFN has a third matrix and moves it to 1.5 d_ff; without the masked half it is 3 d_ff - 1. A ValueError says
+    that it never does, as where all windows are short.
     """
+    layers, lengths = decoder_layers(stock_model(config)), range(1, 2**32)
 
-    def lead(tokens: int) -> int:  # per token it never falls: where it is not negative, it stays so
-        counts = [layer_flops(config, tokens, layer, causal) for layer in range(config.num_hidden_layers)]
-        return sum(of.attention + (of.projections if with_projections else 0) - of.ffn for of in counts)
+    def leads(tokens: int) -> bool:  # once it does, it stays so: per token the lead never falls
+        counts = [_flops(layer, tokens, _pairs(config, i, tokens, causal)) for i, layer in enumerate(layers)]
+        return sum(of.attention + (of.projections if with_projections else 0) - of.ffn for of in counts) >= 0
 
-    windows, enough = [attention_window(config, layer) for layer in range(config.num_hidden_layers)], 1
-    while lead(enough) < 0:
-        # Once every window is full, the lead is a straight line.
-        if None not in windows and enough >= max(windows) and lead(enough + 1) <= lead(enough):
-            raise ValueError(f"attention of this {config.model_type} model never takes as many FLOPs as its FFNs")
-        enough *= 2
-    return 1 + bisect_left(range(1, enough), True, key=lambda tokens: lead(tokens) >= 0)
+    if not leads(lengths[-1]):
+        raise ValueError(f"attention of this {config.model_type} model never takes as many FLOPs as its FFNs")
+    return lengths[bisect_left(lengths, True, key=leads)]
 
 
 def attention_window(config: PreTrainedConfig, layer: int) -> int | None:
@@ -241,58 +229,18 @@ def prefill_flops(
     :func:`harp_lib.apply_plan`, ``causal`` that of :func:`layer_flops`. With ``tail_only`` the last token alone enters
     the layers without attention at the top, as in a pruned model that ``generate`` runs.
     """
-    reads = [tokens] * config.num_hidden_layers
-    for layer in takewhile(lambda layer: count_groups(config, plan)[layer][1] == 0, reversed(range(len(reads)))):
-        reads[layer] = min(tokens, 1) if tail_only else tokens
-    dense = [layer_flops(config, read, layer, causal) for layer, read in enumerate(reads)]
-    return _pruned_flops(config, plan, tokens, dense, fold_output)
+    with pruned(config, plan, fold_output) as model:
+        total, read = 2 * model.get_output_embeddings().weight.numel(), 1 if tail_only else tokens
+        for index, layer in reversed([*enumerate(decoder_layers(model))]):
+            read = tokens if attends(layer) else read  # once one does, all tokens enter it and what lies below
+            total += sum(_flops(layer, read, _pairs(config, index, tokens, causal)))
+        return total
 
 
 def decode_flops(config: PreTrainedConfig, plan: PruningPlan | None, tokens: int, fold_output: bool = False) -> int:
     """Floating-point operations of one new token that attends to ``tokens`` cached keys, its own included."""
-    dense = []
-    for layer in range(config.num_hidden_layers):
-        flops, window = layer_flops(config, 1, layer), attention_window(config, layer)
-        dense.append(flops._replace(attention=flops.attention * min(tokens, window or tokens)))
-    return _pruned_flops(config, plan, tokens, dense, fold_output)
-
-
-def _pruned_flops(
-    config: PreTrainedConfig, plan: PruningPlan | None, tokens: int, dense: Sequence[LayerFlops], fold_output: bool
-) -> int:
-    """What a plan leaves of the layers' operations, and one position of the output head."""
-    if tokens < 1:
-        raise ValueError(f"tokens is {tokens}; there has to be at least one")
-    total, lost = 2 * stock_model(config).get_output_embeddings().weight.numel(), plan.layers if plan else {}
-    layers = zip(dense, count_groups(config, plan), _gated_ffns(config), strict=True)
-    for layer, (flops, (groups, kept), ffn) in enumerate(layers):
-        alpha, removed = (lost[layer].alpha, len(lost[layer].removed_channels)) if layer in lost else (None, 0)
-        if alpha and fold_output:  # values and output projection: K of the 2 H + 2 K heads each
-            total += flops.projections * groups // (config.num_attention_heads + groups)
-        elif alpha:  # values and output projection take as much as queries and keys
-            total += flops.projections // 2
-        total += (flops.projections + flops.attention) * kept // groups
-        total += flops.ffn * (ffn.down_proj.in_features - removed) // ffn.down_proj.in_features
-    return total
-
-
-def _gated_ffns(config: PreTrainedConfig) -> list[nn.Module]:
-    ffns = [getattr(layer, "mlp", None) for layer in decoder_layers(stock_model(config))]
-    for layer, ffn in enumerate(ffns):
-        if not all_linear(ffn, FFN_PARTS):
-            raise ValueError(
-                f"layer {layer} of this {config.model_type} model has no gated FFN of {', '.join(FFN_PARTS)}"
-            )
-    return ffns
-
-
-def _linear_parameters(module: nn.Module) -> int:
-    # Experts and their router are matrices in modules of other kinds. Cohere's norms hold matrices too.
-    own = ((part, parameter) for part in module.modules() for parameter in part.parameters(recurse=False))
-    counted = (w for of, w in own if isinstance(of, nn.Linear) or (w.dim() > 1 and "Norm" not in type(of).__name__))
-    return sum(parameter.numel() for parameter in counted)
-
-
-def _channel_size(ffn: nn.Module) -> int:
-    matrices = _linear_parameters(ffn.gate_proj) + _linear_parameters(ffn.up_proj) + ffn.down_proj.weight.numel()
-    return matrices // ffn.down_proj.in_features
+    with pruned(config, plan, fold_output) as model:
+        total = 2 * model.get_output_embeddings().weight.numel()
+        for index, layer in enumerate(decoder_layers(model)):
+            total += sum(_flops(layer, 1, min(tokens, attention_window(config, index) or tokens)))
+        return total

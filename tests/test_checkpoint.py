@@ -157,12 +157,3 @@ def test_missing_weights_are_not_made_up(tiny, tmp_path):
     save_file(weights, file, {"format": "pt"})
     with pytest.raises(ValueError, match=r"pruned lacks 1 weights, model.layers.1.self_attn.q_proj.weight for one"):
         load_pruned(tmp_path / "pruned")
-
-
-def test_bfloat16_stays_bfloat16(tiny, tokens, tmp_path):
-    tiny().save_pretrained(tmp_path / "dense")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "dense", dtype=torch.bfloat16).eval()
-    save_pruned(apply_plan(model, PLAN), tiny_tokenizer(), tmp_path / "pruned")
-    again, _ = load_pruned(tmp_path / "pruned")
-    assert again.dtype is torch.bfloat16
-    assert torch.equal(again(tokens).logits, model(tokens).logits)

@@ -3,7 +3,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModel, GPT2Config, MistralConfig
 
-from harp_lib.accounting import decode_flops, layer_flops, overtaking_length, paper_configs, prefill_flops
+from harp_lib.accounting import (
+    attention_window,
+    decode_flops,
+    layer_flops,
+    overtaking_length,
+    paper_configs,
+    prefill_flops,
+)
 from harp_lib.measure.registry import SHAPE
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.surgery import apply_plan
@@ -58,11 +65,6 @@ def test_causal_pairs_are_those_that_the_models_mask_leaves(tiny, tokens, name, 
     assert len(masks) == 6
 
 
-def test_a_full_square_of_a_windowed_layer_is_a_band():
-    pairs = [layer_flops(windowed(32), n).attention // (2 * 2 * 64) for n in (31, 32, 33, 100)]
-    assert pairs == [31**2, 32**2, 33 * 32, 3200]
-
-
 @pytest.mark.parametrize("name", ["LLaMA3.1-8B", "Mistral-7B-v0.3", "Qwen2-7B"])
 def test_overtaking_in_closed_form(name):
     config = paper_configs()[name]
@@ -92,27 +94,14 @@ def test_overtaking_with_sliding_windows_token_by_token(causal, with_projections
         assert overtaking_length(config, causal, with_projections) == n
 
 
-def test_overtaking_when_all_layers_slide():
-    # 4 N min(N, W) d against 6 N d d_ff: level at N = W = 1.5 d_ff = 192, never below.
-    assert overtaking_length(windowed(192)) == 192
-    # Causal: N W - W (W - 1) / 2 ≥ 192 N, so one token of window more than 192 is needed, and N ≥ 193 · 192 / 2.
-    assert overtaking_length(windowed(193), causal=True) == 193 * 96
-    for window, causal in ((191, False), (192, True), (1, False), (1, True)):
-        with pytest.raises(ValueError, match="this mistral model never"):
-            overtaking_length(windowed(window), causal)
-
-
 @pytest.mark.parametrize(
     ("count", "message"),
     [
-        (lambda config: layer_flops(GPT2Config(), 16), "the gpt2 config has no intermediate_size"),
-        (lambda config: layer_flops(AutoConfig.for_model("mamba"), 16), "the mamba config has no num_attention_heads"),
-        (lambda config: layer_flops(AutoConfig.for_model("qwen3_next"), 16), "layer 0 .* is 'linear_attention'"),
-        (lambda config: layer_flops(config, -1), "tokens is -1"),
-        (lambda config: layer_flops(config, 16, 6), "layer 6 is not in a model of 6 layers"),
-        (lambda config: prefill_flops(config, None, 0), "tokens is 0; there has to be at least one"),
-        (lambda config: decode_flops(config, None, 0), "tokens is 0; there has to be at least one"),
-        (lambda config: prefill_flops(AutoConfig.for_model("starcoder2", **SHAPE), None, 16), "has no gated FFN"),
+        (lambda config: layer_flops(GPT2Config(n_layer=1), 16), "GPT2LMHeadModel is not supported"),
+        (lambda config: attention_window(AutoConfig.for_model("qwen3_next"), 0), "layer 0 .* is 'linear_attention'"),
+        (lambda config: prefill_flops(AutoConfig.for_model("starcoder2", **SHAPE), None, 16), "only a gated FFN"),
+        # 4 N min(N, W) d against 6 N d d_ff: level at N = W = 1.5 d_ff = 192, never below.
+        (lambda config: overtaking_length(windowed(191)), "this mistral model never"),
     ],
 )
 def test_errors_name_what_is_wrong(count, message):
@@ -169,23 +158,3 @@ def test_causal_prefill_is_the_sum_of_decoding_token_by_token_and_a_full_window_
     assert prefill_flops(config, plan, 50, causal=True) == steps + head
     # One key more, in three layers without window: scores and values of four query heads of width 16.
     assert decode_flops(config, None, 101) - decode_flops(config, None, 100) == 3 * 2 * 2 * 64
-
-
-def test_a_fold_by_hand():
-    config = paper_configs()["LLaMA3.1-8B"]
-    plan = PruningPlan.value_only(32, [0.8, 0.0])  # in one layer W_O shrinks from 4096 · 4096 to 4096 · 1024
-    for causal in (False, True):
-        saved = prefill_flops(config, plan, 7, causal) - prefill_flops(config, plan, 7, causal, fold_output=True)
-        assert saved == 2 * 7 * 4096 * 3072
-    assert decode_flops(config, plan, 7) - decode_flops(config, plan, 7, fold_output=True) == 2 * 4096 * 3072
-    own_heads = AutoConfig.for_model("llama", **SHAPE | {"num_key_value_heads": 4})
-    plan = PruningPlan.value_only(6, [0.8])
-    assert prefill_flops(own_heads, plan, 7, fold_output=True) == prefill_flops(own_heads, plan, 7)
-
-
-@pytest.mark.parametrize("tokens", [1024, 65536])
-def test_a_quarter_of_llama_8b_is_saved_at_every_length(tokens):
-    config, plan = paper_configs()["LLaMA3.1-8B"], PruningPlan.value_only(32, [0.5] * 8)
-    head = 2 * config.vocab_size * config.hidden_size
-    dense, tail = prefill_flops(config, None, tokens), prefill_flops(config, plan, tokens, tail_only=True)
-    assert (tail - head) / (dense - head) == pytest.approx(0.75, abs=1e-3)

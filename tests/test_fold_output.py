@@ -8,11 +8,9 @@ import torch
 from conftest import FAMILIES
 from test_cache import PRUNED, assert_same, generate, layer_plans
 from test_surgery import OTHER_FAMILIES, SHAPES, logits, make, small_model
-from torch import nn
-from transformers import AutoModelForCausalLM
 
 from harp_lib import PruningPlan, apply_plan, load_pruned, save_pruned
-from harp_lib.measure.registry import tiny_model, tiny_tokenizer
+from harp_lib.measure.registry import tiny_tokenizer
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import folded_output
 from harp_lib.pruning.surgery import temporarily_pruned
@@ -81,37 +79,3 @@ def test_a_checkpoint_says_whether_it_is_folded(tmp_path, model_type, fold):
             load_pruned(tmp_path)
     else:
         assert torch.equal(logits(load_pruned(tmp_path)[0], ids), logits(model, ids))
-
-
-class Scaled(nn.Linear):
-    """As quantized projections are: what is stored is not the map."""
-
-    def forward(self, hidden):
-        return 0.5 * super().forward(hidden)
-
-
-def test_projections_that_are_no_plain_maps_are_refused(tiny, tokens):
-    model, plan = tiny("tiny-gemma2"), PruningPlan.value_only(6, [0.5, 0.0])
-    for layer in (4, 5):
-        model.model.layers[layer].self_attn.o_proj.__class__ = Scaled
-    before = logits(model, tokens)
-    for refused in (apply_plan, lambda *arguments, **options: temporarily_pruned(*arguments, **options).__enter__()):
-        with pytest.raises(ValueError, match="layer 5: an output projection that is offloaded, or no plain linear map"):
-            refused(model, plan, fold_output=True)
-        assert torch.equal(logits(model, tokens), before)
-    with temporarily_pruned(model, plan):
-        expected = logits(model, tokens)
-    torch.testing.assert_close(logits(apply_plan(model, plan), tokens), expected, atol=1e-5, rtol=1e-4)
-
-
-def test_offloaded_projections_are_refused(tmp_path):
-    tiny_model("tiny-gemma2").save_pretrained(tmp_path / "model")
-    device_map = {f"model.layers.{layer}": "cpu" for layer in range(5)}
-    device_map |= dict.fromkeys(("model.embed_tokens", "lm_head", "model.norm", "model.rotary_emb"), "cpu")
-    norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
-    device_map |= {f"model.layers.5.{name}_layernorm": "cpu" for name in norms}
-    device_map |= {"model.layers.5.mlp": "cpu", "model.layers.5.self_attn": "disk"}
-    folders = {"device_map": device_map, "offload_folder": tmp_path / "offload"}
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", **folders)
-    with pytest.raises(ValueError, match="layer 5: an output projection that is offloaded"):
-        apply_plan(model, PruningPlan.value_only(6, [0.5]), fold_output=True)

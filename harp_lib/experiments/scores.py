@@ -12,7 +12,7 @@ from harp_lib.measure.evaluation import ALL_BENCHMARKS, BENCHMARKS, DISCRIMINATI
 from harp_lib.measure.models import release_memory
 from harp_lib.measure.text import calibration_blocks, load_corpus
 from harp_lib.methods import METHODS
-from harp_lib.methods.layer_selection import SCORED, layer_scores, lowest_layers, select_layers
+from harp_lib.methods.layer_selection import SCORED, layer_scores, lowest_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 
@@ -114,7 +114,8 @@ def _select(job: Job, corpus: str, calibration: tuple[int, int]) -> None:
 
         def compute(strategy=strategy) -> dict[str, Any]:
             if strategy not in SCORED:
-                return {"layers": select_layers(strategy, job.model, None, count), "scores": None}
+                first = 0 if strategy == "bottom" else job.num_layers - count
+                return {"layers": list(range(first, first + count)), "scores": None}
             blocks = calibration_blocks(text, job.tokenizer, *calibration, seed=job.seed)
             found = layer_scores(strategy, job.model, blocks)
             return {"layers": lowest_layers(found, count), "scores": found}

@@ -6,7 +6,6 @@ baseline is a module with ``planner(model, calibration, layers)`` and a row of `
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ class Method(NamedTuple):
     title: str
     module: str
     metric: str  # what ranks key/value groups or chooses alpha, a LaTeX formula
-    looks_at: str
     calibration: str  # what is run over the calibration text
     weight_update: str
     allocation: str  # of what goes, to layers
@@ -34,7 +32,6 @@ PROPERTIES = (
     Method(
         *("mag-sp", "Mag-sp", "magnitude"),
         metric=r"\sum_{j \in g} \lVert \mathbf{W}^O_{:,j} \rVert_2",
-        looks_at="weights",
         calibration="none",
         weight_update="none",
         allocation=EQUALLY,
@@ -42,7 +39,6 @@ PROPERTIES = (
     Method(
         *("wanda-sp", "Wanda-sp", "wanda"),
         metric=r"\sum_{j \in g} \frac{1}{d} \sum_i \lvert \mathbf{W}^O_{ij} \rvert \cdot \lVert \mathbf{X}_j \rVert_2",
-        looks_at="weights and activations",
         calibration="forward passes, layer by layer",
         weight_update="none",
         allocation=EQUALLY,
@@ -50,7 +46,6 @@ PROPERTIES = (
     Method(
         *("llm-pruner", "LLM-Pruner", "llm_pruner"),
         metric=r"\sum_{w \in g} \lvert w \cdot \partial L / \partial w \rvert",
-        looks_at="weights and gradients",
         calibration="forward and backward passes",
         weight_update="none",
         allocation=EQUALLY,
@@ -58,7 +53,6 @@ PROPERTIES = (
     Method(
         *("flap", "FLAP", "flap"),
         metric=r"\mathrm{mean}_{j \in g} \; z(\mathrm{Var}(\mathbf{X}_j) \cdot \lVert \mathbf{W}^O_{:,j} \rVert_2^2)",
-        looks_at="fluctuation of activations",
         calibration="forward pass",
         weight_update="a bias on the output projection (the mean of what was removed, times its weights)",
         allocation="one threshold over the range",
@@ -66,7 +60,6 @@ PROPERTIES = (
     Method(
         *("harp", "HARP", "harp"),
         metric=r"\mathrm{ppl}(\alpha)",
-        looks_at="perplexity",
         calibration="a search over forward passes",
         weight_update="alpha scales the output projection (or the norm after it)",
         allocation="all query and key heads of the top layers",
@@ -74,7 +67,6 @@ PROPERTIES = (
     Method(
         *("harp+flap", "HARP+FLAP", "harp"),
         metric=r"\mathrm{ppl}(\alpha), z(\mathrm{Var}(\mathbf{X}_j) \lVert \mathbf{W}^\mathrm{down}_{:,j} \rVert_2^2)",
-        looks_at="perplexity; fluctuation of activations in the FFN",
         calibration="a search over forward passes, and one forward pass",
         weight_update="as HARP, and a bias on the down projection",
         allocation="as HARP; FFN channels below one threshold over all layers",
@@ -147,7 +139,7 @@ def make_plan(
         named), a pruned model or one that cannot be sliced. All of that comes before the calibration text is read,
         except a target that HARP exceeds because alphas are found to be 0, or one that empties a layer's FFN.
     """
-    from harp_lib.methods.calibration import as_index, check_budget, equal_parts
+    from harp_lib.methods.calibration import check_budget, equal_parts
     from harp_lib.pruning.architecture import decoder_layers
     from harp_lib.pruning.layers import num_groups
 
@@ -157,9 +149,7 @@ def make_plan(
     for name, value in {"layers": layers, "alphas": alphas, "target_fraction": target_fraction, **options}.items():
         if value is not None and method not in takers.get(name, BASELINES):
             raise ValueError(f"{method} does not take {name}; it is for {', '.join(takers.get(name, BASELINES))}")
-    if target_fraction is not None and not (isinstance(target_fraction, Real) and 0 < target_fraction < 1):
-        raise ValueError(f"target_fraction is {target_fraction!r}; it has to be a number between 0 and 1")
-    kv_groups, read = as_index(kv_groups, "kv_groups"), method != "harp" or alphas is None
+    read = method != "mag-sp" and (method != "harp" or alphas is None)
     layers, module = _check_model(method, model, calibration if read else (), layers), _module(method)
     if method == "harp":
         return module.harp_plan(model, calibration, kv_groups, alphas)
@@ -171,43 +161,17 @@ def make_plan(
 
 
 def planner(
-    method: str,
-    model: "PreTrainedModel",
-    calibration: "Tokens | None",
-    layers: Sequence[int] | None = None,
-    **options: Any,
+    method: str, model: "PreTrainedModel", calibration: "Tokens | None", **options: Any
 ) -> "Callable[[int, Sequence[int]], PruningPlan]":
     """Plans for many budgets and layer ranges from one calibration, as tuning a baseline's range needs them.
 
-    Parameters
-    ----------
-    method : str
-        A baseline: mag-sp, wanda-sp, llm-pruner or flap.
-    model, calibration, options
-        As in :func:`make_plan`.
-    layers : sequence of int, optional
-        All layers that a range may have; default: all of the model.
-
-    Returns
-    -------
-    callable
-        ``plan(kv_groups, layers)`` for some of these layers, equal to :func:`make_plan` with the same arguments.
-        Wanda-sp depends on what goes in the layers below and runs the model for each plan; rising ranges are fastest.
+    The callable ``plan(kv_groups, layers)`` gives what :func:`make_plan` does with the same arguments. Wanda-sp depends
+    on what goes in the layers below and runs the model for each plan; rising ranges are fastest.
     """
-    from harp_lib.methods.calibration import check_layers
-
     if method not in BASELINES:
         raise ValueError(f"{method!r} has no layer range to plan for; choose from {', '.join(BASELINES)}")
-    covered = _check_model(method, model, calibration, layers)
-    plan_for = _module(method).planner(model, calibration, covered, **options)
-
-    def plan(kv_groups: int, layers: Sequence[int]) -> "PruningPlan":
-        chosen = check_layers(model, layers)
-        if outside := [layer for layer in chosen if layer not in covered]:
-            raise ValueError(f"layer {outside[0]} is not among the layers of this planner ({covered})")
-        return plan_for(kv_groups, chosen)
-
-    return plan
+    layers = _check_model(method, model, () if method == "mag-sp" else calibration, None)
+    return _module(method).planner(model, calibration, layers, **options)
 
 
 def _module(method: str) -> Any:
@@ -218,15 +182,17 @@ def _check_model(
     method: str, model: "PreTrainedModel", calibration: "Tokens | None", layers: Sequence[int] | None
 ) -> list[int]:
     """The layers that may lose something, rising; a ValueError if they cannot lose what ``method`` takes."""
-    from harp_lib.methods.calibration import check_layers
     from harp_lib.pruning.architecture import check_plan, decoder_layers
     from harp_lib.pruning.plan import LayerPlan, PruningPlan
 
-    layers, lost = check_layers(model, layers), LayerPlan(removed_groups=(0,))
+    total, lost = len(decoder_layers(model)), LayerPlan(removed_groups=(0,))
     if method not in BASELINES:
         lost = LayerPlan(1.0, removed_channels=(0,) if method == "harp+flap" else ())
-    check_plan(model, PruningPlan(len(decoder_layers(model)), dict.fromkeys(layers, lost)))
-    if calibration is None and method != "mag-sp":
+    plan = PruningPlan(total, dict.fromkeys(range(total) if layers is None else layers, lost))
+    if not plan.layers:
+        raise ValueError("layers is empty; name at least one layer, or none for all")
+    check_plan(model, plan)
+    if calibration is None:
         wanted = "as (B, N) tokens or a list of 1-D tensors; only mag-sp takes None"
         raise ValueError(f"{method} needs a calibration text, {wanted}")
-    return layers
+    return list(plan.layers)

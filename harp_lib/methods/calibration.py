@@ -1,8 +1,7 @@
 """What methods share: statistics of the calibration text inside a model, and budgets of key/value groups."""
 
-import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib.measure.models import evaluating
-from harp_lib.measure.text import Tokens, make_batches
+from harp_lib.measure.text import Batch, Tokens, make_batches
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
@@ -20,38 +19,30 @@ from harp_lib.pruning.plan import LayerPlan, PruningPlan
 class InputStatistics:
     """Mean, variance (unbiased) and L2 norm of each input channel of a linear map, (C,) float32, over all tokens.
 
-    Tokens come in parts, which are merged as Chan, Golub and LeVeque (1983) do it: from their counts, means and squared
-    deviations. All is counted from the mean of the first part, so that a large mean swallows no small fluctuations.
+    Sums are float64, so that a large mean swallows no small fluctuations.
     """
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count, self._sum, self._squares = 0, 0.0, 0.0
 
     def update(self, inputs: torch.Tensor) -> None:
-        """Take in ``inputs`` (…, C), one token or more, of any floating type."""
-        values = inputs.flatten(0, -2).float()  # (T, C)
-        if self.count == 0:
-            self._origin = values.mean(dim=0)
-            self._mean = torch.zeros_like(self._origin)  # from here on counted from the origin
-            self._squares = torch.zeros_like(self._origin)  # sum of squared deviations from the mean
-        values = values - self._origin
-        mean = values.mean(dim=0)
-        shift, total = mean - self._mean, self.count + len(values)
-        self._squares += (values - mean).square().sum(dim=0) + shift.square() * (self.count * len(values) / total)
-        self._mean += shift * (len(values) / total)
-        self.count = total
+        """Take in ``inputs`` (…, C), of any floating type."""
+        values = inputs.flatten(0, -2).double()  # (T, C)
+        self.count += len(values)
+        self._sum += values.sum(dim=0)
+        self._squares += values.square().sum(dim=0)
 
     @property
     def mean(self) -> torch.Tensor:
-        return self._origin + self._mean
+        return (self._sum / self.count).float()
 
     @property
     def variance(self) -> torch.Tensor:
-        return self._squares / (self.count - 1)
+        return ((self._squares - self._sum.square() / self.count) / (self.count - 1)).clamp_min(0).float()
 
     @property
     def norm(self) -> torch.Tensor:
-        return (self._squares + self.count * self.mean.square()).sqrt()
+        return self._squares.sqrt().float()
 
     def checked(self, layer: int) -> "InputStatistics":
         """Itself; a ValueError names the layer where they are not finite."""
@@ -64,6 +55,17 @@ class InputStatistics:
 
 
 @torch.no_grad()
+def run_decoder(
+    model: PreTrainedModel, batches: Sequence[Batch], looks: Mapping[nn.Module, Callable], title: str
+) -> None:
+    """Run the decoder over a text; ``looks[module]`` is called with what enters that module."""
+    with ExitStack() as hooks, evaluating(model):
+        for module, look in looks.items():
+            hooks.enter_context(module.register_forward_pre_hook(lambda module, args, look=look: look(args[0])))
+        for batch in tqdm(batches, desc=title, unit="batch", leave=False, delay=10):
+            model.get_decoder()(input_ids=batch.ids.to(model.device), use_cache=False)
+
+
 def input_statistics(
     model: PreTrainedModel, calibration: Tokens, projections: Mapping[int, nn.Module]
 ) -> dict[int, InputStatistics]:
@@ -72,19 +74,9 @@ def input_statistics(
     The model is run as it is, dense or temporarily pruned; statistics are on the device of each layer.
     """
     statistics = {layer: InputStatistics() for layer in projections}
-
-    def count(layer: int):
-        return lambda module, args: statistics[layer].update(args[0])
-
-    batches, layers = make_batches(calibration), decoder_layers(model)[: max(projections) + 1]
-    handles = [module.register_forward_pre_hook(count(layer)) for layer, module in projections.items()]
-    try:
-        with evaluating(model), _having_layers(model, layers):
-            for batch in tqdm(batches, desc="calibration", unit="batch", leave=False, delay=10):
-                model.get_decoder()(input_ids=batch.ids.to(model.device), use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
+    looks = {projection: statistics[layer].update for layer, projection in projections.items()}
+    with _having_layers(model, decoder_layers(model)[: max(projections) + 1]):
+        run_decoder(model, make_batches(calibration), looks, "calibration")
     return {layer: seen.checked(layer) for layer, seen in statistics.items()}
 
 
@@ -126,28 +118,24 @@ class LayerStream:
     def _restart(self) -> None:
         recorders = [_Recorder() for _ in self.layers]
         self._arguments: dict[torch.Size, list[tuple[tuple, dict]]] = {}
-        self._frontier: list[tuple[int, torch.Tensor]] = []  # of each batch: next layer, hidden states (B, N, d)
+        self._boundary, self._hidden = 0, []  # the next layer, and what enters it: of each batch (B, N, d)
         with evaluating(self.model), _having_layers(self.model, recorders):
             for batch in self.batches:
                 self.model.get_decoder()(input_ids=batch.ids.to(self.model.device), use_cache=False)
                 self._arguments.setdefault(batch.ids.shape, [recorder.arguments for recorder in recorders])
-                self._frontier.append((0, recorders[0].hidden))
+                self._hidden.append(recorders[0].hidden)
 
-    @torch.no_grad()
     def entering(self, layer: int) -> list[torch.Tensor]:
         """Hidden states (B, N, d) of each batch as they enter ``layer`` of the dense model.
 
         Going up continues from the last call, going down starts again from the embeddings.
         """
-        if any(boundary > layer for boundary, _ in self._frontier):
+        if layer < self._boundary:
             self._restart()
-        with evaluating(self.model):
-            bar = tqdm(self._frontier, desc="hidden states", unit="batch", leave=False, delay=10)
-            for index, (boundary, hidden) in enumerate(bar):
-                for below in range(boundary, layer):
-                    hidden = self._through(below, index, hidden)
-                self._frontier[index] = (layer, hidden)  # as a pair, so that an interrupted call can be repeated
-        return [hidden for _, hidden in self._frontier]
+        for below in tqdm(range(self._boundary, layer), desc="hidden states", unit="layer", leave=False, delay=10):
+            self._hidden = list(self.leaving(below, self._hidden))
+            self._boundary = below + 1
+        return list(self._hidden)
 
     @torch.no_grad()
     def statistics(self, layer: int, projection: nn.Module, entering: list[torch.Tensor]) -> InputStatistics:
@@ -158,14 +146,10 @@ class LayerStream:
             seen.update(args[0])
             raise _Enough
 
-        handle = projection.register_forward_pre_hook(take)
-        try:
-            with evaluating(self.model):
-                for index, hidden in enumerate(entering):
-                    with suppress(_Enough):
-                        self._through(layer, index, hidden)
-        finally:
-            handle.remove()
+        with evaluating(self.model), projection.register_forward_pre_hook(take):
+            for index, hidden in enumerate(entering):
+                with suppress(_Enough):
+                    self._through(layer, index, hidden)
         return seen.checked(layer)
 
     @torch.no_grad()
@@ -179,30 +163,6 @@ class LayerStream:
         args, kwargs = self._arguments[self.batches[index].ids.shape][layer]
         output = self.layers[layer](hidden, *args, **kwargs)
         return output[0] if isinstance(output, tuple) else output
-
-
-def check_layers(model: PreTrainedModel, layers: Iterable[int] | None) -> list[int]:
-    """The layers of a range, rising; None means all. A ValueError names a layer that the model has not."""
-    total = len(decoder_layers(model))
-    if layers is not None and not isinstance(layers, Iterable):
-        raise ValueError(f"layers is {layers!r}; it has to be indices, as range(12, 30)")
-    chosen = sorted({as_index(layer, "layers") for layer in (range(total) if layers is None else layers)})
-    if not chosen:
-        raise ValueError("layers is empty; name at least one layer, or none for all")
-    for layer in chosen:
-        if not 0 <= layer < total:
-            raise ValueError(f"layer {layer} is not in a model of {total} layers (0 … {total - 1})")
-    return chosen
-
-
-def as_index(value: int, name: str) -> int:
-    """An integer of any kind but bool, as Python's; a ValueError names the argument."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} has to be integers; got {value!r}") from None
 
 
 def check_budget(kv_groups: int, groups: Sequence[int]) -> None:
@@ -228,11 +188,17 @@ def equal_parts(kv_groups: int, groups: Sequence[int]) -> int:
     return each
 
 
-def lowest_per_layer(scores: Mapping[int, torch.Tensor], kv_groups: int, num_layers: int, method: str) -> PruningPlan:
-    """Remove the groups of lowest importance (K,), equally many in each layer of ``scores``."""
-    each = equal_parts(kv_groups, [len(values) for values in scores.values()])
-    plans = {layer: LayerPlan(removed_groups=lowest(values, each)) for layer, values in scores.items()}
-    return PruningPlan(num_layers, plans, method)
+def lowest_per_layer(
+    scores: Mapping[int, torch.Tensor], num_layers: int, method: str
+) -> Callable[[int, Sequence[int]], PruningPlan]:
+    """``plan(kv_groups, layers)``, which takes the groups of lowest importance (K,), equally many from each layer."""
+
+    def plan(kv_groups: int, layers: Sequence[int]) -> PruningPlan:
+        each = equal_parts(kv_groups, [len(scores[layer]) for layer in layers])
+        lost = {layer: LayerPlan(removed_groups=lowest(scores[layer], each)) for layer in layers}
+        return PruningPlan(num_layers, lost, method)
+
+    return plan
 
 
 def lowest(values: torch.Tensor, count: int) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """FLAP: key/value groups, or FFN channels, whose input hardly fluctuates go; its mean stays behind as a bias."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 
 import torch
 from torch import nn
@@ -22,8 +23,7 @@ def planner(
 
     FLAP (An et al., 2024; metric "WIFV" in github.com/CASIA-LMC-Lab/FLAP), here for key/value groups and as the paper's
     Table "property" defines it. The standardised scores of a layer average to zero: layers are ranked by how much their
-    groups differ, and where each layer holds a single group (multi-query attention), there is nothing to rank them by,
-    which is warned of.
+    groups differ, and where each layer holds a single group (multi-query attention), which of them go is arbitrary.
 
     Parameters
     ----------
@@ -46,8 +46,6 @@ def planner(
         channels = fluctuation(attention.o_proj, statistics[layer], squared)  # (H·Dh,)
         scores[layer] = by_group(attention, channels).mean(dim=1)  # (K,)
         means[layer] = by_group(attention, statistics[layer].mean).cpu()  # (K, r·Dh)
-    if all(len(values) == 1 for values in scores.values()):
-        warnings.warn("flap: each layer holds one key/value group, so which of them go is arbitrary", stacklevel=3)
 
     def plan(kv_groups: int, layers: Sequence[int]) -> PruningPlan:
         chosen = {layer: scores[layer] for layer in layers}
@@ -94,11 +92,8 @@ def fluctuation(output: nn.Linear, inputs: InputStatistics, squared: bool = Fals
 def lowest_of_all(scores: Mapping[int, torch.Tensor], count: int) -> dict[int, tuple[int, ...]]:
     """Indices of the ``count`` smallest values of all layers, by layer; layers that lose nothing are left out."""
     where = [(layer, index) for layer, values in scores.items() for index in range(len(values))]
-    chosen: dict[int, list[int]] = {}
-    for position in lowest(torch.cat(list(scores.values())), count):
-        layer, index = where[position]
-        chosen.setdefault(layer, []).append(index)
-    return {layer: tuple(indices) for layer, indices in chosen.items()}
+    places = [where[position] for position in lowest(torch.cat(list(scores.values())), count)]  # by layer, rising
+    return {layer: tuple(index for _, index in of) for layer, of in groupby(places, key=itemgetter(0))}
 
 
 def _written(values: torch.Tensor) -> tuple[float, ...]:

@@ -1,6 +1,6 @@
 """HARP: queries and keys of the highest layers go, and alpha rescales what stays (paper, Section 2.3)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from transformers import PreTrainedModel
@@ -26,9 +26,6 @@ def harp_plan(
     count = layers_from_top(model, kv_groups)
     if alphas is None:
         return search_alphas(model, calibration, count).plan
-    if isinstance(alphas, Mapping) or not isinstance(alphas, Iterable):
-        raise ValueError(f"alphas is {alphas!r}; give a list of {count}, the top layer first")
-    alphas = list(alphas)
     if len(alphas) != count:
         raise ValueError(f"{len(alphas)} alphas for {count} layers ({kv_groups} key/value groups); give one for each")
     return PruningPlan.value_only(len(decoder_layers(model)), alphas)
@@ -59,14 +56,10 @@ def channels_to_go(
     model: PreTrainedModel, plan: PruningPlan, kv_groups: int, target_fraction: float | None = None
 ) -> int:
     """FFN channels that bring HARP's ``plan`` nearest to the target; see :func:`harp_flap_plan`."""
-    own = removed_fraction(model.config, plan)
     if target_fraction is None:
         # Where W_O has a bias and all alphas are 0, HARP already removes these biases too, and a little more.
-        target_fraction = max(own, removed_fraction(model.config, top_groups_plan(model.config, kv_groups)))
-    if target_fraction < own:
-        raise ValueError(
-            f"target_fraction {target_fraction} cannot be met: HARP alone removes {own!r}, which is the nearest"
-        )
+        plans = plan, top_groups_plan(model.config, kv_groups)
+        target_fraction = max(removed_fraction(model.config, each) for each in plans)
     return ffn_channels_for(model.config, plan, target_fraction)
 
 

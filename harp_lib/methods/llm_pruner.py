@@ -1,8 +1,9 @@
 """LLM-Pruner: first-order Taylor importance of key/value groups (Ma et al., 2023), and the gradients it takes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -29,12 +30,7 @@ def planner(
     The callable ``plan(kv_groups, layers)`` removes that many groups, equally many from each layer, the least important
     first.
     """
-    total, importance = len(decoder_layers(model)), group_importance(model, calibration, layers)
-
-    def plan(kv_groups: int, layers: Sequence[int]) -> PruningPlan:
-        return lowest_per_layer({layer: importance[layer] for layer in layers}, kv_groups, total, "llm-pruner")
-
-    return plan
+    return lowest_per_layer(group_importance(model, calibration, layers), len(decoder_layers(model)), "llm-pruner")
 
 
 def group_importance(model: PreTrainedModel, calibration: Tokens, layers: Iterable[int]) -> dict[int, torch.Tensor]:
@@ -67,56 +63,28 @@ def weight_gradients(
     .. math:: \frac{\partial L}{\partial W}, \qquad L = -\frac{1}{T} \sum_t \log p(x_t \mid x_{<t})
 
     T is the number of predicted tokens, which are gone through in evaluation mode, 1,024 (at least one sequence) at a
-    time; gradients are float32 whatever the model's dtype. Beside the model and these gradients (5.4 GB for all
-    attention weights of LLaMA3.1-8B), memory is the inputs of all layers (layers × 1,024 × d), what one layer keeps for
-    its backward pass, and four times the logits in float32 (2.1 GB for 128,256 words).
-
-    Raises
-    ------
-    ValueError
-        For a weight that is offloaded or quantized, or whose gradient is not finite.
+    time; gradients are float32 whatever the model's dtype. Beside the model and these gradients, twice (5.4 GB for all
+    attention weights of LLaMA3.1-8B, and 2.7 GB in bfloat16), memory is the inputs of all layers (layers × 1,024 × d),
+    what one layer keeps for its backward pass, and four times the logits in float32 (2.1 GB for 128,256 words). A
+    gradient that is not finite is a ValueError.
     """
-    found, batches, handles = decoder_layers(model), make_batches(calibration), []
+    found, batches = decoder_layers(model), make_batches(calibration)
     weights = {layer: [getattr(found[layer].self_attn, part).weight for part in parts] for layer in layers}
-    for layer, of_layer in weights.items():
-        if any(weight.is_meta or not weight.is_floating_point() for weight in of_layer):
-            raise ValueError(
-                f"layer {layer}: weights that are offloaded or quantized get no gradient; "
-                "load the model in float32 or bfloat16 without offloading"
-            )
-    sums = {layer: [torch.zeros_like(w, dtype=torch.float32) for w in of_layer] for layer, of_layer in weights.items()}
-    before = [(parameter, parameter.requires_grad, parameter.grad) for parameter in model.parameters()]
-
-    def add_to(total: torch.Tensor):
-        def hook(weight: nn.Parameter) -> None:
-            total.add_(weight.grad)
-            weight.grad = None  # freed at once
-
-        return hook
-
-    try:
-        for parameter, _, _ in before:
-            parameter.requires_grad_(False).grad = None
-        for layer, of_layer in weights.items():
-            for weight, total in zip(of_layer, sums[layer], strict=True):
-                handles.append(weight.requires_grad_(True).register_post_accumulate_grad_hook(add_to(total)))
-        with torch.enable_grad(), evaluating(model), _checkpointed_layers(model):
-            for batch in tqdm(batches, desc="gradients", unit="batch", delay=10, leave=False):
-                for ids in batch.ids.split(max(1, TOKENS_PER_PASS // batch.ids.shape[1])):
-                    logits = model(ids.to(model.device), use_cache=False, logits_to_keep=batch.scored + 1).logits
-                    targets = ids[:, -batch.scored :].flatten().to(logits.device)
-                    nll = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, reduction="sum")
-                    nll.backward()
-    finally:
-        for handle in handles:
-            handle.remove()
-        for parameter, required, gradient in before:
-            parameter.requires_grad_(required)
-            parameter.grad = gradient
-    predicted, pairs = sum(batch.num_scored for batch in batches), {}
+    wanted = [weight for of_layer in weights.values() for weight in of_layer]
+    sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in wanted]
+    with torch.enable_grad(), _checkpointed_layers(model), _requiring_gradients(wanted):
+        for batch in tqdm(batches, desc="gradients", unit="batch", delay=10, leave=False):
+            for ids in batch.ids.split(max(1, TOKENS_PER_PASS // batch.ids.shape[1])):
+                logits = model(ids.to(model.device), use_cache=False, logits_to_keep=batch.scored + 1).logits
+                targets = ids[:, -batch.scored :].flatten().to(logits.device)
+                nll = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, reduction="sum")
+                for total, gradient in zip(sums, torch.autograd.grad(nll, wanted), strict=True):
+                    total.add_(gradient)
+    predicted, means = sum(batch.num_scored for batch in batches), iter(sums)
+    pairs = {}
     for layer, of_layer in weights.items():
         # Divided only now: in float16, shares of the mean would vanish.
-        pairs[layer] = [(w.detach(), total.div_(predicted)) for w, total in zip(of_layer, sums[layer], strict=True)]
+        pairs[layer] = [(weight.detach(), next(means).div_(predicted)) for weight in of_layer]
         if not all(gradient.isfinite().all() for _, gradient in pairs[layer]):
             raise ValueError(f"layer {layer}: gradients are not finite in {model.dtype}; try float32 or bfloat16")
     return pairs
@@ -126,18 +94,21 @@ def weight_gradients(
 def _checkpointed_layers(model: PreTrainedModel) -> Iterator[None]:
     """Within the context each decoder layer keeps its input only, and is computed again in the backward pass.
 
-    What transformers has for this works in training mode only, which brings dropout. A layer below every weight that
-    requires a gradient is computed once, as without.
+    What transformers has for this works in training mode only, which brings dropout.
     """
-    layers = decoder_layers(model)
-    own = [vars(layer).get("forward") for layer in layers]  # accelerate sets one where it spreads a model over devices
-    try:
-        for layer in layers:
+    with evaluating(model), ExitStack() as undo:
+        for layer in decoder_layers(model):
             # There is no dropout in evaluation mode: no random state has to be kept.
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+            again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+            undo.enter_context(patch.object(layer, "forward", again))
+        yield
+
+
+@contextmanager
+def _requiring_gradients(weights: Sequence[nn.Parameter]) -> Iterator[None]:
+    frozen = [weight.requires_grad_() for weight in weights if not weight.requires_grad]
+    try:
         yield
     finally:
-        for layer, forward in zip(layers, own, strict=True):
-            vars(layer).pop("forward", None)
-            if forward is not None:
-                layer.forward = forward
+        for weight in frozen:
+            weight.requires_grad_(False)

@@ -26,8 +26,4 @@ def planner(
         attention = found[layer].self_attn
         columns = attention.o_proj.weight.float().norm(dim=0)  # (H·Dh,)
         scores[layer] = by_group(attention, columns).sum(dim=1).cpu()  # (K,)
-
-    def plan(kv_groups: int, layers: Sequence[int]) -> PruningPlan:
-        return lowest_per_layer({layer: scores[layer] for layer in layers}, kv_groups, len(found), "mag-sp")
-
-    return plan
+    return lowest_per_layer(scores, len(found), "mag-sp")

@@ -1,7 +1,7 @@
 """What a decoder is made of, and whether a plan can be carried out on it."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 
 import torch
 from torch import nn
@@ -11,14 +11,15 @@ from .layers import (
     ATTENTION_PARTS,
     FFN_PARTS,
     blocks,
-    folds,
     group_width,
+    masked_columns,
     num_groups,
     pruned_attention,
     pruned_ffn,
     value_only,
+    with_parts,
 )
-from .plan import LayerPlan, PruningPlan
+from .plan import PruningPlan
 
 # Norms of the decoder layers whose way through attention is known. Any other layer may hold a norm after attention,
 # which would undo alpha, or a second mixer beside it.
@@ -91,7 +92,7 @@ def check_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = Fa
     name, layers = type(model).__name__, decoder_layers(model)
     if getattr(model.config, "pruning_plan", None) is not None:
         raise ValueError("this model is pruned already; load the dense model again")
-    check_fits(model, plan, fold_output)
+    check_fits(model, plan)
     if plan.alphas and model.config.get_text_config() is not model.config:
         raise ValueError(f"{name} is not supported: it has other inputs than text; load its text-only class")
     if plan.alphas and getattr(model.config, "clip_qkv", None) is not None:
@@ -102,7 +103,7 @@ def check_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = Fa
             if not has_known_parts(layer):
                 parts = ", ".join(sorted(part for part, _ in layer.named_children()))
                 raise ValueError(f"{name} is not supported: layer {index} has parts of no known kind ({parts})")
-            touched += exit_weights(layer)
+            touched += exit_weights(layer) + [layer.self_attn.o_proj.weight] * fold_output
         touched += layer.self_attn.parameters() if lost.removed_groups else []
         touched += layer.mlp.parameters() if lost.removed_channels else []
         if any(weight.is_meta or not weight.is_floating_point() for weight in touched):
@@ -113,7 +114,7 @@ def check_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = Fa
     _try_out(model, plan)
 
 
-def check_fits(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False) -> None:
+def check_fits(model: PreTrainedModel, plan: PruningPlan) -> None:
     """ValueError if ``plan`` names layers, groups or channels that ``model`` has not, or modules of another kind."""
     layers, name = decoder_layers(model), type(model).__name__
     if plan.num_layers != len(layers):
@@ -139,15 +140,6 @@ def check_fits(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = Fa
             _check_indices(f"layer {index}: FFN channel", lost.removed_channels, channels)
             if len(lost.removed_channels) == channels:
                 raise ValueError(f"layer {index}: all {channels} FFN channels would go; leave at least one")
-        if fold_output and lost.alpha and folds(attention):
-            # Linear maps of other classes, such as those of float8, scale their weights as they read them. A weight on
-            # the meta device is offloaded where accelerate has a hook; else the model is there to be counted.
-            output = attention.o_proj
-            if type(output) is not nn.Linear or (output.weight.is_meta and hasattr(output, "_hf_hook")):
-                raise ValueError(
-                    f"layer {index}: an output projection that is offloaded, or no plain linear map (quantized, for "
-                    "one), cannot be folded; load the model in float32, bfloat16 or float16, or leave fold_output out"
-                )
 
 
 def _check_indices(what: str, indices: Sequence[int], count: int) -> None:
@@ -157,85 +149,53 @@ def _check_indices(what: str, indices: Sequence[int], count: int) -> None:
 
 @torch.no_grad()
 def _try_out(model: PreTrainedModel, plan: PruningPlan) -> None:
-    """ValueError if a pruned module does not give what the stock one does while the model runs over three tokens."""
-    name, training, handles = type(model).__name__, model.training, []
+    """ValueError if a pruned module does not give what the stock one does when the model reads three tokens."""
+    layers, training, calls = decoder_layers(model), model.training, {}
 
-    def watch(module: nn.Module, index: int, lost: LayerPlan, difference: Callable[..., str | None]) -> None:
-        def hook(module: nn.Module, args: tuple, kwargs: dict, output: torch.Tensor | tuple) -> None:
-            if reason := difference(module, args, kwargs, output, index, lost):
-                raise ValueError(f"{name} is not supported: in layer {index}, {reason}")
+    def keep(module: nn.Module, args: tuple, kwargs: dict, output: torch.Tensor | tuple) -> None:
+        calls[module] = args, kwargs, output
 
-        handles.append(module.register_forward_hook(hook, with_kwargs=True))
-
-    try:
+    with ExitStack() as hooks:
+        hooks.callback(model.train, training)
         for index, lost in plan.layers.items():
-            layer = decoder_layers(model)[index]
-            if lost.alpha is not None:
-                watch(layer.self_attn, index, lost, _lone_token)
-            if lost.removed_groups:
-                watch(layer.self_attn, index, lost, _sliced)
-            if lost.removed_channels:
-                watch(layer.mlp, index, lost, _sliced)
-        model.eval()
+            for module in [layers[index].self_attn] + [layers[index].mlp] * bool(lost.removed_channels):
+                hooks.enter_context(module.register_forward_hook(keep, with_kwargs=True))
         # Token 0 is often padding, with a zero embedding.
         ids = model.get_input_embeddings().num_embeddings // 2 - torch.arange(3)
-        model(ids[None].to(model.device), use_cache=False)
-    finally:
-        model.train(training)
-        for handle in handles:
-            handle.remove()
+        model.eval()(ids[None].to(model.device), use_cache=False)
+        for index, lost in plan.layers.items():
+            reason, attention, ffn = None, layers[index].self_attn, getattr(layers[index], "mlp", None)
+            if lost.alpha is not None:
+                args, kwargs, (output, *_) = calls[attention]
+                first = (args[0] if args else kwargs["hidden_states"])[:, :1]  # (1, 1, d), which sees itself alone
+                if not _same(value_only(attention, index)(first), output[:, :1]):
+                    reason = "attention on a single token is not W_V W_O (a gate, a sink or a norm in between)"
+            if lost.removed_groups:
+                columns = blocks(lost.removed_groups, group_width(attention))
+                masked = with_parts(attention, {"o_proj": masked_columns(attention.o_proj, columns, lost.group_means)})
+                if not _agree(pruned_attention(attention, index, lost), masked, *calls[attention][:2]):
+                    reason = "attention without some of its heads is not the same as with these heads masked"
+            if lost.removed_channels:
+                output = masked_columns(ffn.down_proj, lost.removed_channels, lost.channel_means)
+                if not _agree(pruned_ffn(ffn, lost), with_parts(ffn, {"down_proj": output}), *calls[ffn][:2]):
+                    reason = "an FFN without some of its channels is not the same as with these channels masked"
+            if reason:
+                raise ValueError(f"{type(model).__name__} is not supported: in layer {index}, {reason}")
 
 
-def _lone_token(attention: nn.Module, args: tuple, kwargs: dict, output: tuple, index: int, lost: LayerPlan):
-    """Whether the first token, which sees itself alone, gets something else than ``W_V W_O``."""
-    hidden = args[0] if args else kwargs["hidden_states"]  # (1, 3, d)
-    if _distance(value_only(attention, index)(hidden[:, :1]), output[0][:, :1]) > TOLERANCE:
-        return "attention on a single token is not W_V W_O (a gate, a sink or a norm in between)"
-
-
-def _sliced(module: nn.Module, args: tuple, kwargs: dict, output: torch.Tensor | tuple, index: int, lost: LayerPlan):
-    """Whether an attention or FFN with fewer weights is something else than the whole with their inputs masked."""
-    if hasattr(module, "o_proj"):
-        part, sliced, columns = "attention", pruned_attention(module, index, lost), group_width(module)
-        mask = masking(module.o_proj, blocks(lost.removed_groups, columns), lost.group_means)
-    else:
-        part, sliced = "FFN", pruned_ffn(module, lost)
-        mask = masking(module.down_proj, lost.removed_channels, lost.channel_means)
-    with mask:
-        expected = module.forward(*args, **kwargs)
-    if not _first(expected).isfinite().all():
-        raise ValueError(f"layer {index}: its {part} gives numbers that are not finite; look at its weights")
+def _agree(pruned: nn.Module, masked: nn.Module, args: tuple, kwargs: dict) -> bool:
+    """Whether two modules give the same, or the pruned one, whose shapes may not fit, gives anything."""
+    expected = masked.forward(*args, **kwargs)
     try:
-        same = _distance(sliced.forward(*args, **kwargs), expected) < TOLERANCE
+        return _same(pruned.forward(*args, **kwargs), expected)
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, TypeError, AttributeError, ValueError):  # shapes that do not fit
-        same = False
-    if not same:
-        reasons = "a norm over all heads, a sink or a cache of its own"
-        return f"{part} without some of its parts is not the same as with these parts masked ({reasons})"
+    except (RuntimeError, TypeError, AttributeError, ValueError):
+        return False
 
 
-def _first(output: torch.Tensor | tuple) -> torch.Tensor:
-    return output[0] if isinstance(output, tuple) else output
-
-
-def _distance(found: torch.Tensor | tuple, expected: torch.Tensor | tuple) -> float:
-    found, expected = _first(found).float(), _first(expected).float()
-    return ((found - expected).norm() / expected.norm().clamp_min(1e-12)).item()
-
-
-@contextmanager
-def masking(output: nn.Linear, columns: Sequence[int], means: Sequence[float] | None) -> Iterator[None]:
-    """Within the context, some input channels of a linear map are zero, or their means."""
-
-    def mask(module: nn.Module, args: tuple) -> tuple:
-        hidden = args[0].clone()
-        hidden[..., columns] = 0 if means is None else torch.tensor(means, device=hidden.device, dtype=hidden.dtype)
-        return (hidden,)
-
-    handle = output.register_forward_pre_hook(mask)
-    try:
-        yield
-    finally:
-        handle.remove()
+def _same(found: torch.Tensor | tuple, expected: torch.Tensor | tuple) -> bool:
+    found, expected = ((each[0] if isinstance(each, tuple) else each).float() for each in (found, expected))
+    if not expected.isfinite().all():  # weights that say nothing about the architecture
+        return True
+    return ((found - expected).norm() <= TOLERANCE * expected.norm().clamp_min(1e-12)).item()

@@ -3,8 +3,8 @@
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
-import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib.measure.registry import quiet
@@ -25,14 +25,12 @@ def save_pruned(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path
     Raises
     ------
     ValueError
-        If the model is not pruned (``model.save_pretrained`` does for it), or of a stock class that would load the
-        folder with random queries and keys.
+        If the model is not pruned: ``model.save_pretrained`` does for it.
     FileExistsError
         If ``path`` holds something else than a pruned checkpoint.
     """
     if getattr(model.config, "pruning_plan", None) is None:
         raise ValueError("this model is not pruned: call apply_plan first, or save it with model.save_pretrained")
-    _check_protection(model)
     path = Path(path).resolve()
     if path.exists() and not (path.is_dir() and ((path / PLAN_FILE).exists() or not any(path.iterdir()))):
         raise FileExistsError(f"{path} exists and is not a pruned checkpoint; choose another folder")
@@ -48,28 +46,13 @@ def save_pruned(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path
         folder.rename(path)
 
 
-def _check_protection(model: PreTrainedModel) -> None:
-    """ValueError if the stock class would not stop at a pruned checkpoint's hidden activation."""
-    stock = type(model).__mro__[2]  # Harp<Name>, PrunedModel, <Name>
-    config = stock.config_class(**model.config.to_dict())
-    try:
-        with torch.device("meta"):
-            stock(config)
-    except KeyError:
-        return
-    raise ValueError(f"{stock.__name__} cannot be saved safely: it would load the folder with random queries and keys")
-
-
 def load_pruned(
-    path: str | Path,
-    dtype: str = "auto",
-    device_map: str | dict | None = None,
-    attn_implementation: str | None = None,
+    path: str | Path, dtype: str = "auto", **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the model, in evaluation mode, and the tokenizer that :func:`save_pruned` wrote; no code of the folder runs.
 
-    ``dtype``, ``device_map`` and ``attn_implementation`` are as in ``from_pretrained``: by default the dtype that was
-    saved, on the CPU. A ValueError says that the folder holds no pruned checkpoint, or not all of its weights.
+    ``dtype`` and other options, as ``device_map``, go to ``from_pretrained``: by default the dtype that was saved, on
+    the CPU. A ValueError says that the folder holds no pruned checkpoint, or not all of its weights.
     """
     path = Path(path)
     config_file = path / "config.json"
@@ -78,8 +61,7 @@ def load_pruned(
         raise ValueError(f"{path} holds no pruned checkpoint (no config.json with a pruning plan); try load_model")
     model_class = getattr(remote, config["architectures"][0])
     with quiet():
-        options = {"dtype": dtype, "device_map": device_map, "attn_implementation": attn_implementation}
-        model, report = model_class.from_pretrained(path, output_loading_info=True, **options)
+        model, report = model_class.from_pretrained(path, output_loading_info=True, dtype=dtype, **options)
         if missing := sorted(report["missing_keys"]):
             raise ValueError(f"{path} lacks {len(missing)} weights, {missing[0]} for one: it would be partly random")
         # AutoTokenizer does not know the checkpoint's kind of config; the tokenizer's files name its class themselves.

@@ -49,12 +49,31 @@ def count_tokens(cache: Cache, layer_idx: int, hidden_states: torch.Tensor, spar
     cache.update(nothing, nothing, layer_idx)
 
 
-class ValueOnlyAttention(nn.Module):
+class LoneAttention(nn.Module):
+    """Attention of a layer in which each token is alone: its ``branch`` needs no position, mask or cache.
+
+    Nothing is written to a KV cache but how many tokens were seen. There is no attention matrix to return, so
+    ``output_attentions`` leaves these layers out.
+    """
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        *args: Any,
+        past_key_values: Cache | None = None,
+        spared: int = 0,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        if past_key_values is not None:
+            count_tokens(past_key_values, self.layer_idx, hidden_states, spared)
+        return self.branch(hidden_states), None
+
+
+class ValueOnlyAttention(LoneAttention):
     """Attention with queries and keys removed: every token attends to itself alone (paper, Section 2.3).
 
     Computes ``H W_V W_O``, d → K·Dh → H·Dh → d, or with a folded output projection d → K·Dh → d, which copies no value;
-    alpha is folded into the weights. Nothing is read from or written to a KV cache. The attention matrix is the
-    identity and is not returned, so ``output_attentions`` leaves these layers out.
+    alpha is folded into the weights.
     """
 
     def __init__(self, v_proj: nn.Module, o_proj: nn.Module, head_dim: int, layer_idx: int) -> None:
@@ -62,24 +81,15 @@ class ValueOnlyAttention(nn.Module):
         self.v_proj, self.o_proj, self.head_dim, self.layer_idx = v_proj, o_proj, head_dim, layer_idx
         self.queries_per_group = o_proj.in_features // v_proj.out_features
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        *args: Any,
-        past_key_values: Cache | None = None,
-        spared: int = 0,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, None]:
-        if past_key_values is not None:
-            count_tokens(past_key_values, self.layer_idx, hidden_states, spared)
+    def branch(self, hidden_states: torch.Tensor) -> torch.Tensor:
         values = self.v_proj(hidden_states)  # (B, N, K·Dh)
         if self.queries_per_group > 1:
             values = values.unflatten(-1, (-1, 1, self.head_dim))  # (B, N, K, 1, Dh)
             values = values.expand(-1, -1, -1, self.queries_per_group, -1).flatten(2)  # (B, N, H·Dh)
-        return self.o_proj(values), None
+        return self.o_proj(values)
 
 
-class SkippedAttention(nn.Module):
+class SkippedAttention(LoneAttention):
     """Attention of which nothing is left, with α = 0 or all groups removed, but perhaps a bias (d,) for every token."""
 
     def __init__(self, layer_idx: int, bias: torch.Tensor | None = None) -> None:
@@ -87,17 +97,8 @@ class SkippedAttention(nn.Module):
         self.layer_idx = layer_idx
         self.bias = None if bias is None else nn.Parameter(bias)
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        *args: Any,
-        past_key_values: Cache | None = None,
-        spared: int = 0,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, None]:
-        if past_key_values is not None:
-            count_tokens(past_key_values, self.layer_idx, hidden_states, spared)
-        return (torch.zeros_like(hidden_states) if self.bias is None else self.bias.expand_as(hidden_states)), None
+    def branch(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(hidden_states) if self.bias is None else self.bias.expand_as(hidden_states)
 
 
 def pruned_attention(attention: nn.Module, layer: int, plan: LayerPlan, fold_output: bool = False) -> nn.Module:
@@ -195,6 +196,14 @@ def keep_columns(linear: nn.Linear, columns: Sequence[int], bias: torch.Tensor |
     """The linear map of some of the inputs, with another bias."""
     kept = torch.tensor(columns, device=linear.weight.device)
     return _linear(linear.weight.index_select(1, kept), bias, linear.weight.requires_grad)
+
+
+@torch.no_grad()
+def masked_columns(linear: nn.Linear, columns: Sequence[int], means: Sequence[float] | None) -> nn.Linear:
+    """The linear map as if these inputs were zero, or their means: the slow twin of :func:`keep_columns`."""
+    weight = linear.weight.clone()
+    weight[:, columns] = 0
+    return _linear(weight, bias_without(linear, columns, means), False)
 
 
 @torch.no_grad()

@@ -1,6 +1,5 @@
 """Pruning plans: what goes and what stays, as plain data that a person can read."""
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -39,20 +38,19 @@ class LayerPlan:
     channel_means: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.alpha is not None and not _is_finite(self.alpha):
+        if self.alpha is not None and not math.isfinite(self.alpha):
             raise ValueError(f"alpha is {self.alpha!r}; it has to be a finite number")
         if self.alpha is not None and (self.removed_groups or self.group_means is not None):
             raise ValueError("a value-only layer (alpha) has no key/value groups left to remove or to make up for")
         for part in ("group", "channel"):
             name, removed, means = f"removed_{part}s", getattr(self, f"removed_{part}s"), getattr(self, f"{part}_means")
-            if not isinstance(removed, Sequence) or not all(type(index) is int and index >= 0 for index in removed):
-                raise ValueError(f"{name} has to be indices from 0; got {reprlib.repr(removed)}")
-            if list(removed) != sorted(set(removed)):
-                raise ValueError(f"{name} has to be rising, each index once; got {reprlib.repr(removed)}")
-            object.__setattr__(self, name, tuple(removed))
+            removed = tuple(map(operator.index, removed))
+            if list(removed) != sorted(set(removed)) or min(removed, default=0) < 0:
+                raise ValueError(f"{name} has to be indices from 0, rising, each once; got {reprlib.repr(removed)}")
+            object.__setattr__(self, name, removed)
             if means is None:
                 continue
-            if not isinstance(means, Sequence) or not all(_is_finite(mean) for mean in means):
+            if not all(map(math.isfinite, means)):
                 raise ValueError(f"{part}_means has to be finite numbers; got {reprlib.repr(means)}")
             each, rest = divmod(len(means), len(removed) or 1)
             if not removed or not each or rest or (part == "channel" and each > 1):
@@ -62,16 +60,8 @@ class LayerPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that say something, as JSON values."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in fields.items()
-            if value not in (None, ())
-        }
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        said = {name: value for name, value in vars(self).items() if value not in (None, ())}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
 
 
 @dataclass(frozen=True)
@@ -95,15 +85,11 @@ class PruningPlan:
     method: str = "harp"
 
     def __post_init__(self) -> None:
-        total = self.num_layers
-        if total < 1:
-            raise ValueError(f"num_layers is {total}; a model has at least one layer")
         for layer in self.layers:
-            if type(layer) is not int:
-                raise ValueError(f"layer index {layer!r} is not an integer")
-            if not 0 <= layer < total:
+            if layer not in range(self.num_layers):
+                total = self.num_layers
                 raise ValueError(f"layer {layer} is not in a model of {total} layers (0 … {total - 1})")
-        object.__setattr__(self, "layers", dict(sorted(self.layers.items())))
+        object.__setattr__(self, "layers", {int(layer): self.layers[layer] for layer in sorted(self.layers)})
 
     @classmethod
     def value_only(cls, num_layers: int, alphas: Sequence[float] | Mapping[int, float]) -> "PruningPlan":
@@ -120,20 +106,11 @@ class PruningPlan:
         Raises
         ------
         ValueError
-            For an index outside the model, more alphas than layers, or an alpha that is not finite.
+            For an index outside the model, as of more alphas than layers, or an alpha that is not finite.
         """
         if not isinstance(alphas, Mapping):
-            alphas = list(alphas)
-            if len(alphas) > num_layers:
-                raise ValueError(f"{len(alphas)} alphas for a model of {num_layers} layers")
             alphas = {num_layers - 1 - depth: alpha for depth, alpha in enumerate(alphas)}
-        layers = {}
-        for layer, alpha in alphas.items():
-            try:
-                layers[operator.index(layer)] = LayerPlan(float(alpha))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"layer {layer}: {error}") from None
-        return cls(operator.index(num_layers), layers)
+        return cls(operator.index(num_layers), {layer: LayerPlan(float(alpha)) for layer, alpha in alphas.items()})
 
     @property
     def alphas(self) -> dict[int, float]:

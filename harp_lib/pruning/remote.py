@@ -5,6 +5,7 @@ for any stock class: this module makes ``Harp<Name>`` out of ``transformers.<Nam
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache, wraps
 from itertools import takewhile
 from threading import get_ident
@@ -15,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .architecture import decoder_layers, has_known_parts
-from .layers import SkippedAttention, ValueOnlyAttention
+from .layers import LoneAttention
 from .plan import PruningPlan
 from .surgery import swap_modules
 
@@ -73,7 +74,7 @@ def tail_only(stock_forward: Callable) -> Callable:
         asked = kwargs.get("labels") is not None or kwargs.get("output_hidden_states")
         if asked or inputs is None or type(keep) is not int or not 0 < keep < inputs.shape[1]:
             return stock_forward(self, *args, **kwargs)
-        spared, mine, handles, top = inputs.shape[1] - keep, get_ident(), [], top_layers(self)
+        spared, mine, top = inputs.shape[1] - keep, get_ident(), top_layers(self)
 
         def enter(layer: nn.Module, args: tuple) -> tuple:
             return (args[0][:, -keep:], *args[1:]) if get_ident() == mine else args  # (B, k, d)
@@ -81,24 +82,25 @@ def tail_only(stock_forward: Callable) -> Callable:
         def tell(attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
             return args, kwargs | ({"spared": spared} if get_ident() == mine else {})  # caches count them all the same
 
-        try:
-            handles += [layer.register_forward_pre_hook(enter) for layer in top[:1]]
-            handles += [layer.self_attn.register_forward_pre_hook(tell, with_kwargs=True) for layer in top]
+        with ExitStack() as hooks:
+            for layer in top:
+                hooks.enter_context(layer.self_attn.register_forward_pre_hook(tell, with_kwargs=True))
+            if top:
+                hooks.enter_context(top[0].register_forward_pre_hook(enter))
             return stock_forward(self, *args, **kwargs)
-        finally:
-            for handle in handles:
-                handle.remove()
 
     return forward
 
 
 def top_layers(model: PreTrainedModel) -> list[nn.Module]:
     """The layers at the top that look at each token alone; none where a prefill has to send all positions there."""
-    decoder, alone = model.get_decoder(), (ValueOnlyAttention, SkippedAttention)
+    decoder = model.get_decoder()
     if model.training or not model.tail_only_prefill or model.config.output_hidden_states:
         return []  # a checkpointed layer would be computed again without the hooks that spare it positions
     layers = reversed(decoder_layers(model))
-    top = [*takewhile(lambda layer: isinstance(layer.self_attn, alone) and has_known_parts(layer), layers)][::-1]
+    top = [*takewhile(lambda layer: isinstance(layer.self_attn, LoneAttention) and has_known_parts(layer), layers)][
+        ::-1
+    ]
     watched = [decoder, *decoder.children(), *(module for layer in top for module in layer.modules())]
     hooks = [hook for of in watched for hook in (*of._forward_hooks.values(), *of._forward_pre_hooks.values())]
     # Somebody's hooks want to see every position. Those of transformers are idle unless outputs are asked for.

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 from torch import nn
@@ -84,22 +84,18 @@ def temporarily_pruned(model: PreTrainedModel, plan: PruningPlan, fold_output: b
     fold_output : bool
         As in :func:`apply_plan`; the folded projections last as long as the context.
     """
-    check_fits(model, plan, fold_output)
-    layers, handles = decoder_layers(model), []
-    stock = {index: dict(layers[index].named_children()) for index in plan.layers}
-    try:
+    check_fits(model, plan)
+    layers = decoder_layers(model)
+    with ExitStack() as undo:
+        for index in plan.layers:
+            for name, module in layers[index].named_children():
+                undo.callback(setattr, layers[index], name, module)
         swap_modules(model, plan, fold_output)
         for index, alpha in plan.alphas.items():
             # Where alpha is 0 the branch is zeros, also behind an RMS norm; needless products would only cost time.
             if alpha not in (0, 1):
-                handles.append(branch_exit(layers[index]).register_forward_hook(_scaled_by(alpha)))
+                undo.enter_context(branch_exit(layers[index]).register_forward_hook(_scaled_by(alpha)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for index, children in stock.items():
-            for name, module in children.items():
-                setattr(layers[index], name, module)
 
 
 def temporarily_value_only(model: PreTrainedModel, alphas: Mapping[int, float]) -> AbstractContextManager[None]:
