@@ -37,10 +37,7 @@ def slug(name: str) -> str:
 
 
 def load_model(
-    name: str,
-    dtype: "str | torch.dtype" = "float32",
-    device_map: str | dict | None = None,
-    attn_implementation: str | None = None,
+    name: str, dtype: "str | torch.dtype" = "float32", device_map: str | dict | None = None
 ) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """Load a causal language model in eval mode, and its tokenizer.
 
@@ -51,8 +48,8 @@ def load_model(
         a folder with a ``config.json``, or a hub id ``owner/name``.
     dtype : str or torch.dtype
         ``"float32"``, ``"bfloat16"``, ``"float16"``, or any floating-point ``torch.dtype``.
-    device_map, attn_implementation
-        As in ``from_pretrained``; without a map the whole model goes to the GPU if there is one, else to the CPU.
+    device_map : str or dict, optional
+        As in ``from_pretrained``; without one the whole model goes to the GPU if there is one, else to the CPU.
 
     Raises
     ------
@@ -65,8 +62,8 @@ def load_model(
     name = os.fspath(name)
     if name in registry.FAMILIES:
         device = default_device() if device_map in (None, "auto") else device_map
-        return registry.tiny_model(name, attn_implementation).to(device, torch_dtype), registry.tiny_tokenizer()
-    options = {"dtype": torch_dtype, "device_map": device_map, "attn_implementation": attn_implementation}
+        return registry.tiny_model(name).to(device, torch_dtype), registry.tiny_tokenizer()
+    options = {"dtype": torch_dtype, "device_map": device_map}
     if name in registry.FROM_WHEELS:
         return _from_wheels(name, options)
     if os.path.isdir(name):
