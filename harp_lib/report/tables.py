@@ -92,7 +92,7 @@ def by_model(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 @table()
 def method_properties(profile: dict) -> pd.DataFrame:
     """The paper's Table "property", from what each method's code says of itself."""
-    columns = {"method": "{title}", "pruning metric": "${metric}$", "looks at": "{looks_at}"}
+    columns = {"method": "{title}", "pruning metric": "${metric}$"}
     columns |= {"calibration": "{calibration}", "weight update": "{weight_update}", "what goes where": "{allocation}"}
     return lines(pd.DataFrame(PROPERTIES), columns)
 
