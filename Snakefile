@@ -5,12 +5,19 @@
 #
 # A job's output is a flag: it came to its end, made this, took so long. Results are cells of the result store, where a
 # job that runs again finds what it had. Where one job runs at a time, notebooks compute their own cells.
+import hashlib
 import sys
+from pathlib import Path
 
+import harp_lib
+from harp_lib.config import NOTEBOOKS as SOURCES, PAPER
 from harp_lib.experiments import IN_PARTS, NOTEBOOKS, UNITS
 from harp_lib.measure.models import slug
 
-JOB = f'"{sys.executable}" -P -m harp_lib.jobs {{output:q}}'
+JOB = f'"{sys.executable}" -P -m harp_lib.jobs {{output:q}} {config["began"]}'
+# What an executed notebook may depend on beside its source and the results.
+LIBRARY = b"".join(file.read_bytes() for file in sorted([*Path(harp_lib.__file__).parent.rglob("*.py"), *PAPER.glob("*.*")]))
+LIBRARY = hashlib.sha256(LIBRARY).hexdigest()[:8]
 LARGE = ("meta-llama--Llama-3.1-70B",)  # for two GPUs
 
 
@@ -85,14 +92,14 @@ rule tasks:  # one group of the tasks that a unit scores
 rule notebook:
     input:
         shown,
-        source=lambda wildcards: config["sources"][wildcards.notebook],
+        source=lambda wildcards: str(SOURCES / f"{wildcards.notebook}.ipynb"),
     output:
         ".flags/notebooks/{notebook}.done",
     wildcard_constraints:
         notebook="(?!00|08).*",
     params:
         parameters=lambda wildcards: str(config["notebooks"][wildcards.notebook]),
-        settings=config["settings"] + config["library"],
+        settings=config["settings"] + LIBRARY,
     priority: lambda wildcards: 99 - int(wildcards.notebook[:2])
     threads: config["threads"]
     resources:
@@ -112,7 +119,7 @@ use rule notebook as efficiency with:  # is timed, so nothing else runs beside i
 use rule notebook as last with:  # judges what the others found
     input:
         executed("00"),
-        source=lambda wildcards: config["sources"][wildcards.notebook],
+        source=lambda wildcards: str(SOURCES / f"{wildcards.notebook}.ipynb"),
     wildcard_constraints:
         notebook="00.*",
     resources:
@@ -125,6 +132,6 @@ rule figures:
     output:
         ".flags/figures.done",
     params:
-        settings=config["settings"] + config["library"],
+        settings=config["settings"] + LIBRARY,
     shell:
         JOB + " figures"

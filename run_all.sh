@@ -3,13 +3,7 @@
 set -euo pipefail
 { : <&0; } 2>/dev/null || exec </dev/null # a CI may close it
 
-script=${BASH_SOURCE[0]}
-while [[ -L $script ]]; do # macOS has no readlink -f
-    target=$(readlink "$script")
-    [[ $target == /* ]] || target=$(dirname "$script")/$target
-    script=$target
-done
-checkout=$(CDPATH='' cd -- "$(dirname "$script")" && pwd -P)
+checkout=$(CDPATH='' cd -- "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd -P)
 # The caller's folder stays the working directory, so that relative paths mean what the caller means; python -P keeps
 # modules that happen to lie there out of the way.
 export PYTHONPATH="$checkout${PYTHONPATH:+:$PYTHONPATH}"

@@ -4,11 +4,9 @@ A job's output is a flag, ``data/results/<profile>/.flags/….done``: what the j
 failed. Results go to the result store, where a job that runs again finds what it had.
 """
 
-import hashlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,24 +20,18 @@ from filelock import FileLock, Timeout
 
 from harp_lib import __version__, config
 from harp_lib.experiments import IN_PARTS, UNITS, models_of
-from harp_lib.measure.models import slug
 from harp_lib.results import digest, write_json
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 RUN_FILE = ".run.json"  # in the folder of a profile's results: what Snakefile and jobs know of a run
-LAST = "00"  # reads what the other notebooks store
 KILLED = "its process was killed: as a rule the machine ran out of memory"
-
-
-class RefusedError(ValueError):
-    """The notebooks cannot be run like this; nothing was run."""
 
 
 def run(options: Namespace) -> int:
     """``./run_all.sh run``: one run of Snakemake; returns the exit code."""
     try:
         settings = _settings(options)
-    except RefusedError as error:
+    except ValueError as error:
         print(f"run_all.sh: error: {error}", file=sys.stderr)
         return 2
     folder = config.RESULTS / options.profile
@@ -55,8 +47,6 @@ def run(options: Namespace) -> int:
     with lock:
         for old in folder.glob(".flags/**/*.error"):
             old.unlink()
-        if options.force:
-            _put_aside(folder, settings)
         _drop_stale(folder)
         write_json(folder / RUN_FILE, settings)
         code = _snakemake(_command(folder / RUN_FILE, settings, options), folder)
@@ -64,17 +54,14 @@ def run(options: Namespace) -> int:
 
 
 def _settings(options: Namespace) -> dict[str, Any]:
-    """What Snakefile and jobs read of a run."""
+    """What Snakefile and jobs read of a run; ValueError for one that cannot be, before anything is written."""
     given = {name: getattr(options, name) for name in ("models", "datasets", "limit") if getattr(options, name)}
     parameters = _parameters(options, given)
     if options.datasets not in (None, "embedded", "hub"):
-        from harp_lib.measure.evaluation import MissingTaskError, RowError, check_rows
+        from harp_lib.measure.evaluation import check_rows
 
-        try:
-            check_rows(options.datasets)
-        except (MissingTaskError, RowError) as error:
-            raise RefusedError(str(error)) from error
-    seed = next((values["seed"] for values in parameters.values() if "seed" in values), 0)
+        check_rows(options.datasets)
+    seed = max(values.get("seed", 0) for values in parameters.values())
     profile = config.read_profile(options.profile, **given)
     local, jobs = options.executor == "local", options.jobs or 1
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
@@ -82,15 +69,15 @@ def _settings(options: Namespace) -> dict[str, Any]:
     threads = int(asked) if asked.isdecimal() else max(1, cores // jobs)
     tasks = {unit: len(profile["longbench" if unit == "longbench" else "evaluation"]["tasks"]) for unit in IN_PARTS}
     return {
-        "began": datetime.now(UTC).isoformat(),
+        "began": datetime.now(UTC).isoformat(timespec="seconds"),
         "runner": os.getpid() if local else None,
         "alone": local and jobs == 1,  # one job at a time: notebooks compute their own cells, and show how
         "whole": not options.only,
+        "force": options.force,
         "profile": options.profile,
         "given": given,
         "seed": seed,
         "notebooks": parameters,
-        "sources": {name: str(config.NOTEBOOKS / f"{name}.ipynb") for name in parameters},
         "models": {unit: models_of(profile, unit) for unit in UNITS},
         "parts": {unit: min(jobs, number) if local else number for unit, number in tasks.items()},
         "threads": threads,
@@ -98,44 +85,36 @@ def _settings(options: Namespace) -> dict[str, Any]:
         "gpus": _gpus() if local and jobs > 1 else [],
         # Another value lets jobs run again, to see what they find stored.
         "settings": digest({**profile, "models": None, "seed": seed, "version": __version__}),
-        "library": _library_digest(),
     }
 
 
 def _parameters(options: Namespace, given: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Parameters to run each chosen notebook with; RefusedError for one that none, or not every one, has."""
+    """Parameters to run each chosen notebook with; ValueError for one that none of them has."""
     import yaml
 
-    explicit = {}
+    values = {"profile": options.profile, **given}
     for name, value in options.parameters:
         try:
-            explicit[name] = yaml.safe_load(value)
+            values[name] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise RefusedError(f"malformed parameter {name}={value!r}: not YAML ({error.args[0]})") from error
-    if type(explicit.get("seed", 0)) is not int:
-        raise RefusedError(f"seed is a whole number, not {explicit['seed']!r}")
-    found = sorted(config.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
-    have = {source.stem: ["profile"] for source in found if not options.only or source.name[:2] in options.only}
-    if explicit or given:
-        import papermill  # takes seconds
-
-        have = {stem: list(papermill.inspect_notebook(config.NOTEBOOKS / f"{stem}.ipynb")) for stem in have}
+            raise ValueError(f"malformed parameter {name}={value!r}: not YAML ({error.args[0]})") from error
+    if type(values.get("seed", 0)) is not int:
+        raise ValueError(f"seed is a whole number, not {values['seed']!r}")
+    sources = sorted(config.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+    have = {source.stem: _declared(source) for source in sources if not options.only or source.name[:2] in options.only}
     if not have:
-        raise RefusedError("no notebook to run: there is no notebooks/NN_*.ipynb")
-    for name in (*explicit, *given):
-        without = [stem for stem, names in have.items() if name not in names]
-        without = [stem for stem in without if stem[:2] != LAST or len(have) == 1]
-        if without and (name in explicit or len(without) == len(have) - any(stem[:2] == LAST for stem in have)):
-            listed = "; ".join(f"{stem} has {', '.join(have[stem]) or 'none'}" for stem in without)
-            raise RefusedError(f"no parameter {name!r}: {listed}")
-    values = {"profile": options.profile, **given, **explicit}
-    return {stem: {name: values[name] for name in names if name in values} for stem, names in have.items()}
+        raise ValueError("no notebook to run: there is no notebooks/NN_*.ipynb")
+    for name in values:
+        if not any(name in names for names in have.values()):
+            raise ValueError(f"no parameter {name!r} in {', '.join(have)}")
+    return {stem: {name: values[name] for name in values if name in names} for stem, names in have.items()}
 
 
-def _library_digest() -> str:
-    """Of what an executed notebook may depend on beside its source and the results."""
-    files = [*(CHECKOUT / "harp_lib").rglob("*.py"), *config.PAPER.glob("*.*"), *config.PROFILES.glob("*.yaml")]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:8]
+def _declared(source: Path) -> list[str]:
+    """The names that a notebook's parameters cell sets."""
+    cells = json.loads(source.read_text(encoding="utf-8"))["cells"]
+    (code,) = ("".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", ()))
+    return re.findall(r"^(\w+) *=", code, re.MULTILINE)
 
 
 def _gpus() -> list[str]:
@@ -151,9 +130,10 @@ def _command(run_file: Path, settings: dict[str, Any], options: Namespace) -> li
     command += ["--directory", str(run_file.parent), "--configfile", str(run_file), "--scheduler", "greedy"]
     # The lock is ours; what a job computes is told by its parameters, not by what Snakefile says of others.
     command += ["--keep-going", "--nolock", "--rerun-incomplete", "--rerun-triggers", "mtime", "params"]
-    if options.executor == "local":
+    command += ["--forceall"] * options.force
+    if options.executor == "local" or options.dry_run:
         gpus = ["--resources", f"gpu={len(settings['gpus'])}"] if settings["gpus"] else []
-        return [*command, "--cores", str(settings["cores"]), *gpus]
+        return [*command, "--cores", str(settings["cores"]), *gpus, *["--dry-run"] * options.dry_run]
     command += ["--executor", "slurm", "--workflow-profile", str(config.DATA / "slurm")]
     command += ["--slurm-logdir", str(run_file.parent / ".slurm")]
     return command + (["--jobs", str(options.jobs)] if options.jobs else [])
@@ -163,16 +143,10 @@ def _dry_run(folder: Path, settings: dict[str, Any], options: Namespace) -> int:
     """What Snakemake would run, and why; of the profile paper, also what that may take."""
     _drop_stale(folder)
     write_json(folder / ".dry-run.json", settings)
-    command = _command(folder / ".dry-run.json", settings, Namespace(executor="local"))
-    command += ["--dry-run", *["--forceall"] * options.force]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    jobs = re.findall(r"output: \.flags/(.*)\.done\n(?:.*\n)*?    reason: (.*?)(?::|\n)", done.stdout)
-    for name, reason in sorted(set(jobs)):
-        print(f"{name.removeprefix('notebooks/'):40} {reason.lower()}")
-    print(f"{len(set(jobs))} jobs" if done.returncode == 0 else done.stdout + done.stderr)
+    code = subprocess.run(_command(folder / ".dry-run.json", settings, options)).returncode
     if (hours := config.DATA / "costs" / f"{options.profile}_hours.csv").is_file():
         print(hours.read_text(encoding="utf-8"), end="")
-    return done.returncode
+    return code
 
 
 def _snakemake(command: list[str], folder: Path) -> int:
@@ -181,8 +155,7 @@ def _snakemake(command: list[str], folder: Path) -> int:
     with (folder / ".snakemake.log").open("w") as log:
         shown = None if "slurm" in command else log  # jobs on other machines do not speak for themselves
         # A session of its own, so that Ctrl-C reaches engine and jobs once, and by our hand.
-        how = {"stdin": subprocess.DEVNULL, "stderr": shown, "start_new_session": True}
-        engine = subprocess.Popen(command, preexec_fn=_die_with_parent, **how)
+        engine = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=shown, start_new_session=True)
         interrupted = False
         while engine.returncode is None:
             try:
@@ -194,14 +167,6 @@ def _snakemake(command: list[str], folder: Path) -> int:
     with suppress(ProcessLookupError):  # jobs of an engine that was killed
         os.killpg(engine.pid, signal.SIGKILL)
     return 130 if interrupted else engine.returncode
-
-
-def _die_with_parent() -> None:
-    """Let Linux end the engine when its runner is killed; elsewhere its jobs do so."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _conclude(folder: Path, settings: dict[str, Any], code: int) -> int:
@@ -246,19 +211,6 @@ def _drop_stale(folder: Path) -> None:
             stale = True
         if stale:
             file.unlink()
-
-
-def _put_aside(folder: Path, settings: dict[str, Any]) -> None:
-    """Move the cells of the chosen notebooks to ``.before``, once, where they stay until the next time."""
-    for name in settings["notebooks"]:
-        for unit in (unit for unit in UNITS if UNITS[unit].notebook == name[:2]):
-            for model in map(slug, settings["models"][unit]):
-                cells, aside = (root / UNITS[unit].store / model for root in (folder, folder / ".before"))
-                if cells.is_dir():  # else another unit of the same store was here
-                    shutil.rmtree(aside, ignore_errors=True)
-                    aside.parent.mkdir(parents=True, exist_ok=True)
-                    cells.rename(aside)
-        (folder / ".flags" / "notebooks" / f"{name}.done").unlink(missing_ok=True)
 
 
 def figures(options: Namespace) -> int:

@@ -1,7 +1,8 @@
-"""What a job of Snakefile runs: ``python -m harp_lib.jobs FLAG WHAT …``, in the folder of a profile's results.
+"""What a job of Snakefile runs: ``python -m harp_lib.jobs FLAG BEGAN WHAT …``, in the folder of a profile's results.
 
-WHAT is ``cells UNIT MODEL [PART PARTS]``, ``notebook NAME`` or ``figures``. Beside the flag lies, until it is written,
-what went wrong (``.error``), and where jobs run side by side, what the job printed (``.log``).
+BEGAN is when its run began; WHAT is ``cells UNIT MODEL [PART PARTS]``, ``notebook NAME`` or ``figures``. Beside the
+flag lies, until it is written, what went wrong (``.error``), and where jobs run side by side, what the job printed
+(``.log``).
 """
 
 import hashlib
@@ -37,15 +38,17 @@ class NotebookError(RuntimeError):
 
 def main(arguments: list[str]) -> int:
     """Do a job and say in its flag, or beside it, how it fared."""
-    (name, what, *names), run_file = arguments, Path(RUN_FILE).absolute()  # papermill changes the folder
+    (name, began, what, *names), run_file = arguments, Path(RUN_FILE).absolute()  # papermill changes the folder
     settings = json.loads(run_file.read_text(encoding="utf-8"))
+    if settings["began"] != began:
+        return 1  # of a run that was killed, and another has begun
     _end_with(settings, run_file)
     flag = Path(name).absolute()
     error, log = flag.with_suffix(".error"), flag.with_suffix(".log")
     error.parent.mkdir(parents=True, exist_ok=True)
     error.write_text(KILLED, encoding="utf-8")  # true until something else is written
     title = name.removeprefix(".flags/").removeprefix("notebooks/").removesuffix(".done")
-    os.environ[BEGAN] = settings["began"][:19] + "+00:00"  # cells that failed in this run are not tried again in it
+    os.environ[BEGAN] = began  # cells that failed in this run are not tried again in it
     alone, begin = settings["alone"], time.monotonic()
     terminal = sys.stdout if alone else _redirect(log)
     if alone:
@@ -57,7 +60,7 @@ def main(arguments: list[str]) -> int:
         made, failed = {"cells": _cells, "notebook": _notebook, "figures": _figures}[what](settings, *names)
         seconds = time.monotonic() - begin
         paths = [shown(file) for file in made]
-        write_json(flag, {"began": settings["began"], "seconds": seconds, "failed": failed, "made": paths})
+        write_json(flag, {"began": began, "seconds": seconds, "failed": failed, "made": paths})
     except KeyboardInterrupt:
         return 130
     except Exception as problem:
@@ -76,7 +79,9 @@ def _cells(settings: dict[str, Any], unit: str, model: str, *part: str) -> Made:
     """Cells of one unit for one model, or of one group of its tasks."""
     profile = config.load_profile(settings["profile"], **settings["given"])
     (model,) = (known for known in models_of(profile, unit) if slug(known) == model)
-    counts = compute(unit, profile, model, settings["seed"], (int(part[0]) - 1, int(part[1])) if part else None)
+    force = settings["force"] and any(unit in NOTEBOOKS.get(name[:2], ()) for name in settings["notebooks"])
+    mine = (int(part[0]) - 1, int(part[1])) if part else None
+    counts = compute(unit, profile, model, settings["seed"], force, mine)
     print(", ".join(f"{number} {what}" for what, number in counts.items()))
     cells = (config.RESULTS / settings["profile"] / UNITS[unit].store / slug(model)).glob("*/[!.]*.json")
     return list(cells), [f"{unit} of {model}: {counts['failed']}"] if counts.get("failed") else []
@@ -84,9 +89,9 @@ def _cells(settings: dict[str, Any], unit: str, model: str, *part: str) -> Made:
 
 def _notebook(settings: dict[str, Any], name: str) -> Made:
     """An executed notebook, and the cells that it shows."""
-    source, profile = Path(settings["sources"][name]), settings["profile"]
+    source, profile = config.NOTEBOOKS / f"{name}.ipynb", settings["profile"]
     output = config.NOTEBOOKS / "executed" / profile / source.name
-    execute(source, output, settings["notebooks"][name])
+    execute(source, output, settings["notebooks"][name] | ({"force": True} if settings["force"] else {}))
     made, failed = [output], []
     for store in dict.fromkeys(UNITS[unit].store for unit in NOTEBOOKS.get(name[:2], ())):
         folder = config.RESULTS / profile / store

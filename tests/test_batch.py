@@ -10,7 +10,6 @@ import pytest
 from conftest import Checkout
 
 from harp_lib import batch, config, jobs
-from harp_lib.experiments import UNITS
 
 TOY = """
 import time
@@ -122,8 +121,8 @@ def options():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("-p", "alpha=1", "--only", "03"), "no parameter 'alpha': 03_alpha_search has profile, models"),
-        (("--limit", "3", "--only", "01,03"), "no parameter 'limit': 01_similarity has"),
+        (("-p", "alpha=1", "--only", "03"), "no parameter 'alpha' in 03_alpha_search"),
+        (("--limit", "3", "--only", "01,03"), "no parameter 'limit' in 01_similarity, 03_alpha_search"),
         (("-p", "seed=[", "--only", "03"), "malformed parameter seed='[': not YAML"),
         (("-p", "seed=soon"), "seed is a whole number, not 'soon'"),
     ],
@@ -164,19 +163,6 @@ def test_a_flag_hides_nothing(tmp_path, monkeypatch):
     batch._drop_stale(tmp_path)
     assert kept.exists()
     assert not any(file.exists() for file in (gone, failed, changed))
-
-
-def test_force_moves_the_cells_of_the_chosen_notebooks_and_models(tmp_path):
-    settings = {"notebooks": {"03_alpha_search": {}}, "models": {unit: ["tiny-llama"] for unit in UNITS}}
-    cells = [f"{store}/{model}/harp/x.json" for store in ("alpha_search", "ablations") for model in ("tiny-llama", "b")]
-    for cell in cells:
-        (tmp_path / cell).parent.mkdir(parents=True)
-        (tmp_path / cell).write_text("{}")
-    done = flag(tmp_path, "notebooks/03_alpha_search", [])
-    batch._put_aside(tmp_path, settings)
-    assert [(tmp_path / cell).exists() for cell in cells] == [False, True, True, True]
-    assert (tmp_path / ".before" / cells[0]).exists()
-    assert not done.exists()
 
 
 def test_jobs_share_gpus(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ def test_profiles_have_the_same_keys_and_models_that_exist():
 def test_what_the_paper_profile_asks():
     """Layers and few-shot examples of Section 3 (Experimental Setup), all rows, lm-eval's own lengths, whole pages."""
     paper = load_profile("paper")
-    assert [num_pruned_layers(paper, model, 32) for model in paper["models"]] == [8, 8, 4, 6]
+    assert [num_pruned_layers(paper, model, 32) for model in [*paper["models"], "another/model"]] == [8, 8, 4, 6, 8]
     assert {name: task["shots"] for name, task in paper["evaluation"]["tasks"].items()} == {
         **{"triviaqa": 5, "nq_open": 5, "gsm8k": 5, "leaderboard_math_hard": 4, "bbh_cot_fewshot": 3},
         **{"winogrande": 5, "arc_challenge": 25, "boolq": 0, "openbookqa": 0, "piqa": 0, "mmlu": 5},
@@ -37,14 +37,6 @@ def test_what_the_paper_profile_asks():
     assert (
         paper["alpha_search"]["context"] is paper["alpha_search"]["tokens"] is paper["evaluation"]["subtasks"] is None
     )
-
-
-def test_mini_reports_on_enough_text_and_every_category():
-    mini = load_profile("mini")
-    assert mini["alpha_search"]["held_out"] == [16, 512]
-    assert num_pruned_layers(mini, "smollm2-135m", 30) == 6
-    assert num_pruned_layers(mini, "another/model", 24) == 5
-    assert len(mini["longbench"]["tasks"]) == 6
 
 
 @pytest.mark.parametrize(("gpu", "dtype"), [(True, "bfloat16"), (False, "float32")])
@@ -68,9 +60,6 @@ def test_bad_requests():
         load_profile("mnii")
     with pytest.raises(ValueError, match="unknown datasets 'nowhere'"):
         load_profile("mini", datasets="nowhere")
-    for limit in (0, -1, 1.5, "3", True):
-        with pytest.raises(ValueError, match="limit is a number of rows, 1 or more"):
-            load_profile("mini", limit=limit)
 
 
 def test_paths_and_units_need_no_torch():

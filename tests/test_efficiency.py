@@ -12,7 +12,7 @@ from harp_lib.experiments import compute, efficiency, job
 from harp_lib.measure import timing
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
-from harp_lib.results import read_cell
+from harp_lib.results import ResultStore, read_cell
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 500, "num_attention_heads": 4}
 PLAN = PruningPlan.value_only(6, [0.8, 0.0])
@@ -39,7 +39,7 @@ def profile(tmp_path, monkeypatch):
 
 
 def result(task):
-    return read_cell(job.Stores("smoke", "efficiency")["efficiency"].file(SHAPE, "all", task))["result"]
+    return read_cell(ResultStore("smoke", "efficiency").file(SHAPE, "all", task))["result"]
 
 
 def test_the_shape_of_a_model_of_the_paper(profile, capsys):
@@ -100,12 +100,11 @@ def test_only_want_of_memory_is_a_result(profile, monkeypatch, error, said):
 
     monkeypatch.setattr(timing, "prefill", fail)
     bench = efficiency.Bench({"dense": efficiency.Variant(model_of("llama"))}, job.Job("efficiency", profile, SHAPE))
-    wanted = efficiency.Measurement("prefill", 16, 2, ("dense",))
     if said:
-        assert said in bench.measure(wanted)["failed"]
+        assert said in bench.measure("prefill", 16, 2)["failed"]
     else:
         with pytest.raises(type(error), match=str(error)):
-            bench.measure(wanted)
+            bench.measure("prefill", 16, 2)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])

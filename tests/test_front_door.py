@@ -68,16 +68,12 @@ def test_the_drawing_is_the_committed_one(tmp_path):
     assert (tmp_path / "harp.svg").read_bytes() == (CHECKOUT / "figures" / "harp.svg").read_bytes()
 
 
-def test_the_citation_is_whole():
+def test_the_citation_is_of_this_version_and_of_the_paper():
     citation = yaml.safe_load((CHECKOUT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert (citation["cff-version"], citation["version"]) == ("1.2.0", __version__)
-    paper = citation["preferred-citation"]
+    assert citation["version"] == __version__
     (bibtex,) = re.findall(r"```bibtex\n(.*?)```", README, re.DOTALL)
-    for said in (paper["title"], paper["year"], paper["url"]):
-        assert f"{{{said}}}" in bibtex
-    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["license"] == "MIT"
-    assert (CHECKOUT / "LICENSE").read_text(encoding="utf-8").startswith("MIT License")
+    for said in ("title", "year", "url"):
+        assert f"{{{citation['preferred-citation'][said]}}}" in bibtex
 
 
 def test_the_lock_pins_what_the_project_asks_for():

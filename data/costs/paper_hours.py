@@ -82,8 +82,7 @@ def hours(profile: dict, model: str) -> dict[str, Counter]:
     found["03"]["search for α"] = CORPORA * search
     if model not in profile["models"]:
         return found
-    literal = profile["alpha_search"]["literal_documents"] * pruned * len(ALPHA_GRID) * text / pages
-    found["03"] += {"perplexities": 5 * 2 * CORPORA * text, "literal search": literal}
+    found["03"]["perplexities"] = 5 * 2 * CORPORA * text
 
     settings, seeds = profile["baselines"], 1 + len(profile["baselines"]["seeds"])
     groups = gpu.config.num_key_value_heads * pruned

@@ -15,22 +15,21 @@ class Unit(NamedTuple):
     store: str  # the folder of its cells
     module: str  # of this folder; its function has the unit's name
     needs: tuple[str, ...]  # units that the same model has to have first
-    notebook: str  # that shows it
 
 
 UNITS = {
-    "theory": Unit("theory", "similarity", (), "01"),
-    "similarity": Unit("similarity", "similarity", (), "01"),
-    "search": Unit("alpha_search", "alpha", (), "03"),
-    "alpha": Unit("alpha_search", "alpha", ("search",), "03"),
-    "norms": Unit("norm_change", "norms", ("search",), "02"),
-    "plans": Unit("baselines", "baselines", ("search",), "04"),
-    "baselines": Unit("baselines", "baselines", ("plans", "alpha"), "04"),
-    "scores": Unit("main_tables", "scores", ("plans",), "05"),
-    "longbench": Unit("longbench", "scores", ("plans",), "07"),
-    "layers": Unit("ablations", "scores", ("search",), "06"),
-    "ablations": Unit("ablations", "scores", ("layers",), "06"),
-    "efficiency": Unit("efficiency", "efficiency", ("search",), "08"),
+    "theory": Unit("theory", "similarity", ()),
+    "similarity": Unit("similarity", "similarity", ()),
+    "search": Unit("alpha_search", "alpha", ()),
+    "alpha": Unit("alpha_search", "alpha", ("search",)),
+    "norms": Unit("norm_change", "norms", ("search",)),
+    "plans": Unit("baselines", "baselines", ("search",)),
+    "baselines": Unit("baselines", "baselines", ("plans", "alpha")),
+    "scores": Unit("main_tables", "scores", ("plans",)),
+    "longbench": Unit("longbench", "scores", ("plans",)),
+    "layers": Unit("ablations", "scores", ("search",)),
+    "ablations": Unit("ablations", "scores", ("layers",)),
+    "efficiency": Unit("efficiency", "efficiency", ("search",)),
 }
 """Units in the order in which they may be computed."""
 NOTEBOOKS = {
@@ -52,7 +51,8 @@ SYNTHETIC = "synthetic"  # in the place of a model's name, where there is none
 
 def models_of(profile: dict[str, Any], unit: str) -> list[str]:
     """The models that a unit is computed for; ``theory`` has a name that is no model's."""
-    _check(unit)
+    if unit not in UNITS:
+        raise ValueError(f"unknown unit {unit!r}; choose from {', '.join(UNITS)}")
     if unit == "theory":
         return [SYNTHETIC]
     if unit == "search":
@@ -78,22 +78,16 @@ def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False
     force : bool
         Compute every cell of ``units`` again, whatever is stored; what they need is read all the same.
     """
-    for unit in units:
-        _check(unit)
-    wanted, waiting = set(), [(unit, model) for unit in units for model in models_of(profile, unit)]
-    while waiting:
-        wanted.add(pair := waiting.pop())
-        waiting += [(unit, pair[1]) for unit in UNITS[pair[0]].needs if pair[1] in models_of(profile, unit)]
+    wanted = {(unit, model) for unit in units for model in models_of(profile, unit)}
+    for unit in reversed(UNITS):
+        models = [model for model in models_of(profile, unit) if (unit, model) in wanted]
+        wanted |= {(need, model) for need in UNITS[unit].needs for model in models if model in models_of(profile, need)}
     job = import_module("harp_lib.experiments.job")  # here, because it imports torch
-    stores = {
-        unit: job.Stores(profile["name"], UNITS[unit].store, force and unit in units)
-        for unit in UNITS
-        if any(unit == needed for needed, _ in wanted)
-    }
-    for model in dict.fromkeys(model for unit in stores for model in models_of(profile, unit)):
-        for unit in stores:
+    stores: dict[str, dict[str, Any]] = {unit: {} for unit in UNITS}
+    for model in dict.fromkeys(model for unit in UNITS for model in models_of(profile, unit)):
+        for unit in UNITS:
             if (unit, model) in wanted:
-                _do(job.Job(UNITS[unit].store, profile, model, seed, stores=stores[unit]), unit)
+                _do(unit, job.Job(UNITS[unit].store, profile, model, seed, force and unit in units, None, stores[unit]))
         job.release()
     counts: Counter[str] = Counter()
     for unit, opened in stores.items():
@@ -105,13 +99,18 @@ def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False
 
 
 def compute(
-    unit: str, profile: dict[str, Any], model: str, seed: int = 0, part: tuple[int, int] | None = None
+    unit: str,
+    profile: dict[str, Any],
+    model: str,
+    seed: int = 0,
+    force: bool = False,
+    part: tuple[int, int] | None = None,
 ) -> dict[str, int]:
     """One job of a batch run: compute what is missing of one unit for one model, whose needs are stored.
 
     Parameters
     ----------
-    unit, profile, model, seed
+    unit, profile, model, seed, force
         As in :func:`run`; a model of :func:`models_of`.
     part : (int, int), optional
         ``(i, n)``: only the i-th of n groups of tasks, i from 0 to n - 1, of a unit of ``IN_PARTS``.
@@ -121,19 +120,11 @@ def compute(
     dict
         How many cells were ``computed``, ``read`` and ``failed``.
     """
-    _check(unit)
-    if part is not None and unit not in IN_PARTS:
-        raise ValueError(f"{unit} has no parts; only {', '.join(IN_PARTS)} have")
-    job = import_module("harp_lib.experiments.job").Job(UNITS[unit].store, profile, model, seed, part)
-    _do(job, unit)
+    job = import_module("harp_lib.experiments.job").Job(UNITS[unit].store, profile, model, seed, force, part)
+    _do(unit, job)
     counts = sum((store.counts for store in job.stores.values()), Counter())
     return {what: counts[what] for what in ("computed", "read", "failed")}
 
 
-def _check(unit: str) -> None:
-    if unit not in UNITS:
-        raise ValueError(f"unknown unit {unit!r}; choose from {', '.join(UNITS)}")
-
-
-def _do(job: Any, unit: str) -> None:
+def _do(unit: str, job: Any) -> None:
     getattr(import_module(f"{__name__}.{UNITS[unit].module}"), unit)(job)

@@ -4,25 +4,20 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import GenerationConfig
 
 from harp_lib import accounting
 from harp_lib.experiments.job import CALIBRATED, CALIBRATION, HELD_OUT, SEARCHED, Job, Text, described
-from harp_lib.measure.models import evaluating
-from harp_lib.measure.registry import quiet
 from harp_lib.measure.text import calibration_blocks, load_corpus
 from harp_lib.methods import BASELINES, METHODS, make_plan, planner
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import PruningPlan
-from harp_lib.pruning.surgery import temporarily_pruned
 
-WITHOUT_BIAS, SQUARED = "flap-without-bias", "flap-squared"  # other readings of FLAP
+SQUARED = "flap-squared"  # another reading of FLAP
 CALIBRATION_SIZE = (128, 128)  # samples, tokens of each, of a baseline that the profile does not name
 
 
@@ -177,18 +172,16 @@ def _costs(job: Job, setting: Setting, plan: PruningPlan | None, tokens: int) ->
 
 
 def baselines(job: Job) -> None:
-    """Every plan on the searched text and on held-out texts, document by document; what the model writes under it."""
+    """Every plan on the searched text and on held-out texts, document by document."""
     first, settings = job.corpora[0], job.profile["baselines"]
     main = {method: job.plan(method) for method in ("dense", *METHODS)}
-    otherwise = {WITHOUT_BIAS: uncompensated(main["flap"]), SQUARED: job.plan(SQUARED)}
     held_out = job.text(first, HELD_OUT)
     _evaluate(job, job.text(first, SEARCHED), main)
-    _evaluate(job, held_out, main | otherwise)
+    _evaluate(job, held_out, main | {SQUARED: job.plan(SQUARED)})
     _evaluate(job, job.text(job.corpora[1], HELD_OUT), main)
     for seed in settings["seeds"]:  # of the calibration text; the tuned ranges stay
         drawn = {method: job.plan(method, f"plan-seed-{seed}") for method in CALIBRATED}
-        _evaluate(job, held_out.first(settings["seed_documents"]), drawn, f"-seed-{seed}")
-    _write(job, held_out, main, settings["written_tokens"])
+        _evaluate(job, held_out[: settings["seed_documents"]], drawn, f"-seed-{seed}")
 
 
 def _evaluate(job: Job, text: Text, plans: Mapping[str, PruningPlan | None], suffix: str = "") -> None:
@@ -206,35 +199,3 @@ def _evaluate(job: Job, text: Text, plans: Mapping[str, PruningPlan | None], suf
 
         inputs = text.inputs | {"plan": plan and plan.digest, "documents": len(text.documents)}
         job.cell(method, task + suffix, inputs, compute)
-
-
-def _write(job: Job, text: Text, plans: Mapping[str, PruningPlan | None], length: int) -> None:
-    """What the model writes under every plan, greedily, after the first ``length`` tokens of each document."""
-    prompts = [document[0].ids[:length] for document in text.documents if len(document[0].ids) >= length]
-    if not prompts:
-        raise ValueError(f"{text.corpus.title} has no held-out document of {length} tokens to continue")
-    prompts = prompts[: job.profile["baselines"]["written_documents"]]
-    for method, plan in tqdm(plans.items(), desc="writing", unit="method"):
-
-        def compute(plan=plan) -> dict[str, Any]:
-            written = continuations(job, plan, torch.stack(prompts))
-            return {"ids": written.tolist(), "texts": job.tokenizer.batch_decode(written)}
-
-        inputs = text.inputs | {"plan": plan and plan.digest, "written_tokens": length, "documents": len(prompts)}
-        job.cell(method, "writing", inputs, compute)
-
-
-def continuations(job: Job, plan: PruningPlan | None, prompts: torch.Tensor) -> torch.Tensor:
-    """Greedy continuations of ``prompts`` (B, N), each as long as they are: (B, N)."""
-    length = prompts.shape[1]
-    how = GenerationConfig(max_new_tokens=length, min_new_tokens=length, do_sample=False, pad_token_id=0)
-    prompts = prompts.to(job.model.device)
-    with temporarily_pruned(job.model, plan or PruningPlan(job.num_layers, {})), evaluating(job.model), quiet():
-        whole = job.model.generate(prompts, attention_mask=torch.ones_like(prompts), generation_config=how)
-    return whole[:, length:].cpu()
-
-
-def uncompensated(plan: PruningPlan) -> PruningPlan:
-    """The plan without the means that make up for what it removes."""
-    layers = {layer: replace(lost, group_means=None, channel_means=None) for layer, lost in plan.layers.items()}
-    return replace(plan, layers=layers)

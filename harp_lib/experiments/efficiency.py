@@ -109,19 +109,6 @@ def random_shape(name: str, profile: dict[str, Any], seed: int) -> tuple[PreTrai
     return random_model(config, profile["dtype"], seed), PruningPlan.value_only(config.num_hidden_layers, alphas)
 
 
-class Measurement(NamedTuple):
-    """One cell: ``tokens`` are read, or are in the cache before the first new one."""
-
-    kind: str  # prefill, split or decode
-    tokens: int
-    repetitions: int  # and one more before, forgotten, where there are several
-    variants: tuple[str, ...]  # measured in turn
-
-    @property
-    def warm_up(self) -> bool:
-        return self.repetitions > 1
-
-
 def efficiency(job: Job) -> None:
     """Count, then measure at every length that the model can read; longer ones are named in what is counted.
 
@@ -136,20 +123,18 @@ def efficiency(job: Job) -> None:
         plan = PruningPlan.value_only(job.num_layers, job.alphas(job.corpora[0]))
     bench, settings = Bench(make_variants(model, plan), job), job.profile["efficiency"]
     inputs |= {"seed": job.seed, "plans": {name: v.plan and v.plan.digest for name, v in bench.variants.items()}}
-    often, decoding, every = settings["prefill"], settings["decode"], tuple(bench.variants)
-    wanted = [Measurement("prefill", tokens, repetitions, every) for tokens, repetitions in often.items()]
-    wanted += [Measurement("split", tokens, often[tokens], (DENSE, HARP)) for tokens in settings["split"]]
-    every = tuple(name for name in every if name != TAIL)  # which decodes as HARP does
-    wanted += [Measurement("decode", tokens, decoding["repetitions"], every) for tokens in decoding["contexts"]]
-    lengths, readable = sorted({each.tokens for each in wanted}), model.config.max_position_embeddings
-    counted = partial(bench.counted, lengths, [tokens for tokens in lengths if tokens > readable])
-    job.cell("all", "counted", inputs | {"lengths": lengths}, counted)
+    often, decoding = settings["prefill"], settings["decode"]
+    wanted = [("prefill", tokens, often[tokens]) for tokens in often]
+    wanted += [("split", tokens, often[tokens]) for tokens in settings["split"]]
+    wanted += [("decode", tokens, decoding["repetitions"]) for tokens in decoding["contexts"]]
+    lengths, readable = sorted({tokens for _, tokens, _ in wanted}), model.config.max_position_embeddings
+    job.cell("all", "counted", inputs | {"lengths": lengths}, partial(bench.counted, lengths))
     inputs |= {"device": device_name(), "threads": torch.get_num_threads()}
-    for each in sorted(wanted, key=lambda each: each.tokens):
-        if each.tokens <= readable:
-            depends = inputs | {"tokens": each.tokens, "repetitions": each.repetitions}
-            depends |= {"steps": decoding["steps"]} if each.kind == "decode" else {}
-            job.cell("all", f"{each.kind}-{each.tokens}", depends, partial(bench.measure, each))
+    for kind, tokens, repetitions in sorted(wanted, key=lambda each: each[1]):
+        if tokens <= readable:
+            depends = inputs | {"tokens": tokens, "repetitions": repetitions}
+            depends |= {"steps": decoding["steps"]} if kind == "decode" else {}
+            job.cell("all", f"{kind}-{tokens}", depends, partial(bench.measure, kind, tokens, repetitions))
 
 
 class Bench:
@@ -160,66 +145,68 @@ class Bench:
         self.config, self.device = variants[DENSE].model.config, variants[DENSE].model.device
         self.steps = job.profile["efficiency"]["decode"]["steps"]
 
-    def measure(self, wanted: Measurement) -> dict[str, Any]:
-        runs = len(wanted.variants) * (wanted.repetitions + wanted.warm_up)
+    def measure(self, kind: str, tokens: int, repetitions: int) -> dict[str, Any]:
+        """One cell: ``tokens`` are read (prefill, split), or are in the cache before the first new one (decode).
+
+        Variants are measured in turn, and once before, forgotten, where there are several repetitions.
+        """
+        names = {"prefill": list(self.variants), "split": [DENSE, HARP]}.get(kind)
+        names = names or [name for name in self.variants if name != TAIL]  # which decodes as HARP does
+        runs = len(names) * (repetitions + (repetitions > 1))
         try:
-            with tqdm(total=runs, desc=f"{wanted.kind}, {wanted.tokens} tokens", unit="run", leave=False) as bar:
-                return getattr(self, wanted.kind)(wanted, bar)
+            with tqdm(total=runs, desc=f"{kind}, {tokens} tokens", unit="run", leave=False) as bar:
+                return getattr(self, kind)(names, tokens, repetitions, bar)
         except torch.AcceleratorError:  # the device is lost to this process
             raise
         except (RuntimeError, MemoryError) as error:
-            if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and not NO_MEMORY.search(str(error)):
+            if isinstance(error, RuntimeError) and not NO_MEMORY.search(str(error)):
                 raise
             failed = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         release_memory()  # which the error held on to until here
         return {"failed": failed}
 
-    def prefill(self, wanted: Measurement, bar: tqdm) -> dict[str, Any]:
+    def prefill(self, names: list[str], tokens: int, repetitions: int, bar: tqdm) -> dict[str, Any]:
         """Seconds of a prefill; operations of one, counted; cache and memory of another one before."""
-        ids = self._ids(wanted.tokens)
-        runs = {name: partial(timing.prefill, self.variants[name].model, ids) for name in wanted.variants}
-        held, peak = {}, {}
-        timing.prefill(
-            self.variants[DENSE].model, ids[:, :16]
-        )  # what a process takes once is no part of the first peak
-        for name in wanted.variants if wanted.warm_up else ():
-            run = runs[name]
+        ids, held, peak = self._ids(tokens), {}, {}
+        runs = {name: partial(timing.prefill, self.variants[name].model, ids) for name in names}
+        timing.prefill(self.variants[DENSE].model, ids[:, :16])  # what a process takes once is not in the first peak
+        for name, run in runs.items() if repetitions > 1 else ():
             held[name], peak[name] = timing.peak_memory(lambda run=run: timing.cache_bytes(run()), self.device)
             bar.update()
         timed = {name: partial(timing.seconds_of, run, self.device) for name, run in runs.items()}
-        seconds = timing.interleaved(timed, wanted.repetitions, bar, warm_up=False)
+        seconds = timing.interleaved(timed, repetitions, bar, warm_up=False)
         flops = {
             pairs: {
-                name: prefill_flops(self.config, variant.plan, wanted.tokens, causal, *variant[2:])
+                name: prefill_flops(self.config, variant.plan, tokens, causal, *variant[2:])
                 for name, variant in self.variants.items()
             }
             for pairs, causal in PAIRS.items()
         }
         return {"seconds": seconds, "flops": flops, "cache_bytes": held, "peak_bytes": peak}
 
-    def split(self, wanted: Measurement, bar: tqdm) -> dict[str, Any]:
+    def split(self, names: list[str], tokens: int, repetitions: int, bar: tqdm) -> dict[str, Any]:
         """Seconds of a prefill in attention, its projections, FFN and the rest."""
-        ids, parts = self._ids(wanted.tokens), {}
-        for name in wanted.variants:
+        ids, parts = self._ids(tokens), {}
+        for name in names:
             model = self.variants[name].model
             parts[name] = partial(timing.module_seconds, model, partial(timing.prefill, model, ids), self.device)
-        return {"seconds": timing.interleaved(parts, wanted.repetitions, bar, wanted.warm_up)}
+        return {"seconds": timing.interleaved(parts, repetitions, bar, repetitions > 1)}
 
-    def decode(self, wanted: Measurement, bar: tqdm) -> dict[str, Any]:
+    def decode(self, names: list[str], tokens: int, repetitions: int, bar: tqdm) -> dict[str, Any]:
         """Seconds of some new tokens after ``tokens`` others, and the bytes that the first of them has to move."""
-        if wanted.tokens + self.steps > self.config.max_position_embeddings:
+        if tokens + self.steps > self.config.max_position_embeddings:
             return {"failed": f"with {self.steps} new tokens more than the model reads"}
         ids, timed, moved = self._ids(self.steps), {}, {}
-        for name in wanted.variants:
+        for name in names:
             model = self.variants[name].model
-            cache = timing.filled_cache(model, wanted.tokens)
+            cache = timing.filled_cache(model, tokens)
             moved[name] = self._weight_bytes(name) + CACHE_MOVES * timing.cache_bytes(cache)
 
             def run(model=model, cache=cache) -> torch.Tensor:
                 return timing.decode(model, timing.continued(cache), ids)
 
             timed[name] = partial(timing.seconds_of, run, self.device)
-        return {"seconds": timing.interleaved(timed, wanted.repetitions, bar, wanted.warm_up), "bytes": moved}
+        return {"seconds": timing.interleaved(timed, repetitions, bar, repetitions > 1), "bytes": moved}
 
     def _ids(self, tokens: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(self.seed)
@@ -232,7 +219,7 @@ class Bench:
         rows = 0 if embedding is head else embedding.numel()
         return (parameters(self.config, plan, fold_output) - rows) * model.dtype.itemsize
 
-    def counted(self, lengths: list[int], left_out: list[int]) -> dict[str, Any]:
+    def counted(self, lengths: list[int]) -> dict[str, Any]:
         """What follows from config and plans: operations of each part by length, what each variant removes, caches."""
         config, layers = self.config, range(self.config.num_hidden_layers)
         shape = self.name in PAPER_MODELS
@@ -260,7 +247,7 @@ class Bench:
             "lengths": curve,
             "flops": {pairs: [self._parts(tokens, causal) for tokens in curve] for pairs, causal in PAIRS.items()},
             "overtaking": {pairs: self._overtaking(causal) for pairs, causal in PAIRS.items()},
-            "left_out": left_out,
+            "left_out": [tokens for tokens in lengths if tokens > config.max_position_embeddings],
         }
 
     def _parts(self, tokens: int, causal: bool) -> dict[str, int]:

@@ -1,9 +1,11 @@
 """What every experiment needs: the model, its texts, likelihoods under a plan, and the stores."""
 
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property, lru_cache
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib.config import num_pruned_layers
@@ -21,15 +23,20 @@ CALIBRATED = tuple(method for method in METHODS if method not in ("mag-sp", "har
 CALIBRATION, SEARCHED, HELD_OUT = "train", "test", "validation"  # the paper searches on WikiText's test pages
 
 
-class Stores(dict[str, ResultStore]):
-    """The stores that a unit writes to, opened when asked for; only its own is forced."""
+@lru_cache(maxsize=1)
+def _load(name: str, dtype: str, device_map: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict]:
+    """A model, its tokenizer, and what every cell of it depends on."""
+    model, tokenizer = load_model(name, dtype, device_map)
+    inputs = {"model": name, "digest": model_digest(model), "dtype": str(model.dtype)}
+    if revision := model_revision(model):
+        inputs["revision"] = revision
+    return model, tokenizer, inputs
 
-    def __init__(self, profile: str, own: str, force: bool = False) -> None:
-        self.profile, self.own, self.force = profile, own, force
 
-    def __missing__(self, experiment: str) -> ResultStore:
-        self[experiment] = ResultStore(self.profile, experiment, self.force and experiment == self.own)
-        return self[experiment]
+def release() -> None:
+    """Let go of the model, and give its memory back."""
+    _load.cache_clear()
+    release_memory()
 
 
 class Job:
@@ -41,37 +48,31 @@ class Job:
         profile: dict[str, Any],
         name: str,
         seed: int = 0,
+        force: bool = False,
         part: tuple[int, int] | None = None,
-        stores: Stores | None = None,
+        stores: dict[str, ResultStore] | None = None,
     ) -> None:
-        self.store, self.profile, self.name, self.seed, self.part = store, profile, name, seed, part
-        self.stores = Stores(profile["name"], store) if stores is None else stores
+        self.profile, self.name, self.seed, self.part = profile, name, seed, part
+        self.stores = {} if stores is None else stores  # that were opened
+        self.store = self.stores.setdefault(store, ResultStore(profile["name"], store, force))  # its own
         self.corpora: tuple[str, str] = profile["corpora"]
+
+    def _loaded(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]:
+        spread = self.name in self.profile["alpha_search"]["extra_models"]  # too large for one device
+        return _load(self.name, self.profile["dtype"], "auto" if spread else self.profile["device_map"])
 
     @property
     def model(self) -> PreTrainedModel:
-        return self._loaded()["model"]
+        return self._loaded()[0]
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self._loaded()["tokenizer"]
+        return self._loaded()[1]
 
     @property
     def inputs(self) -> dict[str, Any]:
         """What every cell of this model depends on."""
-        return self._loaded()["inputs"]
-
-    def _loaded(self) -> dict[str, Any]:
-        key = (self.name, self.profile["dtype"])
-        if _held.get("key") != key:
-            release()
-            spread = self.name in self.profile["alpha_search"]["extra_models"]  # too large for one device
-            model, tokenizer = load_model(*key, "auto" if spread else self.profile["device_map"])
-            inputs = {"model": self.name, "digest": model_digest(model), "dtype": str(model.dtype)}
-            if revision := model_revision(model):
-                inputs["revision"] = revision
-            _held.update(key=key, model=model, tokenizer=tokenizer, inputs=inputs)
-        return _held
+        return self._loaded()[2]
 
     @property
     def num_layers(self) -> int:
@@ -96,13 +97,17 @@ class Job:
         windows = [rolling_windows(self.tokenizer, [text], self.context) for text in corpus.texts]
         return Text(corpus, windows, self)
 
+    def store_of(self, experiment: str) -> ResultStore:
+        """The store of any experiment; what is not the unit's own is never forced."""
+        return self.stores.setdefault(experiment, ResultStore(self.profile["name"], experiment))
+
     def cell(self, method: str, task: str, inputs: Mapping[str, Any], compute: Callable[[], dict]) -> dict[str, Any]:
         """One cell of the unit's own store; see :meth:`ResultStore.cell`."""
-        return self.stores[self.store].cell(self.name, method, task, dict(inputs), lambda partial: compute())
+        return self.store.cell(self.name, method, task, dict(inputs), lambda partial: compute())
 
     def read(self, store: str, method: str, task: str) -> dict[str, Any]:
         """The result of a cell that another unit has stored for the same model."""
-        cell = read_cell(self.stores[store].file(self.name, method, task))
+        cell = read_cell(self.store_of(store).file(self.name, method, task))
         if cell is None or "failed" in cell["result"]:
             raise FileNotFoundError(f"{store} has no {method}/{task} of {self.name}: compute that first")
         return cell["result"]
@@ -124,15 +129,6 @@ class Job:
         return {top - depth: alpha for depth, alpha in enumerate(found["alphas"])}
 
 
-_held: dict[str, Any] = {}  # the model of the job at hand
-
-
-def release() -> None:
-    """Let go of the model, and give its memory back."""
-    _held.clear()
-    release_memory()
-
-
 def described(corpus: Corpus) -> dict[str, Any]:
     """What a cell records of a text that it was computed from."""
     return {"corpus": corpus.name, "split": corpus.split, "source": corpus.source, "sha256": corpus.sha256}
@@ -151,17 +147,25 @@ class Text:
         """What a cell depends on that is computed from this text."""
         return self.job.inputs | {"context": self.job.context} | described(self.corpus)
 
-    def first(self, count: int) -> "Text":
-        """Its first documents."""
-        return Text(self.corpus, self.documents[:count], self.job)
-
-    def only(self, index: int) -> "Text":
-        """One of its documents."""
-        return Text(self.corpus, [self.documents[index]], self.job)
+    def __getitem__(self, documents: slice) -> "Text":
+        """Some of its documents."""
+        return Text(self.corpus, self.documents[documents], self.job)
 
     @cached_property
     def stream(self) -> LayerStream:
         return LayerStream(self.job.model, self.windows)
+
+    def passing(self, plan: PruningPlan, first: int) -> Iterator[list[torch.Tensor]]:
+        """What enters each layer from ``first`` on under ``plan``, then what leaves the top; each batch (B, N, d)."""
+        yield (hidden := self.stream.entering(first))
+        with temporarily_pruned(self.job.model, plan):
+            for layer in range(first, self.job.num_layers):
+                yield (hidden := list(self.stream.leaving(layer, hidden)))
+
+    def by_document(self, values: Iterable[float]) -> list[float]:
+        """Of a value for each window, the sums over documents."""
+        windows = iter(values)
+        return [sum(next(windows) for window in document if window.scored) for document in self.documents]
 
     def nll(self, plan: PruningPlan | None) -> dict[str, list]:
         """Negative log-likelihood and predicted tokens of each document under ``plan``; None is the dense model.
@@ -171,15 +175,9 @@ class Text:
         """
         model, total = self.job.model, self.job.num_layers
         plan = plan or PruningPlan(total, {})
-        first = min(plan.layers, default=total)
-        hidden = self.stream.entering(first)  # of each batch (B, N, d)
-        with temporarily_pruned(model, plan):
-            for layer in range(first, total):
-                hidden = list(self.stream.leaving(layer, hidden))
+        (hidden,) = deque(self.passing(plan, min(plan.layers, default=total)), maxlen=1)  # what leaves the top
         norm, found = model.get_decoder().norm, []
         for batch, states in zip(self.stream.batches, hidden, strict=True):
             rows = zip(batch.ids.split(1), states.split(1), strict=True)
             found += [head_nll(model, norm(state), Batch(ids, batch.scored)) for ids, state in rows]
-        windows = iter(found)
-        nll = [sum(next(windows) for window in document if window.scored) for document in self.documents]
-        return {"nll": nll, "tokens": self.tokens}
+        return {"nll": self.by_document(found), "tokens": self.tokens}

@@ -9,9 +9,7 @@ from transformers import PreTrainedModel
 
 from harp_lib.experiments.job import HELD_OUT, SEARCHED, Job, Text
 from harp_lib.measure.probe import LayerView, observe_layers
-from harp_lib.measure.text import make_batches, total_nll
-from harp_lib.pruning.architecture import decoder_layers
-from harp_lib.pruning.surgery import temporarily_value_only
+from harp_lib.pruning.plan import PruningPlan
 from harp_lib.theory import Products, norm_matching_alpha, norm_ratios, reconstructing_alpha
 
 
@@ -37,8 +35,7 @@ def norms(job: Job) -> None:
     for plan, alphas in tqdm(plans.items(), desc="plans", unit="plan"):
 
         def compute(alphas=alphas) -> dict[str, Any]:
-            with temporarily_value_only(job.model, alphas):
-                return {"corpus": first, "tokens": text.tokens, **follow(job.model, text)}
+            return {"corpus": first, **follow(text, PruningPlan.value_only(job.num_layers, alphas))}
 
         inputs = text.inputs | {"alphas": {str(layer): alpha for layer, alpha in alphas.items()}}
         job.cell(plan, "reading", inputs, compute)
@@ -75,37 +72,16 @@ def observe(model: PreTrainedModel, text: Text) -> dict[str, Any]:
     return found
 
 
-def follow(model: PreTrainedModel, text: Text) -> dict[str, Any]:
+def follow(text: Text, plan: PruningPlan) -> dict[str, Any]:
     """Per document: its negative log-likelihood, and the Frobenius norm of the residual stream at every depth.
 
     Depth ℓ is what enters layer ℓ, the last depth what leaves the top layer. Norms are taken over all tokens, and over
     all but the first of each window.
     """
-    layers = decoder_layers(model)
-    squares = dict.fromkeys(("all tokens", "without first"), torch.empty(0))
-    found: dict[str, list[Any]] = {"nll": [], **{name: [] for name in squares}}
-
-    def record(depth: int, H: torch.Tensor) -> None:
-        lengths = H.detach().double().square().sum(-1).cpu()  # (B, N)
-        squares["all tokens"][depth] += lengths.sum()
-        squares["without first"][depth] += lengths[:, 1:].sum()
-
-    def enter(depth: int):
-        return lambda module, args: record(depth, args[0])
-
-    def leave(module: torch.nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
-        record(len(layers), output[0] if isinstance(output, tuple) else output)
-
-    handles = [layer.register_forward_pre_hook(enter(depth)) for depth, layer in enumerate(layers)]
-    handles.append(layers[-1].register_forward_hook(leave))
-    try:
-        for document in text.documents:
-            for name in squares:
-                squares[name] = torch.zeros(len(layers) + 1, dtype=torch.float64)
-            found["nll"].append(total_nll(model, make_batches(document)))
-            for name, total in squares.items():
-                found[name].append(total.sqrt().tolist())
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
+    found: dict[str, list[list[float]]] = {"all tokens": [], "without first": []}  # depth → document
+    for hidden in text.passing(plan, 0):
+        squares = [H.double().square().sum(-1).cpu() for batch in hidden for H in batch]  # of each window (N,)
+        for name, begin in (("all tokens", 0), ("without first", 1)):
+            totals = text.by_document(lengths[begin:].sum().item() for lengths in squares)
+            found[name].append([total**0.5 for total in totals])
+    return text.nll(plan) | {name: list(zip(*norms, strict=True)) for name, norms in found.items()}

@@ -77,7 +77,7 @@ def _score(
                 missing = inputs.get("missing")
                 return {"failed": missing} if missing else _result(job, evaluator, plan, benchmark)
 
-            job.stores[store].cell(job.name, method, task + suffix, inputs, compute)
+            job.store_of(store).cell(job.name, method, task + suffix, inputs, compute)
 
 
 def _result(job: Job, evaluator: Evaluator, plan: PruningPlan | None, benchmark: Any) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _by_document(job: Job, method: str, text: Text, inputs: dict[str, Any], comp
     """One cell for each document of a text."""
     for index in tqdm(range(len(text.documents)), desc=method, unit="document"):
         wanted = text.inputs | {"document": index} | inputs
-        job.cell(method, f"document-{index:02d}", wanted, lambda index=index: compute(text.only(index)))
+        job.cell(method, f"document-{index:02d}", wanted, lambda index=index: compute(text[index : index + 1]))
 
 
 def _gain(job: Job, text: Text, searched: Mapping[int, float]) -> dict[str, Any]:

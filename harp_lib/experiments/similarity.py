@@ -16,7 +16,6 @@ from harp_lib.theory import (
     attention_entropies,
     block_bound,
     block_influence,
-    contraction_factors,
     distance_to_consensus,
     distances_to_consensus,
     largest_eigenvalue,
@@ -50,11 +49,9 @@ def similarity(job: Job) -> None:
     for text in texts:
         corpus, ids = text.corpus.name, [document[0].ids[None] for document in text.documents]  # each (1, N)
         inputs = text.inputs | {"documents": len(ids), "tokens": sum(text.tokens)}
-        few = ids[: settings["eigen_documents"]]
         cells += [
             ("trained", corpus, inputs, lambda ids=ids: observe(job.model, ids)),
             ("random", corpus, inputs | {"seed": job.seed}, lambda ids=ids: observe(twin(), ids)),
-            ("trained", f"contraction-{corpus}", inputs | {"read": len(few)}, lambda f=few: contraction(job.model, f)),
         ]
         if text is texts[0]:
             cells.append(("trained", "block-bound", inputs, lambda ids=ids: bound_blocks(job.model, ids[0])))
@@ -99,15 +96,6 @@ def observe(model: PreTrainedModel, texts: list[torch.Tensor]) -> dict[str, Any]
         found.append({})
         observe_layers(model, ids, visit)
     return {quantity: [text[quantity] for text in found] for quantity in found[0]}
-
-
-def contraction(model: PreTrainedModel, texts: list[torch.Tensor]) -> dict[str, Any]:
-    """√λ_max of every head: text → layer → head."""
-    found: list[list[list[float]]] = []
-    for ids in texts:
-        found.append([])
-        observe_layers(model, ids, lambda view: found[-1].append(contraction_factors(view.attention)[0].tolist()))
-    return {"contraction": found}
 
 
 def bound_blocks(model: PreTrainedModel, ids: torch.Tensor) -> dict[str, Any]:
