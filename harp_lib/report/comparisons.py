@@ -198,12 +198,6 @@ def share_kept(*groups: Sequence[Compared]) -> Interval:
         return drawn_interval(value - sum(others), drawn - sum(less), number)
 
 
-def first_places(means: np.ndarray) -> np.ndarray:
-    """How many tasks each method (…, M, T) scores highest on, alone or with others; a tie of all is no first place."""
-    highest = means >= means.max(axis=-2, keepdims=True) - 1e-9
-    return (highest & ~highest.all(axis=-2, keepdims=True)).sum(axis=-1)
-
-
 def floor(tasks: Sequence[Compared]) -> str | None:
     """Why nothing can be lost on some tasks together: ``FLOOR``, ``FEW``, or None if the dense model is above chance.
 

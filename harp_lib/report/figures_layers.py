@@ -7,12 +7,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.pyplot import get_cmap
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from harp_lib.report import data, figure, plots
 from harp_lib.report.comparisons import change, mean_interval, rank_correlation
-from harp_lib.report.plots import FIRST, HARP, LOOKS, RANDOM, SECOND, Look, span
+from harp_lib.report.plots import FIRST, HARP, LOOKS, RANDOM, SECOND, Look, about, span
 
 TOP = 0.8  # from here up is the top fifth of the layers
 TRAINED = {"trained": Look("trained weights", plots.DENSE, "."), "random": Look("random weights", RANDOM, ".", "--")}
@@ -33,27 +31,23 @@ def similarity_by_layer(profile: dict) -> Figure:
     drawn, grid = plots.lines(frame, "value", "layer", "method", TRAINED)
     peaks = frame.groupby(["method", "model"])["value"].max()
     title = (
-        f"Sim(H) peaks at {span(peaks['trained'])} with trained weights and at {span(peaks['random'])} with random "
-        "ones; parallel tokens have 1"
+        f"Sim(H) peaks at {span(peaks['trained'])} with trained weights, at {span(peaks['random'])} with random ones"
     )
     axes = {"x": "layer index (the last point: what leaves the top)", "y": "Sim(H), mean cosine of token pairs"}
-    return plots.finish(drawn, grid, title, note(frame), **axes, level=1, ylim=(min(0, frame["low"].min()), 1.05))
+    return plots.finish(drawn, grid, title, about(frame), **axes, level=1, ylim=(min(0, frame["low"].min()), 1.05))
 
 
 @figure("similarity")
 def block_influence(profile: dict) -> Figure:
     """How far each layer turns its tokens, and its attention alone."""
-    looks = {
-        "block influence": Look("whole layer", FIRST, "."),
-        "attention influence": Look("attention alone", SECOND, ".", "--"),
-    }
+    looks = {"block influence": Look("whole layer", FIRST, ".")}
+    looks |= {"attention influence": Look("attention alone", SECOND, ".", "--")}
     frame = by_layer(profile, *looks).query("method == 'trained'")
     drawn, grid = plots.lines(frame, "value", "layer", "quantity", looks)
     plots.log_axis(grid[0][0], "y")
     whole, alone = (span(rank_trend(frame[frame["quantity"] == name]), "+.2f") for name in looks)
     title = f"Does BI fall with the layer index? Rank correlation {whole}, of attention alone {alone}"
-    axes = {"x": "layer index", "y": "BI = 1 − cosine of input and output"}
-    return plots.finish(drawn, grid, title, note(frame), **axes)
+    return plots.finish(drawn, grid, title, about(frame), x="layer index", y="BI = 1 − cosine of input and output")
 
 
 @figure("theory")
@@ -67,16 +61,13 @@ def uniformity(profile: dict) -> Figure:
     drawn, grid = plots.lines(frame, "value", "1 − Sim", "rotary", looks, panel="rows")
     for axis, _ in grid:
         axis.set_xscale("log")
-        axis.xaxis.set_minor_locator(NullLocator())
     grid[0][0].invert_xaxis()
     last = sweep[sweep["spread"] == sweep["spread"].min()].groupby(["equal lengths", "rotary"])["entropy"].mean()
-    title = (
-        f"Sim → 1 makes attention uniform (entropy {last[True, False]:.2f}) where rows have one length and no "
-        f"positions; otherwise {span(last.drop((True, False)))}"
-    )
-    about = f"mean and 90 % of {sweep['draw'].nunique()} random heads under a causal mask"
+    title = f"At Sim → 1 entropy is {last[True, False]:.2f} with equal lengths and no positions, else "
+    title += span(last.drop((True, False)))
+    note = f"mean and 90 % of {sweep['draw'].nunique()} random heads under a causal mask"
     axes = {"x": "1 − Sim(H): tokens more alike to the right", "y": "normalised entropy (1: uniform)"}
-    return plots.finish(drawn, grid, title, about, **axes, level=1, ylim=(0, 1.05))
+    return plots.finish(drawn, grid, title, note, **axes, level=1, ylim=(0, 1.05))
 
 
 @figure("similarity")
@@ -87,22 +78,16 @@ def attention_entropy(profile: dict) -> Figure:
     sims = data.tidy(profile["name"], "similarity", "projected similarity").rename(columns={"value": "sim"})
     heads = heads.merge(sims[[*keys, "sim"]], on=keys)
     frame = heads.groupby(["model", "method", "layer", "head"], sort=False)[["sim", "value"]].mean().reset_index()
-    place = frame["layer"] / (frame.groupby("model")["layer"].transform("max") + 1)
-    part = np.select([place < TOP / 2, place < TOP], ["lower", "middle"], "top")
-    frame["kind"] = np.where(frame["method"] == "trained", part, "random")
-    names = {"lower": "lower two fifths of the layers", "middle": "next two fifths", "top": "top fifth"}
-    shades = zip(names.items(), get_cmap("viridis")((0.1, 0.5, 0.9)), strict=True)
-    looks = {"random": Look("random weights", RANDOM, "x", "none")}
-    looks |= {key: Look(name, shade, "o", "none") for (key, name), shade in shades}
+    high = frame["layer"] >= TOP * (frame.groupby("model")["layer"].transform("max") + 1)
+    frame["kind"] = np.where(frame["method"] == "random", "random", np.where(high, "top", "below"))
+    looks = {"random": TRAINED["random"], "below": Look("layers below", SECOND), "top": Look("top fifth", FIRST)}
+    looks = {kind: look._replace(line="none") for kind, look in looks.items()}
     drawn, grid = plots.lines(frame, "value", "sim", "kind", looks)
-    top = frame[frame["kind"] == "top"].groupby("model")
-    title = (
-        f"Heads of the top fifth read tokens with a Sim of {span(top['sim'].median())} and have an entropy of "
-        f"{span(top['value'].median())} (medians); uniform attention has 1"
-    )
-    axes = {"x": "Sim of what the heads of a layer read", "y": "normalised entropy of attention"}
-    about = note(heads, "a point for each head, mean over {} documents")
-    return plots.finish(drawn, grid, title, about, **axes, level=1, ylim=(-0.03, 1.05))
+    top = frame[frame["kind"] == "top"].groupby("model")[["sim", "value"]].median()
+    title = f"Heads of the top fifth read a Sim of {span(top['sim'])} with an entropy of {span(top['value'])} (medians)"
+    axes = {"x": "Sim of what the heads of a layer read", "y": "normalised entropy of attention (1: uniform)"}
+    note = about(frame, "a point for each head, mean over documents")
+    return plots.finish(drawn, grid, title, note, **axes, level=1, ylim=(-0.03, 1.05))
 
 
 @figure("similarity")
@@ -117,10 +102,8 @@ def value_gap(profile: dict) -> Figure:
         plots.log_axis(stream[0], "y")
     own = frame[frame["method"] == "trained"]
     values, stream = (span(top_fifth(own[own["quantity"] == name])) for name in names.values())
-    title = (
-        f"Without queries and keys the values of the top fifth change by {values} of their norm, the stream by {stream}"
-    )
-    return plots.finish(drawn, grid, title, note(frame), x="layer index", y="change, relative to the norm")
+    title = f"Without queries and keys the top fifth's values change by {values} of their norm, the stream by {stream}"
+    return plots.finish(drawn, grid, title, about(frame), x="layer index", y="change, relative to the norm")
 
 
 @figure("theory")
@@ -132,32 +115,23 @@ def norm_change(profile: dict) -> Figure:
     frame = over_draws(sweep, "ratio", "rows", "mask", "x")
     looks = {"full": Look("full attention", FIRST, "."), "causal": Look("causal attention", SECOND, ".", "--")}
     drawn, grid = plots.lines(frame, "value", "x", "mask", looks, panel="rows", size=(3.6, 3.2))
-    high, low = frame["value"].max(), frame["value"].min()
-    title = f"Averaging takes ‖ÂH‖/‖H‖ from {high:.2f} down to {low:.2f}; it depends on H"
-    about = f"mean and 90 % of {sweep['draw'].nunique()} random draws; 1 is the norm kept"
+    title = f"Averaging leaves ‖ÂH‖/‖H‖ of {span(frame['value'])}; it depends on H"
+    note = f"mean and 90 % of {sweep['draw'].nunique()} random draws; 1 is the norm kept"
     axes = {"x": "normalised entropy of attention (1: uniform)", "y": "‖ÂH‖ / ‖H‖"}
-    return plots.finish(drawn, grid, title, about, **axes, level=1, ylim=(0, None))
+    return plots.finish(drawn, grid, title, note, **axes, level=1, ylim=(0, None))
 
 
 @figure("norm_change")
 def value_norms(profile: dict) -> Figure:
     """‖ÂV‖/‖V‖ of every head and layer, mean over documents, as a map."""
-    found = data.tidy(profile["name"], "norm_change", "ratios")
-    frame = found.groupby(["model", "layer", "head"], sort=False)["value"].mean().reset_index()
+    frame = over_documents(data.tidy(profile["name"], "norm_change", "ratios"), "model", "layer", "head")
     scale = LogNorm(*frame["value"].quantile([0.02, 0.98]))
-    label = "‖ÂV‖ / ‖V‖ (log scale)"
-    drawn, grid = plots.tiles(frame, "value", "head", "layer", label=label, norm=scale, size=(4.4, 4.4))
-    bar = drawn.axes[-1].yaxis
-    ticks = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2)
-    bar.set_major_locator(FixedLocator([tick for tick in ticks if scale.vmin <= tick <= scale.vmax]))
-    bar.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    bar.set_minor_locator(NullLocator())
-    kept = ((frame["value"] - 1).abs() <= 0.05).groupby(frame["model"]).sum()
-    title = (
-        f"Averaging leaves a head's values {span(frame.groupby('model')['value'].median())} of their norm (median); "
-        f"{span(kept, '.0f')} of {span(frame.groupby('model').size(), '.0f')} heads stay within 5 %"
-    )
-    return plots.finish(drawn, grid, title, note(found, "mean over {} documents"), x="head", y="layer index")
+    bar = {"label": "‖ÂV‖ / ‖V‖ (log scale)", "ticks": (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2)}
+    drawn, grid = plots.tiles(frame, "value", "head", "layer", scale, bar=bar, size=(4.4, 4.4))
+    median = frame.groupby("model")["value"].median()
+    kept = ((frame["value"] - 1).abs() <= 0.05).groupby(frame["model"]).mean()
+    title = f"Averaging leaves {span(median)} of a head's norm (median); {span(100 * kept, '.0f')} % keep it within 5 %"
+    return plots.finish(drawn, grid, title, about(frame, "mean over {} documents"), x="head", y="layer index")
 
 
 @figure("norm_change")
@@ -173,34 +147,33 @@ def stream_norms(profile: dict) -> Figure:
     drawn, grid = plots.lines(frame, "value", "layer", "method", RULES, bars=True, share=(False, True))
     top = frame[frame["layer"] == frame.groupby("model")["layer"].transform("max")].set_index(["method", "model"])
     off = {rule: span(100 * (top.loc[rule, "value"] - 1), "+.0f") for rule in ("searched", "norm-matching", "alpha-1")}
-    title = (
-        f"At the top the stream's norm is off by {off['alpha-1']} % with α = 1, by {off['searched']} % with the "
-        f"searched α and by {off['norm-matching']} % with the α that keeps it"
-    )
+    title = f"At the top the norm is off by {off['alpha-1']} % with α = 1, {off['searched']} % with the searched α, "
+    title += f"{off['norm-matching']} % with the α that keeps it"
     axes = {"x": "what enters this layer; last: what leaves the top", "y": "‖H‖ relative to the dense model"}
-    return plots.finish(drawn, grid, title, note(frame), **axes, level=1)
+    return plots.finish(drawn, grid, title, about(frame), **axes, level=1)
 
 
 @figure("norm_change")
 def rescaling_perplexity(profile: dict) -> Figure:
     """Perplexity of every way to choose α, against the searched α, paired by document."""
     found = data.tidy(profile["name"], "norm_change", "nll", "tokens")
-    nll = found[found["quantity"] == "nll"].pivot_table(index=["model", "document"], columns="method", values="value")
-    tokens = found[(found["quantity"] == "tokens") & (found["method"] == "dense")].set_index(["model", "document"])
+    nll, tokens = (
+        found[found["quantity"] == name].pivot_table("value", ["model", "document"], "method")
+        for name in ("nll", "tokens")
+    )
     rows = []
     for model, part in nll.groupby("model", sort=False):
         for rule in (rule for rule in RULES if rule != "searched"):
-            found_here = change(part["searched"], part[rule], tokens.loc[part.index, "value"]) * 100
+            found_here = change(part["searched"], part[rule], tokens.loc[part.index, "dense"]) * 100
             rows.append((model, rule, RULES[rule].label, *found_here))
     frame = pd.DataFrame(rows, columns=["model", "rule", "name", "value", "low", "high", "documents"])
     drawn, grid = plots.dots(frame, "value", "name", "rule", RULES, size=(4.8, 2.4), dodge=0)
     for axis, _ in grid:
         axis.axvline(0, color=HARP, linewidth=1.2)
-    norm = frame[frame["rule"] == "norm-matching"]
-    single = f" [{norm['low'].iloc[0]:.1f}, {norm['high'].iloc[0]:.1f}]" if len(norm) == 1 else ""
-    title = f"The α that keeps the norm has {span(norm['value'], '+.1f')} %{single} perplexity against the searched α"
-    about = note(frame, "95 % intervals over {} held-out documents")
-    return plots.finish(drawn, grid, title, about, x="perplexity, change against the searched α (%)", legend=False)
+    norm = span(frame[frame["rule"] == "norm-matching"]["value"], "+.1f")
+    title = f"The α that keeps the norm has {norm} % perplexity against the searched α"
+    note = about(frame, "95 % intervals over {} held-out documents")
+    return plots.finish(drawn, grid, title, note, x="perplexity, change against the searched α (%)", legend=False)
 
 
 def by_layer(profile: dict, *quantities: str) -> pd.DataFrame:
@@ -233,12 +206,3 @@ def top_fifth(frame: pd.DataFrame) -> pd.Series:
     """Mean of the top fifth of the layers, for each model."""
     count = frame.groupby("model")["layer"].transform("max") + 1
     return frame[frame["layer"] >= TOP * count].groupby("model")["value"].mean()
-
-
-def note(frame: pd.DataFrame, text: str = "95 % intervals over {} documents") -> str:
-    """The model, if there is one, and over how many documents a number is."""
-    keys = [key for key in ("model", "task", "document") if key in frame]
-    if "documents" not in frame:  # the same texts in each cell of a model
-        frame = frame.assign(documents=frame.groupby(["model", "method"])["document"].transform("size"))
-        frame["documents"] = len(frame[keys].drop_duplicates()) // frame["model"].nunique()
-    return plots.about(frame, text.format(f"{frame['documents'].max():.0f}"))

@@ -1,7 +1,7 @@
 """Dots with intervals, lines, bars and tiles: every figure is one of these, in one look, each colour with one meaning.
 
-Each kind takes a long frame (one row a mark, its interval in the columns ``low`` and ``high``), draws one panel for
-each value of ``panel``, the models by default, and returns the figure and its panels as (axis, rows of the frame).
+Each kind takes a long frame (one row a mark; its interval in ``low`` and ``high``, or its standard ``error``), draws
+one panel for each value of ``panel``, the models by default, and returns the figure and its panels as (axis, rows).
 """
 
 import textwrap
@@ -82,14 +82,12 @@ def panels(
 
 
 def dots(
-    frame: pd.DataFrame, value: str, by: str, hue=None, looks=LOOKS, *, upright=False, dodge=0.16, **layout: Any
+    frame: pd.DataFrame, value: str, by: str, hue=None, looks=LOOKS, *, dodge=0.16, **layout: Any
 ) -> tuple[Figure, Panels]:
-    """A dot and its interval for each row: values along x and ``by`` down y, or, upright, ``by`` along x."""
+    """A dot and its interval for each row: values along x and ``by`` down y."""
     figure, grid = panels(frame, **layout)
-    where = (frame, by, hue, looks, "x" if upright else "y", layout)
-    for axis, mine, look, at, _ in _each(grid, where, lambda count: dodge):
-        x, y, reach = (at, mine[value], "yerr") if upright else (mine[value], at, "xerr")
-        axis.errorbar(x, y, linestyle="none", **{reach: _reach(mine, value)}, **_marks(look))
+    for axis, mine, look, at, _ in _each(grid, (frame, by, hue, looks, "y", layout), lambda count: dodge):
+        axis.errorbar(mine[value], at, xerr=_reach(mine, value), linestyle="none", **_marks(look))
     return figure, grid
 
 
@@ -116,19 +114,18 @@ def bars(frame: pd.DataFrame, value: str, by: str, hue=None, looks=LOOKS, **layo
 
 
 def tiles(
-    frame: pd.DataFrame, value: str, x: str, y: str, *, label: str, norm: Normalize, cmap="cividis", **layout: Any
+    frame: pd.DataFrame, value: str, x: str, y: str, norm: Normalize, *, cmap="cividis", bar=None, **layout: Any
 ) -> tuple[Figure, Panels]:
-    """A map of ``value`` for each panel, all on one scale of colours, ``y`` rising."""
+    """A map of ``value`` for each panel, ``y`` rising, all on one scale of colours; ``bar``: its label and ticks."""
     figure, grid = panels(frame, **layout)
     for axis, part in grid:
         table = part.pivot_table(index=y, columns=x, values=value)
-        image = axis.pcolormesh(table.columns, table.index, table.to_numpy(), cmap=cmap, norm=norm, shading="nearest")
+        cells = (table.columns, table.index, table.to_numpy())
+        image = axis.pcolormesh(*cells, cmap=cmap, norm=norm, shading="nearest", edgecolor="white", linewidth=0.4)
         axis.xaxis.set_major_locator(MaxNLocator(9, integer=True))
-    values = frame[value]
-    ends = {(True, True): "both", (True, False): "min", (False, True): "max", (False, False): "neither"}
-    extend = ends[bool(values.min() < norm.vmin), bool(values.max() > norm.vmax)]
-    bar = figure.colorbar(image, ax=[axis for axis, _ in grid], label=label, extend=extend)
-    bar.outline.set_visible(False)
+    if bar:
+        shown = figure.colorbar(image, ax=[axis for axis, _ in grid], format="%g", extend="both", **bar)
+        shown.minorticks_off()
     return figure, grid
 
 
@@ -174,10 +171,17 @@ def log_axis(axis: plt.Axes, which: str) -> None:
     along.set_minor_locator(NullLocator())
 
 
-def about(frame: pd.DataFrame, note: str = "") -> str:
-    """A note that names the model, where there is one and its panel therefore has no title."""
-    models = list(frame["model"].unique())
-    return "; ".join(filter(None, [_title("model", models[0]) if len(models) == 1 else "", note]))
+def with_paper(ours: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
+    """The paper's rows, then ours: ``source`` says which, and the paper's models are called so."""
+    printed = printed.assign(model=printed["model"] + " (paper)", source="paper")
+    return pd.concat([printed, ours.assign(source="ours")], ignore_index=True)
+
+
+def about(frame: pd.DataFrame, note: str = "95 % intervals over {} documents") -> str:
+    """A note, with how many documents there are for ``{}``; and the model, where there is one and no panel names it."""
+    models, documents = list(frame["model"].unique()), frame["documents"].max() if "documents" in frame else 0
+    model = _title("model", models[0]) if len(models) == 1 else ""
+    return "; ".join(filter(None, [model, note.format(f"{documents:.0f}")]))
 
 
 def span(values: Iterable[float], form: str = ".2f") -> str:
@@ -218,7 +222,9 @@ def _each(grid: Panels, where: tuple, step: Callable[[int], float]) -> Iterator[
 
 def _reach(frame: pd.DataFrame, value: str) -> list[pd.Series] | None:
     """How far each interval reaches below and above; nan draws nothing."""
-    return [frame[value] - frame["low"], frame["high"] - frame[value]] if "low" in frame else None
+    if "low" in frame:
+        return [frame[value] - frame["low"], frame["high"] - frame[value]]
+    return [frame["error"]] * 2 if "error" in frame else None
 
 
 def _marks(look: Look) -> dict[str, Any]:

@@ -13,16 +13,12 @@ import pandas as pd
 
 from harp_lib import accounting
 from harp_lib.measure.models import display_name
-from harp_lib.measure.text import TITLES as TEXTS
 from harp_lib.methods import PROPERTIES, TITLES
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.report import comparisons, data, table
 
 MISSING = "–"
-SPLITS = {"test": "searched", "validation": "held-out", "train": "calibration"}
-PLANS = TITLES | {"flap-without-bias": "FLAP without its bias", "flap-squared": "FLAP as its repository has it"}
-PLANS |= {"alpha-1": "HARP, α = 1", "alpha-0": "HARP, α = 0"}
-PLANS |= {f"searched-on-{corpus}": f"HARP, α from {title}" for corpus, title in TEXTS.items()}
+ENDS = {"value": "", "low": " low", "high": " high"}  # of an interval, and what their columns are called after its name
 VARIANTS = {"dense": "dense", "harp": "HARP", "harp-tail": "HARP, tail-only prefill", "harp-folded": "HARP, folded"}
 VARIANTS |= {"thinned": "thinned out evenly"}  # in the order of tables and figures
 Table = tuple[pd.DataFrame, pd.DataFrame]  # as people read it, and the numbers
@@ -43,12 +39,11 @@ def _lacks(row: Mapping[str, Any], cell: str) -> bool:
 
 
 def lines(frame: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
-    """A line for each row of a frame, a column for each title, by its format string; ``{name}``: method or variant."""
+    """A line for each row of a frame, a column for each title, by its format string; ``{name}`` is the method's."""
     rows = []
     for row in frame.to_dict("records"):
-        titles = {"model": display_name(row.get("model", ""))}
-        titles["name"] = PLANS.get(row.get("method")) or VARIANTS.get(row.get("variant"))
-        rows.append({title: written(row | titles, cell) for title, cell in columns.items()})
+        row |= {"model": display_name(row.get("model", "")), "name": TITLES.get(row.get("method"))}
+        rows.append({title: written(row, cell) for title, cell in columns.items()})
     return pd.DataFrame(rows, columns=list(columns))
 
 
@@ -76,7 +71,7 @@ def one_line(text: str, most: int) -> str:
 
 def ends(prefix: str, found: Iterable[float] | None) -> dict[str, float]:
     """An interval as three columns of a frame, nan where there is none: the value, its low and its high end."""
-    return dict(zip((prefix, f"{prefix} low", f"{prefix} high"), found or (np.nan,) * 3, strict=False))
+    return dict(zip((prefix + end for end in ENDS.values()), found or (np.nan,) * 3, strict=False))
 
 
 def told(value: float, low: float, high: float, form: str = "+.1f") -> str:
@@ -100,19 +95,21 @@ def method_properties(profile: dict) -> pd.DataFrame:
 def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
     """Perplexity of each plan on each text, and its paired change against other plans on the same text.
 
-    Columns: model, method, corpus, split, value, error, documents, tokens, and by :func:`ends` of each reference (a
-    method; ``{corpus}`` stands for the text) how much higher it is, as a fraction.
+    Columns: model, method, corpus, split (of held-out text after calibration on another sample, that sample: seed-1),
+    value, error, low, high, documents, and by :func:`ends` of each reference (a method) how much higher it is, as a
+    fraction.
     """
     stored, rows = data.cells(profile["name"], store), []
     for (model, method, task), cell in stored.items():
-        corpus, _, split = task.rpartition("-")
-        if split not in SPLITS or "nll" not in (result := cell["result"]):
+        said, result = re.fullmatch(r"(.+)-(test|validation|train)(-seed-\d+)?", task), cell["result"]
+        if not said or "nll" not in result:
             continue
         value, error = comparisons.perplexity(result["nll"], result["tokens"])
-        row = {"model": model, "method": method, "corpus": corpus, "split": split, "value": value, "error": error}
-        row |= {"documents": len(result["nll"]), "tokens": sum(result["tokens"])}
+        _, low, high, documents = comparisons.perplexity_interval(result["nll"], result["tokens"])
+        row = {"model": model, "method": method, "corpus": said[1], "split": (said[3] or said[2]).strip("-")}
+        row |= {"value": value, "error": error, "low": low, "high": high, "documents": documents}
         for reference in references:
-            other = stored.get((model, reference.format(corpus=corpus), task), cell)
+            other = stored.get((model, reference, task), cell)
             found = comparisons.change(other["result"]["nll"], result["nll"], result["tokens"])
             row |= ends(reference, None if other is cell else found)
         rows.append(row)
@@ -175,28 +172,6 @@ def pruning_ratios(profile: dict) -> Table:
     return lines(pd.DataFrame(rows), columns), pd.DataFrame(rows)
 
 
-@table("alpha_search")
-def search_cost(profile: dict) -> Table:
-    """What the search takes: as the paper has it, then ours, literally and with reused hidden states."""
-    printed = data.paper("search_cost").query("task == 'wikitext'").set_index("quantity")["value"]
-    rows = [
-        {"model": "LLaMA3.1-8B (paper)", "search": f"WikiText-2, {printed['documents']:.0f} pages", "way": "literal"}
-    ]
-    rows[0] |= {"evaluations": printed["evaluations"], "seconds": 3600 * printed["hours_below"], "below": "under "}
-    for (model, _, task), cell in data.cells(profile["name"], "alpha_search").items():
-        result = cell["result"]
-        if task == "cost" or task.startswith("search-"):
-            name = "part of a text" if task == "cost" else TEXTS[task.removeprefix("search-")]
-            about = {"model": model, "search": name, "tokens": result["tokens"], "below": ""}
-            for way in ("literal", "reused") if task == "cost" else ("reused",):
-                found = result[way] if task == "cost" else result
-                rows.append(about | {"way": way} | {name: found[name] for name in ("seconds", "layer_passes")})
-    columns = {"model": "{model}", "search": "{search}", "way": "{way}", "tokens": "{tokens:,.0f}"}
-    columns |= {"layer passes": "{layer_passes:,.0f}", "evaluations": "{evaluations:,.0f}"}
-    frame = pd.DataFrame(rows)
-    return stacked(lines(frame, columns | {"seconds": "{below}{seconds:,.0f}"})), frame
-
-
 def efficiency(profile: dict, kind: str) -> pd.DataFrame:
     """Seconds of each variant (``prefill`` or ``decode``), beside what is counted of it.
 
@@ -224,26 +199,7 @@ def efficiency(profile: dict, kind: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def paper_times() -> pd.DataFrame:
-    """The seconds that the paper prints: model, length, variant, seconds, reach (half the interval), "of dense"."""
-    paper = data.paper("efficiency").pivot_table("value", ["model", "length", "method"], "quantity").reset_index()
-    paper = paper.rename(columns={"seconds_half_width": "reach", "method": "variant"})
-    dense = paper[paper["variant"] == "dense"].set_index("length")["seconds"]
-    paper["of dense"] = (paper["seconds"] / paper["length"].map(dense)).where(paper["variant"] != "dense")
-    return paper
-
-
-@table("efficiency")
-def efficiency_prefill(profile: dict) -> Table:
-    """The seconds that the paper prints, then ours: of reading a text, against the operations that are left."""
-    frame, paper = efficiency(profile, "prefill"), paper_times().assign(model="LLaMA3.1-8B (paper, H100)")
-    columns = {"model": "{model}", "tokens": "{length:,.0f}", "variant": "{name}"}
-    columns |= {
-        "seconds": "{seconds:.4f} ± {reach:.4f}",
-        "times dense": "{of dense:.3f} [{of dense low:.3f}, {of dense high:.3f}]",
-    }
-    more = {"times thinned out evenly": "{of thinned:.3f} [{of thinned low:.3f}, {of thinned high:.3f}]"}
-    more |= {"operations, all pairs": "{flops full of dense:.3f}", "visible pairs": "{flops causal of dense:.3f}"}
-    more |= {"KV cache": "{cache_bytes of dense:.3f}", "repetitions": "{repetitions}"}
-    shown = frame.assign(reach=frame["seconds high"] - frame["seconds"])
-    return stacked(lines(paper, columns), lines(shown, columns | more)), frame
+def paper_times() -> pd.Series:
+    """The pruned model's seconds that the paper prints, as a multiple of the dense model's, by length."""
+    seconds = data.paper("efficiency").query("quantity == 'seconds'").pivot_table("value", "length", "method")
+    return seconds["harp"] / seconds["dense"]
