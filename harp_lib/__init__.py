@@ -18,6 +18,7 @@ _HOME = {
     "search_alphas": "methods.alpha_search",
     "AlphaSearch": "methods.alpha_search",
     "ALPHA_GRID": "methods.alpha_search",
+    "refit_values": "methods.refit",
     "perplexity": "measure.text",
     "word_perplexity": "measure.text",
     "make_plan": "methods",

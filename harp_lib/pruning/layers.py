@@ -5,7 +5,7 @@ columns k·r·Dh of W_O.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -144,6 +144,19 @@ def value_only(attention: nn.Module, layer: int, fold_output: bool = False) -> V
     """The value-only attention that shares ``v_proj`` with ``attention``, and ``o_proj`` unless that is folded."""
     output = folded_output(attention) if fold_output else attention.o_proj
     return ValueOnlyAttention(attention.v_proj, output, attention.head_dim, layer)
+
+
+def refitted(attention: nn.Module, layer: int, weights: Mapping[str, torch.Tensor]) -> ValueOnlyAttention:
+    """The folded value-only attention with other weights: ``v_proj.weight`` (K·Dh, d), ``o_proj.weight`` (d, K·Dh)."""
+    own, parts = value_only(attention, layer, fold_output=True), {}
+    for name in ("v_proj", "o_proj"):
+        stock, weight = getattr(own, name), weights[f"{name}.weight"]
+        if weight.shape != stock.weight.shape:
+            wanted, given = tuple(stock.weight.shape), tuple(weight.shape)
+            raise ValueError(f"layer {layer}: {name}.weight has to be of shape {wanted}; got {given}")
+        bias = weights.get(f"{name}.bias", stock.bias)
+        parts[name] = _linear(weight.to(stock.weight), bias, stock.weight.requires_grad)
+    return ValueOnlyAttention(**parts, head_dim=attention.head_dim, layer_idx=layer)
 
 
 @torch.no_grad()

@@ -9,11 +9,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .architecture import branch_exit, check_fits, check_plan, decoder_layers, exit_weights, gain_offset, output_norm
-from .layers import pruned_attention, pruned_ffn
+from .layers import pruned_attention, pruned_ffn, refitted
 from .plan import PruningPlan
 
+Weights = Mapping[int, Mapping[str, torch.Tensor]]
 
-def apply_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False) -> PreTrainedModel:
+
+def apply_plan(
+    model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False, weights: Weights | None = None
+) -> PreTrainedModel:
     """Prune ``model`` in place, structurally: what the plan removes is gone afterwards, alpha is in the weights.
 
     The model becomes an instance of ``harp_lib.pruning.remote.Harp<its class>``, a subclass of its class, so that
@@ -29,6 +33,9 @@ def apply_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = Fa
         Value-only layers of a model with grouped-query attention get an output projection that reads each value head
         once, K·Dh inputs instead of H·Dh: the same map with fewer weights, and no copies of values before it. Another
         way to carry the plan out; the saved config says so.
+    weights : dict, optional
+        Of value-only layers with alpha = 1, other values and folded output projections, as
+        :func:`harp_lib.refit_values` finds them; ``fold_output`` is on then.
 
     Returns
     -------
@@ -44,7 +51,9 @@ def apply_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = Fa
     """
     from .remote import pruned_class
 
+    fold_output = fold_output or bool(weights)
     check_plan(model, plan, fold_output)
+    ready = _refitted(model, plan, weights)
     model_class, config_class = pruned_class(type(model)), pruned_class(type(model.config))
     # The model is marked first: if memory runs out below, it is half pruned, and refused instead of pruned twice.
     config = model.config
@@ -57,21 +66,37 @@ def apply_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = Fa
     model.__class__ = model_class
     for layer, alpha in plan.alphas.items():
         fold_alpha(decoder_layers(model)[layer], alpha)
-    swap_modules(model, plan, fold_output)
+    swap_modules(model, plan, fold_output, ready)
     return model
 
 
-def swap_modules(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False) -> None:
-    """Replace the modules that lose something; alpha is left out. No weight is changed: folded ones are new."""
+def _refitted(model: PreTrainedModel, plan: PruningPlan, weights: Weights | None) -> dict[int, nn.Module]:
+    for layer in weights or {}:
+        if plan.alphas.get(layer) != 1:
+            raise ValueError(f"layer {layer} has weights of its own; the plan has to make it value-only with alpha = 1")
+    return {
+        layer: refitted(decoder_layers(model)[layer].self_attn, layer, its) for layer, its in (weights or {}).items()
+    }
+
+
+def swap_modules(
+    model: PreTrainedModel,
+    plan: PruningPlan,
+    fold_output: bool = False,
+    ready: Mapping[int, nn.Module] | None = None,
+) -> None:
+    """Replace the modules that lose something, by those that are ``ready``. Alpha is left out, no weight changed."""
     for index, lost in plan.layers.items():
-        layer = decoder_layers(model)[index]
-        layer.self_attn = pruned_attention(layer.self_attn, index, lost, fold_output)
+        layer, made = decoder_layers(model)[index], (ready or {}).get(index)
+        layer.self_attn = made or pruned_attention(layer.self_attn, index, lost, fold_output)
         if lost.removed_channels:  # a value-only layer may have an FFN of any kind
             layer.mlp = pruned_ffn(layer.mlp, lost)
 
 
 @contextmanager
-def temporarily_pruned(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False) -> Iterator[None]:
+def temporarily_pruned(
+    model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False, weights: Weights | None = None
+) -> Iterator[None]:
     """Within the context, the model is pruned; no weight is touched, and what is kept of sliced layers is copied.
 
     Parameters
@@ -81,16 +106,17 @@ def temporarily_pruned(model: PreTrainedModel, plan: PruningPlan, fold_output: b
         have to be set within the context: other modules run there.
     plan : PruningPlan
         For as many layers as the model has. Alpha multiplies the attention branch as it leaves.
-    fold_output : bool
-        As in :func:`apply_plan`; the folded projections last as long as the context.
+    fold_output, weights
+        As in :func:`apply_plan`; folded projections last as long as the context.
     """
     check_fits(model, plan)
+    fold_output, ready = fold_output or bool(weights), _refitted(model, plan, weights)
     layers = decoder_layers(model)
     with ExitStack() as undo:
         for index in plan.layers:
             for name, module in layers[index].named_children():
                 undo.callback(setattr, layers[index], name, module)
-        swap_modules(model, plan, fold_output)
+        swap_modules(model, plan, fold_output, ready)
         for index, alpha in plan.alphas.items():
             # Where alpha is 0 the branch is zeros, also behind an RMS norm; needless products would only cost time.
             if alpha not in (0, 1):

@@ -1,0 +1,123 @@
+"""Beyond the paper: the values and output projections that HARP keeps, refitted in closed form.
+
+HARP corrects W_V W_O of a value-only layer by one number. Here the whole map is fitted: with X what enters the
+attention and Y what it puts out, the least squares solution of X W ≈ Y, cut to the rank K·Dh that W_V W_O has.
+NBL (LIONS-EPFL, NeurIPS 2025) estimates attention by linear maps of full rank from dense activations; the rank, which
+keeps HARP's architecture, and the stream of the model as it is pruned so far are what differs.
+"""
+
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from harp_lib.measure.text import Tokens
+from harp_lib.methods.calibration import LayerStream
+from harp_lib.pruning.architecture import check_plan, decoder_layers
+from harp_lib.pruning.plan import PruningPlan
+from harp_lib.pruning.surgery import temporarily_pruned
+
+RIDGE = 1e-3  # of the mean square of what enters
+
+
+@dataclass(frozen=True)
+class Refit:
+    """What was fitted.
+
+    Attributes
+    ----------
+    plan : PruningPlan
+        The layers, value-only with alpha = 1.
+    weights : dict
+        By layer ``v_proj.weight`` (K·Dh, d), ``o_proj.weight`` (d, K·Dh) and, where the model has it, ``v_proj.bias``
+        (K·Dh,): what ``apply_plan(model, plan, weights=weights)`` puts in.
+    explained : dict
+        By layer the share of the variance of attention's output that is explained, on the calibration text.
+    seconds : float
+        Time spent.
+    """
+
+    plan: PruningPlan
+    weights: dict[int, dict[str, torch.Tensor]]
+    explained: dict[int, float]
+    seconds: float
+
+
+def refit_values(model: PreTrainedModel, tokens: Tokens, num_layers: int, layers: Iterable[int] | None = None) -> Refit:
+    """Fit values and output projections of layers that lose queries and keys, from the lowest up.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A dense model. It is as before afterwards, also after an error.
+    tokens : Tensor or sequence
+        Calibration text, as in :func:`harp_lib.search_alphas`. Its hidden states at one layer are held in memory.
+    num_layers : int
+        How many layers, counted from the top.
+    layers : iterable of int, optional
+        Indices of these layers, in place of the top ones.
+
+    Raises
+    ------
+    ValueError
+        For layers that the model has not, or a pruned or unsupported model.
+    """
+    begin, total = time.perf_counter(), len(decoder_layers(model))
+    chosen = sorted(range(total - num_layers, total) if layers is None else set(layers))
+    if len(chosen) != num_layers or not chosen or not 0 <= chosen[0] <= chosen[-1] < total:
+        raise ValueError(f"{num_layers} layers were asked for, {chosen} given; the model has 0 … {total - 1}")
+    plan = replace(PruningPlan.value_only(total, dict.fromkeys(chosen, 1.0)), method="harp+refit")
+    check_plan(model, plan, fold_output=True)
+    stream, weights, explained = LayerStream(model, tokens), {}, {}
+    with ExitStack() as pruned_so_far:
+        for layer in tqdm(chosen, desc="refit", unit="layer", leave=False, delay=10):
+            attention, moments = decoder_layers(model)[layer].self_attn, Moments()
+            hook = attention.register_forward_hook(moments.take, with_kwargs=True)
+            try:
+                for _ in stream.leaving(layer, stream.entering(layer)):
+                    pass
+            finally:
+                hook.remove()
+            weights[layer], explained[layer] = moments.solve(attention.v_proj)
+            one = PruningPlan.value_only(total, {layer: 1.0})
+            pruned_so_far.enter_context(temporarily_pruned(model, one, weights={layer: weights[layer]}))
+    return Refit(plan, weights, explained, time.perf_counter() - begin)
+
+
+class Moments:
+    """Sums over tokens of XᵀX, XᵀY, y and ‖y‖², float64; X has a column of ones for the bias of the values."""
+
+    def __init__(self) -> None:
+        self.count, self.xx, self.xy, self.y, self.yy = 0, 0.0, 0.0, 0.0, 0.0
+
+    @torch.no_grad()
+    def take(self, attention: torch.nn.Module, args: tuple, kwargs: dict, output: tuple) -> None:
+        """Take in what an attention was given and put out, (B, N, d) each; a forward hook."""
+        x = (args[0] if args else kwargs["hidden_states"]).flatten(0, 1).double()  # (T, d)
+        y = output[0].flatten(0, 1).double()
+        if attention.o_proj.bias is not None:  # which stays
+            y = y - attention.o_proj.bias
+        x = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)  # (T, d + 1)
+        self.count, self.xx, self.xy = self.count + len(x), self.xx + x.T @ x, self.xy + x.T @ y
+        self.y, self.yy = self.y + y.sum(0), self.yy + y.square().sum()
+
+    def solve(self, values: torch.nn.Linear) -> tuple[dict[str, torch.Tensor], float]:
+        """Weights of the best map of the rank of ``values``, and the share of variance that it explains."""
+        used = len(self.xx) if values.bias is not None else len(self.xx) - 1
+        xx, xy = self.xx[:used, :used], self.xy[:used]
+        ridge = RIDGE * xx.diagonal().mean() * torch.eye(used, dtype=xx.dtype, device=xx.device)
+        whole = torch.linalg.solve(xx + ridge, xy)  # (d, d)
+        _, directions = torch.linalg.eigh(whole.T @ xx @ whole)  # of X W, the leading ones last
+        leading = directions[:, -values.out_features :]  # (d, K·Dh)
+        down = whole @ leading  # (d, K·Dh)
+        found = {"v_proj.weight": down[: values.in_features].T, "o_proj.weight": leading}
+        if values.bias is not None:
+            found["v_proj.bias"] = down[-1]
+        fitted = down @ leading.T
+        missed = self.yy - 2 * (fitted * xy).sum() + (fitted * (xx @ fitted)).sum()
+        explained = 1 - missed / (self.yy - self.y.square().sum() / self.count)
+        return {name: weight.to(values.weight.dtype).contiguous() for name, weight in found.items()}, float(explained)
