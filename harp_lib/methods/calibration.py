@@ -15,6 +15,9 @@ from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 
+Planner = Callable[[int, Sequence[int]], PruningPlan]
+"""``plan(kv_groups, layers)`` takes so many key/value groups in all from these layers."""
+
 
 class InputStatistics:
     """Mean, variance (unbiased) and L2 norm of each input channel of a linear map, (C,) float32, over all tokens.
@@ -188,10 +191,8 @@ def equal_parts(kv_groups: int, groups: Sequence[int]) -> int:
     return each
 
 
-def lowest_per_layer(
-    scores: Mapping[int, torch.Tensor], num_layers: int, method: str
-) -> Callable[[int, Sequence[int]], PruningPlan]:
-    """``plan(kv_groups, layers)``, which takes the groups of lowest importance (K,), equally many from each layer."""
+def lowest_per_layer(scores: Mapping[int, torch.Tensor], num_layers: int, method: str) -> Planner:
+    """Takes the groups of lowest importance (K,), equally many from each layer."""
 
     def plan(kv_groups: int, layers: Sequence[int]) -> PruningPlan:
         each = equal_parts(kv_groups, [len(scores[layer]) for layer in layers])

@@ -1,6 +1,6 @@
 """FLAP: key/value groups, or FFN channels, whose input hardly fluctuates go; its mean stays behind as a bias."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
@@ -10,15 +10,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from harp_lib.measure.text import Tokens
-from harp_lib.methods.calibration import InputStatistics, by_group, check_budget, input_statistics, lowest
+from harp_lib.methods.calibration import InputStatistics, Planner, by_group, check_budget, input_statistics, lowest
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 
 
-def planner(
-    model: PreTrainedModel, calibration: Tokens, layers: Sequence[int], squared: bool = False
-) -> Callable[[int, Sequence[int]], PruningPlan]:
+def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int], squared: bool = False) -> Planner:
     """Score the groups of ``layers``: the fluctuation of W_O's input channels, averaged over each group.
 
     FLAP (An et al., 2024; metric "WIFV" in github.com/CASIA-LMC-Lab/FLAP), here for key/value groups and as the paper's
@@ -35,8 +33,8 @@ def planner(
     Returns
     -------
     callable
-        ``plan(kv_groups, layers)``: removes the groups that score lowest over some of these layers together; a layer
-        may lose all of them. The plan carries the mean inputs of what goes.
+        Removes the groups that score lowest over its layers together; a layer may lose all of them. The plan carries
+        the mean inputs of what goes.
     """
     found = decoder_layers(model)
     attentions = {layer: found[layer].self_attn for layer in layers}

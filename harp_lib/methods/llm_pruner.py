@@ -1,6 +1,6 @@
 """LLM-Pruner: first-order Taylor importance of key/value groups (Ma et al., 2023), and the gradients it takes."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from unittest.mock import patch
@@ -14,22 +14,15 @@ from transformers import PreTrainedModel
 
 from harp_lib.measure.models import evaluating
 from harp_lib.measure.text import Tokens, make_batches
-from harp_lib.methods.calibration import by_group, lowest_per_layer
+from harp_lib.methods.calibration import Planner, by_group, lowest_per_layer
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import ATTENTION_PARTS
-from harp_lib.pruning.plan import PruningPlan
 
 TOKENS_PER_PASS = 1024  # of one forward and backward pass, unless one sequence is longer
 
 
-def planner(
-    model: PreTrainedModel, calibration: Tokens, layers: Sequence[int]
-) -> Callable[[int, Sequence[int]], PruningPlan]:
-    """Measure :func:`group_importance` once; plans for any budget and layer range are made of it.
-
-    The callable ``plan(kv_groups, layers)`` removes that many groups, equally many from each layer, the least important
-    first.
-    """
+def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int]) -> Planner:
+    """Measure :func:`group_importance` once; the least important groups go, equally many from each layer."""
     return lowest_per_layer(group_importance(model, calibration, layers), len(decoder_layers(model)), "llm-pruner")
 
 

@@ -1,6 +1,6 @@
 """Wanda-sp: key/value groups whose weights times activations are small go, layer by layer from the bottom."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -8,22 +8,20 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib.measure.text import Tokens
-from harp_lib.methods.calibration import InputStatistics, LayerStream, by_group, equal_parts, lowest
+from harp_lib.methods.calibration import InputStatistics, LayerStream, Planner, by_group, equal_parts, lowest
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 
 
-def planner(
-    model: PreTrainedModel, calibration: Tokens, layers: Sequence[int]
-) -> Callable[[int, Sequence[int]], PruningPlan]:
+def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int]) -> Planner:
     """Prepare the calibration text; scores depend on what goes below, so each plan takes its own passes.
 
     Each layer of a range is run twice: dense, as far as W_O, to score its groups, and without the groups that go,
     since that is what the next layer sees. Wanda (Sun et al., 2024) made structured by FLAP's authors ("wanda_sp" in
-    github.com/CASIA-LMC-Lab/FLAP), here for key/value groups. The callable ``plan(kv_groups, layers)`` removes that
-    many groups, equally many from each layer; ranges with rising lowest layers share the dense passes below them.
+    github.com/CASIA-LMC-Lab/FLAP), here for key/value groups, equally many from each layer. Ranges with rising lowest
+    layers share the dense passes below them.
     """
     stream, found = LayerStream(model, calibration), decoder_layers(model)
 
