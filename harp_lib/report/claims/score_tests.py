@@ -115,10 +115,10 @@ def score_lead(source, model, left, right, tasks, each=False, on_par=(), store="
                 "paper": tuple(mean[left] - mean.reindex(rivals).max() for mean in means),
             }
             for rival in rivals:
-                found_here = comparisons.paired_difference([(asked[t][left], asked[t][rival]) for t in group])
+                lead = comparisons.paired_difference([(asked[task][left], asked[task][rival]) for task in group])
                 about = "against " + {"top": "α = 1", **TITLES}.get(rival, rival.capitalize())
                 about += f", {ALL_BENCHMARKS[group[0]].title}" if each else f", calibration text {seed}" if seed else ""
-                pieces.append(Finding(found_here * 100, about=about, **same))
+                pieces.append(Finding(lead * 100, about=about, **same))
             found.append(weakest(pieces))
     return found
 
