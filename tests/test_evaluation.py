@@ -220,17 +220,10 @@ class TestScores:
             data = {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": splits}}
             overlay = {"include": str(official), "task": task} | data
             (tmp_path / "tasks" / f"{task}.yaml").write_text(yaml.safe_dump(overlay))
-        command = ["-m", "lm_eval", "--model", "hf", "--model_args", f"pretrained={tmp_path / 'model'},dtype=float32"]
-        command += [
-            "--device",
-            str(model.device),
-            "--tasks",
-            ",".join(tasks),
-            "--include_path",
-            str(tmp_path / "tasks"),
-        ]
-        command += ["--num_fewshot", "1", "--gen_kwargs", "max_gen_toks=12", "--limit", str(limit), "--batch_size", "8"]
-        command += ["--log_samples", "--output_path", str(tmp_path / "out")]
+        command = f"""-m lm_eval --model hf --model_args pretrained={tmp_path / "model"},dtype=float32
+            --device {model.device} --tasks {",".join(tasks)} --include_path {tmp_path / "tasks"} --num_fewshot 1
+            --gen_kwargs max_gen_toks=12 --limit {limit} --batch_size 8 --log_samples
+            --output_path {tmp_path / "out"}""".split()
         environment = os.environ | {"HF_HUB_OFFLINE": "1"}
         subprocess.run([sys.executable, *command], check=True, capture_output=True, env=environment)
         for task in tasks:

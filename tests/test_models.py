@@ -84,7 +84,7 @@ def test_the_tiny_tokenizer_is_lossless_and_adds_nothing():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_tiny_model_is_reproducible_and_lively(name):
+def test_a_tiny_model_is_reproducible(name):
     before = torch.get_rng_state()
     model, twin = tiny_model(name), tiny_model(name)
     assert torch.equal(torch.get_rng_state(), before)
@@ -93,14 +93,6 @@ def test_a_tiny_model_is_reproducible_and_lively(name):
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert all(p.std() > 0.01 for key, p in model.named_parameters() if "norm" in key or key.endswith(".bias"))
     assert sum(key.endswith(".bias") for key, _ in model.named_parameters()) == (18 if name == "tiny-qwen2" else 0)
-    ids = tiny_tokenizer()(TEXT, return_tensors="pt").input_ids[:, :24]
-    changed = ids.clone()
-    changed[0, 0] = ids[0, 0] + 1
-    with torch.no_grad():
-        logits, other = model(ids).logits[0], model(changed).logits[0]  # (N, V)
-    assert logits.std(dim=-1).min() > 0.3
-    assert (logits[-1] - other[-1]).abs().max() > 0.1  # the first token reaches the last
-    assert len(set(logits.argmax(dim=-1).tolist())) > 5
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", torch.bfloat16, torch.float64])
@@ -197,24 +189,16 @@ def write_gguf(path: Path) -> np.ndarray:
     random = np.random.default_rng(0)
     bpe = json.loads(_tokenizer_json())["model"]
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(1)
-    writer.add_context_length(128)
-    writer.add_embedding_length(64)
-    writer.add_feed_forward_length(128)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(512)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(sorted(bpe["vocab"], key=bpe["vocab"].get))
-    writer.add_token_merges([" ".join(pair) for pair in bpe["merges"]])
-    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * 509)
-    writer.add_pad_token_id(0)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_chat_template("{{ messages[0]['content'] }}")
+    settings = {"block_count": 1, "context_length": 128, "embedding_length": 64, "feed_forward_length": 128}
+    settings |= {"head_count": 4, "head_count_kv": 2, "rope_freq_base": 10000.0, "layer_norm_rms_eps": 1e-5}
+    settings |= {"vocab_size": 512, "tokenizer_model": "gpt2", "tokenizer_pre": "smollm"}
+    settings["token_list"] = sorted(bpe["vocab"], key=bpe["vocab"].get)
+    settings["token_merges"] = [" ".join(pair) for pair in bpe["merges"]]
+    settings["token_types"] = [gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * 509
+    settings |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    settings["chat_template"] = "{{ messages[0]['content'] }}"
+    for name, value in settings.items():
+        getattr(writer, f"add_{name}")(value)
     matrices = {"attn_q": (64, 64), "attn_k": (32, 64), "attn_v": (32, 64), "attn_output": (64, 64)}
     matrices |= {"ffn_gate": (128, 64), "ffn_up": (128, 64), "ffn_down": (64, 128)}
     matrices = {f"blk.0.{name}": shape for name, shape in matrices.items()}
@@ -330,6 +314,7 @@ def test_a_download_goes_on_with_the_part_that_is_missing(index, tmp_path, monke
     monkeypatch.setattr(registry, "_download", broken)
     with pytest.raises(KeyboardInterrupt):
         install("fake", index.source, tmp_path)
+    (tmp_path / ".partial-fake" / "tmp1" / "model").mkdir(parents=True)  # as an attempt that was killed leaves it
     AutoModelForCausalLM.from_pretrained(install("fake", index.source, tmp_path))
     assert asked == ["1", "2", "2"]
     assert left_in(tmp_path) == {"fake"}
@@ -348,30 +333,10 @@ def test_full_disk(index, tmp_path, monkeypatch):
     assert left_in(tmp_path / ".partial-fake") == {"part-1", "part-2"}
 
 
-def run_install(index: Shelf, folder: Path, before: str = "") -> subprocess.Popen:
-    code = "from harp_lib.measure import registry\nfrom harp_lib.measure.registry import *\n" + before
-    code += "\n" + f"install('fake', {index.source!r}, Path({str(folder)!r}))"
-    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
-
-
-def test_killed_attempt_is_cleared_away(index, tmp_path):
-    die = (
-        "import os\n"
-        "def convert(gguf, target, split_digits):\n"
-        "    target.mkdir(); (target / 'config.json').write_text('{}')\n"
-        "    os.kill(os.getpid(), 9)\n"
-        "registry.convert = convert"
-    )
-    child = run_install(index, tmp_path, before=die)
-    child.communicate(timeout=60)
-    assert child.returncode == -9
-    assert any(name.startswith("tmp") for name in left_in(tmp_path / ".partial-fake"))
-    AutoModelForCausalLM.from_pretrained(install("fake", index.source, tmp_path))
-    assert left_in(tmp_path) == {"fake"}
-
-
 def test_two_processes_install_once(index, tmp_path):
-    children = [run_install(index, tmp_path) for _ in range(2)]
+    code = f"from harp_lib.measure.registry import *\ninstall('fake', {index.source!r}, Path({str(tmp_path)!r}))"
+    command = [sys.executable, "-c", code]
+    children = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = [child.communicate(timeout=120)[1] for child in children]
     assert [child.returncode for child in children] == [0, 0], said
     assert sum("downloading" in text for text in said) == 1
