@@ -15,7 +15,7 @@ from harp_lib import report
 from harp_lib.config import NOTEBOOKS, load_profile
 from harp_lib.methods import COLOURS
 from harp_lib.report import data, plots
-from harp_lib.report.plots import LOOKS, span
+from harp_lib.report.plots import LOOKS
 
 FIGURES = {
     "01": ("similarity_by_layer", "uniformity", "attention_entropy", "value_gap", "block_influence"),
@@ -73,13 +73,6 @@ def test_intervals_of_dots_are_where_the_numbers_are(scale):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["dense", "HARP"]
 
 
-def test_the_first_look_stands_above_the_second():
-    _, grid = plots.dots(frame(), "value", "task", "method")
-    dense, harp = (box.lines[0].get_ydata() for box in grid[0][0].containers)
-    assert grid[0][0].yaxis_inverted()
-    assert (dense < harp).all()
-
-
 def test_a_missing_interval_is_not_drawn_and_an_unknown_look_is_named():
     part = frame().assign(low=np.nan, high=np.nan)
     _, grid = plots.dots(part, "value", "task", "method")
@@ -128,12 +121,6 @@ def test_one_panel_has_no_title_and_several_have_their_models():
     assert plots.about(single, "of three") == "A; of three"
 
 
-def test_span_names_one_number_or_two():
-    assert span([0.5]) == "0.50"
-    assert span([2, -1, np.nan, np.inf], "+.1f") == "−1.0 to +2.0"
-    assert span([]) == "–"
-
-
 # ---- figures
 
 
@@ -153,20 +140,6 @@ def test_figures_say_what_is_seen_and_in_which_units(mini, name):
         low, high = sorted(axis.get_ylim())
         points = [y for line in axis.lines for y in np.atleast_1d(line.get_ydata()) if np.isfinite(y)]
         assert not points or sum(low <= y <= high for y in points) > 0.9 * len(points), "marks are cut off"
-
-
-def test_a_title_has_the_number_of_the_cells(mini):
-    cells = data.cells("mini", "similarity")
-    documents = [
-        text
-        for (_, method, task), cell in cells.items()
-        if method == "trained" and task in mini["corpora"]
-        for text in cell["result"]["similarity"]
-    ]
-    if not documents:
-        pytest.skip("no reference")
-    peak = np.mean(documents, axis=0).max()
-    assert f"peaks at {peak:.2f} with trained" in report.entries()["similarity_by_layer"].make(mini).texts[0].get_text()
 
 
 # ---- notebooks

@@ -222,7 +222,7 @@ def _each(grid: Panels, where: tuple, step: Callable[[int], float]) -> Iterator[
 
 def _reach(frame: pd.DataFrame, value: str) -> list[pd.Series] | None:
     """How far each interval reaches below and above; nan draws nothing."""
-    if "low" in frame:
+    if "low" in frame and frame["low"].notna().any():
         return [frame[value] - frame["low"], frame["high"] - frame[value]]
     return [frame["error"]] * 2 if "error" in frame else None
 

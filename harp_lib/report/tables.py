@@ -4,6 +4,7 @@ A frame is long and unrounded, and is what the csv has; :func:`block` and :func:
 """
 
 import re
+import textwrap
 from collections.abc import Iterable, Mapping
 from string import Formatter
 from typing import Any
@@ -29,7 +30,8 @@ def written(row: Mapping[str, Any], cell: str) -> str:
     head, *tail = re.split(r"(?= [±\[])", cell, maxsplit=1)
     if _lacks(row, head):
         reason = row.get("reason")
-        return f"{MISSING} ({one_line(reason, 80)})" if isinstance(reason, str) else MISSING
+        shown = textwrap.shorten(str(reason).replace("|", "·"), 80, placeholder="…")  # Markdown reads a bar
+        return f"{MISSING} ({shown})" if isinstance(reason, str) else MISSING
     text = "".join([head, *(part for part in tail if not _lacks(row, part))]).format_map(row)
     return f"**{text}**" if row.get("best") is True else text
 
@@ -61,12 +63,6 @@ def stacked(*blocks: pd.DataFrame) -> pd.DataFrame:
     """Blocks beneath each other; a model is named in the first of its lines."""
     whole = pd.concat([part for part in blocks if len(part)], ignore_index=True)
     return whole.assign(model=whole["model"].mask(whole["model"].eq(whole["model"].shift()), "")).fillna("")
-
-
-def one_line(text: str, most: int) -> str:
-    """The beginning of a text in a cell: · stands for line ends and for marks that Markdown would read."""
-    kept = "".join(mark if mark.isalnum() or mark in " .,:;!?'()=+-/%−" else "·" for mark in text)
-    return kept if len(kept) <= most else kept[: most - 1] + "…"
 
 
 def ends(prefix: str, found: Iterable[float] | None) -> dict[str, float]:
