@@ -113,8 +113,8 @@ def _parameters(options: Namespace, given: dict[str, Any]) -> dict[str, dict[str
 def _declared(source: Path) -> list[str]:
     """The names that a notebook's parameters cell sets."""
     cells = json.loads(source.read_text(encoding="utf-8"))["cells"]
-    (code,) = ("".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", ()))
-    return re.findall(r"^(\w+) *=", code, re.MULTILINE)
+    code = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", ())]
+    return re.findall(r"^(\w+) *=", "\n".join(code), re.MULTILINE)
 
 
 def _gpus() -> list[str]:

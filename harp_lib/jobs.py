@@ -75,13 +75,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _cells(settings: dict[str, Any], unit: str, model: str, *part: str) -> Made:
+def _cells(settings: dict[str, Any], unit: str, model: str, part: str = "1", parts: str = "1") -> Made:
     """Cells of one unit for one model, or of one group of its tasks."""
     profile = config.load_profile(settings["profile"], **settings["given"])
     (model,) = (known for known in models_of(profile, unit) if slug(known) == model)
     force = settings["force"] and any(unit in NOTEBOOKS.get(name[:2], ()) for name in settings["notebooks"])
-    mine = (int(part[0]) - 1, int(part[1])) if part else None
-    counts = compute(unit, profile, model, settings["seed"], force, mine)
+    counts = compute(unit, profile, model, settings["seed"], force, (int(part) - 1, int(parts)))
     print(", ".join(f"{number} {what}" for what, number in counts.items()))
     cells = (config.RESULTS / settings["profile"] / UNITS[unit].store / slug(model)).glob("*/[!.]*.json")
     return list(cells), [f"{unit} of {model}: {counts['failed']}"] if counts.get("failed") else []

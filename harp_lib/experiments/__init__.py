@@ -46,7 +46,6 @@ NOTEBOOKS = {
 """The units that each notebook asks for; what these need comes first by itself."""
 IN_PARTS = ("scores", "longbench", "ablations")
 """Units whose tasks several jobs may share."""
-SYNTHETIC = "synthetic"  # in the place of a model's name, where there is none
 
 
 def models_of(profile: dict[str, Any], unit: str) -> list[str]:
@@ -54,7 +53,7 @@ def models_of(profile: dict[str, Any], unit: str) -> list[str]:
     if unit not in UNITS:
         raise ValueError(f"unknown unit {unit!r}; choose from {', '.join(UNITS)}")
     if unit == "theory":
-        return [SYNTHETIC]
+        return ["synthetic"]
     if unit == "search":
         return [*profile["models"], *profile["alpha_search"]["extra_models"]]
     if unit == "efficiency":
@@ -87,7 +86,8 @@ def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False
     for model in dict.fromkeys(model for unit in UNITS for model in models_of(profile, unit)):
         for unit in UNITS:
             if (unit, model) in wanted:
-                _do(unit, job.Job(UNITS[unit].store, profile, model, seed, force and unit in units, None, stores[unit]))
+                again = force and unit in units
+                _do(unit, job.Job(UNITS[unit].store, profile, model, seed, again, stores=stores[unit]))
         job.release()
     counts: Counter[str] = Counter()
     for unit, opened in stores.items():
@@ -104,7 +104,7 @@ def compute(
     model: str,
     seed: int = 0,
     force: bool = False,
-    part: tuple[int, int] | None = None,
+    part: tuple[int, int] = (0, 1),
 ) -> dict[str, int]:
     """One job of a batch run: compute what is missing of one unit for one model, whose needs are stored.
 
@@ -112,7 +112,7 @@ def compute(
     ----------
     unit, profile, model, seed, force
         As in :func:`run`; a model of :func:`models_of`.
-    part : (int, int), optional
+    part : (int, int)
         ``(i, n)``: only the i-th of n groups of tasks, i from 0 to n - 1, of a unit of ``IN_PARTS``.
 
     Returns

@@ -20,7 +20,7 @@ def search(job: Job) -> None:
             return vars(found) | {"tokens": sum(text.tokens)}
 
         inputs = text.inputs | {"num_layers": job.num_pruned}
-        job.store.cell(job.name, "harp", f"search-{corpus}", inputs, compute)
+        job.store_of(job.store).cell(job.name, "harp", f"search-{corpus}", inputs, compute)
 
 
 def alpha(job: Job) -> None:

@@ -82,14 +82,10 @@ def make_variants(model: PreTrainedModel, plan: PruningPlan) -> dict[str, Varian
 
 def thinned_plan(config: PreTrainedConfig, plan: PruningPlan) -> PruningPlan:
     """The plan that takes as many groups as ``plan`` takes, as evenly from all layers as whole groups allow."""
-    groups = count_groups(config, plan)
-    wanted, total = sum(total - kept for total, kept in groups), sum(total for total, _ in groups)
-    layers, seen, taken = {}, 0, 0
-    for layer, (here, _) in enumerate(groups):
-        seen += here
-        if lost := seen * wanted // total - taken:
-            layers[layer] = LayerPlan(removed_groups=tuple(range(lost)))
-            taken += lost
+    total, kept = np.array(count_groups(config, plan)).T  # of each layer
+    upto = total.cumsum() * (total - kept).sum() // total.sum()  # groups that are gone at its top
+    lost = enumerate(np.diff(upto, prepend=0).tolist())
+    layers = {layer: LayerPlan(removed_groups=tuple(range(count))) for layer, count in lost if count}
     return PruningPlan(plan.num_layers, layers, THINNED)
 
 

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -39,23 +40,21 @@ def release() -> None:
     release_memory()
 
 
+@dataclass
 class Job:
     """One unit for one model: its settings, its stores, and the model once it is wanted."""
 
-    def __init__(
-        self,
-        store: str,
-        profile: dict[str, Any],
-        name: str,
-        seed: int = 0,
-        force: bool = False,
-        part: tuple[int, int] | None = None,
-        stores: dict[str, ResultStore] | None = None,
-    ) -> None:
-        self.profile, self.name, self.seed, self.part = profile, name, seed, part
-        self.stores = {} if stores is None else stores  # that were opened
-        self.store = self.stores.setdefault(store, ResultStore(profile["name"], store, force))  # its own
-        self.corpora: tuple[str, str] = profile["corpora"]
+    store: str  # the unit's own
+    profile: dict[str, Any]
+    name: str
+    seed: int = 0
+    force: bool = False
+    part: tuple[int, int] = (0, 1)  # the first of its tasks, and how many further the next one is
+    stores: dict[str, ResultStore] = field(default_factory=dict)  # that were opened
+
+    @property
+    def corpora(self) -> tuple[str, str]:
+        return self.profile["corpora"]
 
     def _loaded(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]:
         spread = self.name in self.profile["alpha_search"]["extra_models"]  # too large for one device
@@ -98,12 +97,13 @@ class Job:
         return Text(corpus, windows, self)
 
     def store_of(self, experiment: str) -> ResultStore:
-        """The store of any experiment; what is not the unit's own is never forced."""
-        return self.stores.setdefault(experiment, ResultStore(self.profile["name"], experiment))
+        """The store of any experiment; only the unit's own is forced."""
+        force = self.force and experiment == self.store
+        return self.stores.setdefault(experiment, ResultStore(self.profile["name"], experiment, force))
 
     def cell(self, method: str, task: str, inputs: Mapping[str, Any], compute: Callable[[], dict]) -> dict[str, Any]:
         """One cell of the unit's own store; see :meth:`ResultStore.cell`."""
-        return self.store.cell(self.name, method, task, dict(inputs), lambda partial: compute())
+        return self.store_of(self.store).cell(self.name, method, task, dict(inputs), lambda partial: compute())
 
     def read(self, store: str, method: str, task: str) -> dict[str, Any]:
         """The result of a cell that another unit has stored for the same model."""
@@ -114,7 +114,7 @@ class Job:
 
     def tasks(self, section: str) -> list[str]:
         """The tasks of a section of the profile, or this job's part of them."""
-        first, step = self.part or (0, 1)
+        first, step = self.part
         return list(self.profile[section]["tasks"])[first::step]
 
     def plan(self, method: str, task: str = "plan") -> PruningPlan | None:
