@@ -337,7 +337,7 @@ def test_two_processes_install_once(index, tmp_path):
     code = f"from harp_lib.measure.registry import *\ninstall('fake', {index.source!r}, Path({str(tmp_path)!r}))"
     command = [sys.executable, "-c", code]
     children = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [child.communicate(timeout=120)[1] for child in children]
+    said = [child.communicate(timeout=600)[1] for child in children]
     assert [child.returncode for child in children] == [0, 0], said
     assert sum("downloading" in text for text in said) == 1
     assert left_in(tmp_path) == {"fake"}
