@@ -19,7 +19,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell leaves it be
 CHECKOUT = Path(__file__).resolve().parents[1]
 SHARED = CHECKOUT.parent / "shared"
 NOT_LINKED = ("results", "reference", "models")  # of data: a run in a scratch checkout has its own
-TIMED = {"seconds", "peak_bytes", "time", "device", "versions"}  # of a cell: what two runs need not share
+TIMED = {"seconds", "speed", "peak_bytes", "time", "device", "versions"}  # of a cell: what two runs need not share
 FAMILIES = ("tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-gemma2")
 
 

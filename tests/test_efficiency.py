@@ -35,7 +35,10 @@ def profile(tmp_path, monkeypatch):
     monkeypatch.setattr(efficiency, "paper_configs", lambda: {SHAPE: config_of("llama", 2, 32)})
     decoding = {"contexts": [16, 48], "steps": 3, "repetitions": 2}
     measured = {"shapes": [SHAPE], "layers": 8, "prefill": {16: 2, 48: 3, 64: 1, 10**6: 1}, "split": [48]}
-    return config.load_profile("smoke") | {"dtype": "bfloat16", "efficiency": measured | {"decode": decoding}}
+    return config.load_profile("smoke") | {
+        "dtype": "bfloat16",
+        "efficiency": measured | {"decode": decoding, "llama_cpp": {}},
+    }
 
 
 def result(task):
@@ -46,19 +49,15 @@ def test_the_shape_of_a_model_of_the_paper(profile, capsys):
     assert compute("efficiency", profile, SHAPE) == {"computed": 7, "read": 0, "failed": 0}
     assert "prefill, 48 tokens:   0%|          | 0/20" in capsys.readouterr().err, "five variants, warmed up once"
     counted = result("counted")
-    assert (counted["layers"], counted["whole_layers"], counted["random_shape"]) == (8, 32, True)
-    assert counted["left_out"] == [10**6], "longer than it reads"
-    assert counted["missing"] == {}
-    variants = counted["variants"]
-    assert list(variants) == ["dense", "harp", "harp-tail", "harp-folded", "thinned"]
-    assert variants["harp"]["layers_without_attention"] == 2
-    assert len({variants[name]["removed_groups"] for name in ("harp", "harp-folded", "thinned")}) == 1
+    assert len(counted["lengths"]) == len(counted["flops"]["full"]) > 10
     for tokens, repetitions in {16: 2, 48: 3, 64: 1}.items():
         cell = result(f"prefill-{tokens}")
         assert all(len(times) == repetitions and min(times) > 0 for times in cell["seconds"].values())
         flops = [cell["flops"]["full"][name] for name in ("dense", "harp", "harp-folded", "harp-tail")]
         assert flops == sorted(flops, reverse=True)
-        assert set(cell["peak_bytes"]) == (set(variants) if repetitions > 1 else set()), "one run is not measured twice"
+        assert set(cell["peak_bytes"]) == (set(cell["seconds"]) if repetitions > 1 else set()), (
+            "one run is not measured twice"
+        )
     held = result("prefill-16")["cache_bytes"]
     assert held["harp-tail"] * 8 == held["harp"] * 8 == held["dense"] * 6
     assert {name: len(runs) for name, runs in result("split-48")["seconds"].items()} == {"dense": 3, "harp": 3}

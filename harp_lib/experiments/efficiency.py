@@ -4,6 +4,9 @@ import copy
 import re
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,20 +19,18 @@ from harp_lib import config as paths
 from harp_lib.accounting import (
     PAPER_MODELS,
     LayerFlops,
-    attention_window,
     count_groups,
-    kv_bytes_per_token,
     layer_flops,
-    overtaking_length,
     paper_configs,
     parameters,
     prefill_flops,
-    removed_fraction,
 )
 from harp_lib.experiments.job import Job
 from harp_lib.measure import timing
+from harp_lib.measure.llama_cpp import LlamaCpp
 from harp_lib.measure.models import random_model, release_memory
 from harp_lib.pruning.architecture import check_plan, decoder_layers
+from harp_lib.pruning.gguf import check_gguf, save_gguf
 from harp_lib.pruning.layers import folds
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.remote import pruned_class
@@ -37,10 +38,6 @@ from harp_lib.pruning.surgery import swap_modules
 from harp_lib.results import device_name
 
 DENSE, HARP, TAIL, FOLDED, THINNED = "dense", "harp", "harp-tail", "harp-folded", "thinned"
-LEFT_OUT = {  # why a model may lack a variant
-    FOLDED: "no pruned layer has query heads that share a value head",
-    THINNED: "its attention without some of its heads is not the same as with these heads masked",
-}
 PAIRS = {"full": False, "causal": True}  # query-key pairs that are counted: all, or those that are visible
 POINTS = 33  # of each counted curve
 CACHE_MOVES = 3  # of all keys and values for each new token: read and written for a longer copy, read by attention
@@ -62,7 +59,7 @@ def make_variants(model: PreTrainedModel, plan: PruningPlan) -> dict[str, Varian
 
     All share the weights of ``model``: what a variant has of its own are sliced and folded projections. Alpha is left
     out. In a pruned model it is in the weights and takes no time; only where it is 0 does the rest of the attention
-    go too, and that it does here. A variant that a model cannot have is left out: ``LEFT_OUT`` says why.
+    go too, and that it does here. A variant that a model cannot have is left out.
     """
     plans, thinned = {HARP: plan, TAIL: plan}, thinned_plan(model.config, plan)
     if any(alpha and folds(decoder_layers(model)[layer].self_attn) for layer, alpha in plan.alphas.items()):
@@ -106,7 +103,7 @@ def random_shape(name: str, profile: dict[str, Any], seed: int) -> tuple[PreTrai
 
 
 def efficiency(job: Job) -> None:
-    """Count, then measure at every length that the model can read; longer ones are named in what is counted.
+    """Count, then measure at every length that the model can read.
 
     A cell that fails for want of memory says so and is shown as missing; the others go on.
     """
@@ -126,10 +123,14 @@ def efficiency(job: Job) -> None:
     lengths, readable = sorted({tokens for _, tokens, _ in wanted}), model.config.max_position_embeddings
     job.cell("all", "counted", inputs | {"lengths": lengths}, partial(bench.counted, lengths))
     inputs |= {"device": device_name(), "threads": torch.get_num_threads()}
+    with suppress(ValueError, ImportError):  # a model that llama.cpp cannot run, or no llama.cpp
+        check_gguf(model)
+        import_module("xllamacpp")
+        wanted += [("llama_cpp", tokens, times) for tokens, times in settings["llama_cpp"].items()]
     for kind, tokens, repetitions in sorted(wanted, key=lambda each: each[1]):
         if tokens <= readable:
             depends = inputs | {"tokens": tokens, "repetitions": repetitions}
-            depends |= {"steps": decoding["steps"]} if kind == "decode" else {}
+            depends |= {"steps": decoding["steps"]} if kind in ("decode", "llama_cpp") else {}
             job.cell("all", f"{kind}-{tokens}", depends, partial(bench.measure, kind, tokens, repetitions))
 
 
@@ -137,7 +138,7 @@ class Bench:
     """The variants of one model, and what is measured and counted of them."""
 
     def __init__(self, variants: dict[str, Variant], job: Job) -> None:
-        self.variants, self.name, self.seed = variants, job.name, job.seed
+        self.variants, self.job, self.seed = variants, job, job.seed
         self.config, self.device = variants[DENSE].model.config, variants[DENSE].model.device
         self.steps = job.profile["efficiency"]["decode"]["steps"]
 
@@ -146,7 +147,7 @@ class Bench:
 
         Variants are measured in turn, and once before, forgotten, where there are several repetitions.
         """
-        names = {"prefill": list(self.variants), "split": [DENSE, HARP]}.get(kind)
+        names = {"prefill": list(self.variants), "split": [DENSE, HARP], "llama_cpp": [DENSE, HARP]}.get(kind)
         names = names or [name for name in self.variants if name != TAIL]  # which decodes as HARP does
         runs = len(names) * (repetitions + (repetitions > 1))
         try:
@@ -216,46 +217,22 @@ class Bench:
         return (parameters(self.config, plan, fold_output) - rows) * model.dtype.itemsize
 
     def counted(self, lengths: list[int]) -> dict[str, Any]:
-        """What follows from config and plans: operations of each part by length, what each variant removes, caches."""
-        config, layers = self.config, range(self.config.num_hidden_layers)
-        shape = self.name in PAPER_MODELS
-        end = max(*lengths, 4 * config.intermediate_size)  # beyond where attention overtakes the FFN, however counted
+        """Operations of each part of the dense model by length, up to where attention takes more than the FFNs."""
+        end = max(*lengths, 4 * self.config.intermediate_size)
         curve = [int(tokens) for tokens in np.unique(np.geomspace(lengths[0] / 2, end, POINTS).round())]
-        variants = {}
-        for name, (model, plan, fold_output, _) in self.variants.items():
-            groups = count_groups(config, plan)
-            variants[name] = {
-                "groups": sum(total for total, _ in groups),
-                "removed_groups": sum(total - kept for total, kept in groups),
-                "removed_fraction": removed_fraction(config, plan or PruningPlan(len(layers), {})),
-                "parameters": parameters(config, plan, fold_output),
-                "kv_bytes_per_token": kv_bytes_per_token(config, plan, model.dtype),
-                "layers_without_attention": sum(kept == 0 for _, kept in groups),
-            }
-        return {
-            "layers": len(layers),
-            "whole_layers": paper_configs()[self.name].num_hidden_layers if shape else len(layers),
-            "random_shape": shape,
-            "intermediate_size": config.intermediate_size,
-            "windows": any(attention_window(config, layer) for layer in layers),
-            "variants": variants,
-            "missing": {name: why for name, why in LEFT_OUT.items() if name not in variants},
-            "lengths": curve,
-            "flops": {pairs: [self._parts(tokens, causal) for tokens in curve] for pairs, causal in PAIRS.items()},
-            "overtaking": {pairs: self._overtaking(causal) for pairs, causal in PAIRS.items()},
-            "left_out": [tokens for tokens in lengths if tokens > config.max_position_embeddings],
-        }
+        flops = {pairs: [self._parts(tokens, causal) for tokens in curve] for pairs, causal in PAIRS.items()}
+        return {"intermediate_size": self.config.intermediate_size, "lengths": curve, "flops": flops}
 
     def _parts(self, tokens: int, causal: bool) -> dict[str, int]:
         counts = (layer_flops(self.config, tokens, layer, causal) for layer in range(self.config.num_hidden_layers))
         return dict(zip(LayerFlops._fields, map(sum, zip(*counts, strict=True)), strict=True))
 
-    def _overtaking(self, causal: bool) -> dict[str, int | None]:
-        """Where attention takes as many operations as the FFNs, alone and with its projections; None: nowhere."""
-        found = {}
-        for part, with_projections in {"attention": False, "with_projections": True}.items():
-            try:
-                found[part] = overtaking_length(self.config, causal, with_projections)
-            except ValueError:  # every layer has a short sliding window
-                found[part] = None
-        return found
+    def llama_cpp(self, names: list[str], tokens: int, repetitions: int, bar: tqdm) -> dict[str, Any]:
+        """Tokens a second of llama.cpp, of a prompt and of what is written after it, with weights in float16."""
+        prompt, engines = self._ids(tokens)[0].tolist(), {}
+        with TemporaryDirectory() as folder:
+            for name in names:
+                save_gguf(self.variants[name].model, self.job.tokenizer, Path(folder, name))
+                engines[name] = LlamaCpp(Path(folder, name), tokens + self.steps + 1)
+            timed = {name: partial(engine.write, prompt, self.steps) for name, engine in engines.items()}
+            return {"speed": timing.interleaved(timed, repetitions, bar, repetitions > 1)}

@@ -54,7 +54,7 @@ def save_gguf(
     """
     if weights not in WEIGHTS:
         raise ValueError(f"unknown type of weights {weights!r}; choose from {', '.join(WEIGHTS)}")
-    _check(model)
+    check_gguf(model)
     path = Path(path).resolve()
     writer = GGUFWriter(None, ARCHITECTURE)
     _add_shape(writer, model)
@@ -73,8 +73,8 @@ def save_gguf(
         Path(folder, path.name).replace(path)
 
 
-def _check(model: PreTrainedModel) -> None:
-    """ValueError for what llama.cpp would run wrongly, or not at all."""
+def check_gguf(model: PreTrainedModel) -> None:
+    """ValueError, with the reason, for what llama.cpp would run wrongly, or not at all."""
     config, kind = model.config, model.config.model_type.removeprefix("harp_")
     if kind not in MODEL_TYPES or config.hidden_act != "silu":
         raise ValueError(f"{kind} models cannot be written as GGUF; {' and '.join(MODEL_TYPES)} can")

@@ -199,3 +199,20 @@ def paper_times() -> pd.Series:
     """The pruned model's seconds that the paper prints, as a multiple of the dense model's, by length."""
     seconds = data.paper("efficiency").query("quantity == 'seconds'").pivot_table("value", "length", "method")
     return seconds["harp"] / seconds["dense"]
+
+
+@table("efficiency")
+def llama_cpp(profile: dict) -> Table | None:
+    """Tokens a second of the same model in llama.cpp, dense and as HARP prunes it, measured in turn."""
+    rows = []
+    for (model, *_), cell in data.cells(profile["name"], "efficiency").items():
+        speed = cell["result"].get("speed", {})
+        for what in ("prompt", "generation") if speed else ():
+            dense, harp = ([run[what] for run in speed[name]] for name in ("dense", "harp"))
+            row = {"model": model, "length": cell["inputs"]["tokens"], "what": what, "repetitions": len(harp)}
+            row |= ends("dense", comparisons.mean_interval(dense)) | ends("harp", comparisons.mean_interval(harp))
+            rows.append(row | ends("times", comparisons.time_ratio(dense, harp)))
+    columns = {"model": "{model}", "prompt": "{length:,} tokens", "speed of": "{what}", "repetitions": "{repetitions}"}
+    columns |= {"dense, tokens a second": "{dense:,.0f}", "HARP": "{harp:,.0f}"}
+    columns |= {"HARP, times dense": "{times:.3f} [{times low:.3f}, {times high:.3f}]"}
+    return (stacked(lines(pd.DataFrame(rows), columns)), pd.DataFrame(rows)) if rows else None
