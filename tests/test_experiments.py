@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -110,7 +109,6 @@ def expected(store):
         | every(["top"], TASKS, *SCORES)
         | every(["bottom", "hessian", "similarity"], ["piqa", "boolq"], *SCORES),
         "efficiency": every(["all"], ["counted"], "lengths", "flops", "intermediate_size")
-        | every(["all"], ["llama_cpp-64"] if find_spec("xllamacpp") else [], "speed")
         | every(["all"], [f"prefill-{n}" for n in (32, 64, 128, 256)], "seconds", "flops", "cache_bytes", "peak_bytes")
         | every(["all"], [f"split-{n}" for n in (32, 128)], "seconds")
         | every(["all"], [f"decode-{n}" for n in (32, 128)], "seconds", "bytes"),

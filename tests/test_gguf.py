@@ -29,7 +29,7 @@ PLAN = PruningPlan(
 HARP = PruningPlan.value_only(6, [0.8, 0.2, 0.0])
 ENGINE = """
 import json, sys
-from harp_lib.measure.llama_cpp import LlamaCpp
+from harp_lib.experiments.llama_cpp import LlamaCpp
 for path in sys.argv[2:]:
     engine = LlamaCpp(path, 512, "F32", verbosity=5)
     print("\\n" + json.dumps([engine.next_token(prompt, 5) for prompt in json.loads(sys.argv[1])]), flush=True)

@@ -26,8 +26,8 @@ from harp_lib.accounting import (
     prefill_flops,
 )
 from harp_lib.experiments.job import Job
+from harp_lib.experiments.llama_cpp import LlamaCpp
 from harp_lib.measure import timing
-from harp_lib.measure.llama_cpp import LlamaCpp
 from harp_lib.measure.models import random_model, release_memory
 from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.gguf import check_gguf, save_gguf
