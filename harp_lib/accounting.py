@@ -186,23 +186,20 @@ def _pairs(config: PreTrainedConfig, layer: int, tokens: int, causal: bool) -> i
     return tokens * reach - (reach * (reach - 1) // 2 if causal else 0)  # the first queries see fewer
 
 
-def overtaking_length(config: PreTrainedConfig, causal: bool = False, with_projections: bool = False) -> int:
-    """The shortest prefill in which attention takes at least as many operations as the FFNs, over all layers.
+def overtaking_length(config: PreTrainedConfig) -> int:
+    """The shortest prefill in which attention takes at least as many operations as the FFNs, all pairs counted.
 
     The paper's Section 2.1 puts it at N = d_ff, the intermediate size, for an FFN "consisting of two linear
-    transformations". That holds exactly for the full square where heads times head dimension are the hidden size.
-    A gated FFN has a third matrix and moves it to 1.5 d_ff; without the masked half it is 3 d_ff - 1. A ValueError says
-    that it never does, as where all windows are short.
+    transformations". That holds where heads times head dimension are the hidden size; a gated FFN has a third matrix
+    and moves it to 1.5 d_ff.
     """
-    layers, lengths = decoder_layers(stock_model(config)), range(1, 2**32)
+    layers = [*enumerate(decoder_layers(stock_model(config)))]
 
-    def leads(tokens: int) -> bool:  # once it does, it stays so: per token the lead never falls
-        counts = [_flops(layer, tokens, _pairs(config, i, tokens, causal)) for i, layer in enumerate(layers)]
-        return sum(of.attention + (of.projections if with_projections else 0) - of.ffn for of in counts) >= 0
+    def leads(tokens: int) -> bool:  # once it does, it stays so
+        counts = [_flops(layer, tokens, _pairs(config, i, tokens, causal=False)) for i, layer in layers]
+        return sum(of.attention - of.ffn for of in counts) >= 0
 
-    if not leads(lengths[-1]):
-        raise ValueError(f"attention of this {config.model_type} model never takes as many FLOPs as its FFNs")
-    return lengths[bisect_left(lengths, True, key=leads)]
+    return bisect_left(range(2**32), True, lo=1, key=leads)
 
 
 def attention_window(config: PreTrainedConfig, layer: int) -> int | None:

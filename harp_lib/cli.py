@@ -143,7 +143,7 @@ def main(arguments: list[str]) -> int:
     if options.command == "test":
         os.chdir(CHECKOUT)
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each process, as they share the cores
-        side_by_side = ["--numprocesses=logical", "--maxprocesses=4", "--dist=loadgroup", "--no-loadscope-reorder"]
+        side_by_side = ["--numprocesses=logical", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder"]
         os.execv(sys.executable, [sys.executable, "-m", "pytest", *side_by_side, *options.rest])
     if options.command == "lab":
         lab = ["-P", "-m", "jupyterlab", f"--ServerApp.root_dir={config.NOTEBOOKS}"]

@@ -24,11 +24,8 @@ FAMILIES = ("tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-gemma2")
 
 
 def pytest_collection_modifyitems(items):
-    """One process has the smoke run and all tests that look at it, and begins with them; other files stay whole."""
-    items.sort(key=lambda item: "smoke" not in item.fixturenames)
-    for item in items:
-        group = "smoke" if "smoke" in item.fixturenames else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
+    """The longest file first, which holds all tests that look at the smoke run: a process takes whole files."""
+    items.sort(key=lambda item: item.path.name != "test_smoke.py")
 
 
 @pytest.fixture(scope="session")

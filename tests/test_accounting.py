@@ -194,18 +194,6 @@ def test_ffn_channels_within_reach():
         ffn_channels_for(AutoConfig.for_model("mixtral", **SHAPE, num_local_experts=2), PruningPlan(6, {}), 0.1)
 
 
-def test_models_are_built_once_on_the_meta_device_and_left_alone():
-    config, _ = small("tiny-llama")
-    before, state, model = config.to_dict(), torch.get_rng_state(), stock_model(config)
-    parameters(config, PruningPlan.value_only(6, [0.5, 0.0]))
-    assert stock_model(copy.deepcopy(config)) is model
-    assert parameters(config) == total(model)
-    assert config.to_dict() == before
-    assert torch.equal(torch.get_rng_state(), state)
-    config.intermediate_size = 64
-    assert stock_model(config) is not model
-
-
 def test_the_config_of_a_pruned_model_counts_as_the_dense_ones():
     config, dense = small("tiny-gemma2")
     plan = PruningPlan.value_only(6, [0.5, 0.0])

@@ -203,7 +203,7 @@ class TestScores:
     @pytest.mark.real_model
     def test_scores_are_those_of_the_lm_eval_command(self, shared, tmp_path):
         """Dense SmolLM2 on real rows: chosen answers with and without examples, and written ones."""
-        tasks, limit = ("piqa", "arc_challenge", "triviaqa"), 8
+        tasks, limit = ("piqa", "arc_challenge", "triviaqa"), 4
         profile = load_profile("mini", datasets=str(shared / "benchmarks"), limit=limit)
         profile["evaluation"]["tasks"]["triviaqa"]["new_tokens"] = 12
         for task in tasks:

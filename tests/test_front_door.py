@@ -1,4 +1,4 @@
-"""What stands at the front: README and CONTRIBUTING, the drawing, the hours, the citation, the book, the hooks."""
+"""What stands at the front: README and CONTRIBUTING, the drawing, the hours, the citation, the hooks."""
 
 import ast
 import functools
@@ -126,28 +126,6 @@ def test_thin():
         return 1 + max(map(floors, needs[module]), default=0)
 
     assert max(map(floors, needs)) <= 8
-
-
-def test_the_book_reads_offline(smoke, capfd):
-    """Of the smoke run's notebooks; every page that a page of it links to is there, and nothing is loaded from afar."""
-    pytest.importorskip("myst_nb")
-    pytest.importorskip("sphinx_book_theme")
-    (smoke.root / "README.md").write_text(README, encoding="utf-8")
-    for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README):
-        (smoke.root / picture).parent.mkdir(parents=True, exist_ok=True)
-        (smoke.root / picture).write_bytes((CHECKOUT / picture).read_bytes())
-    code, shown = smoke.run(command="book")
-    assert code == 0, shown
-    assert "open it in a browser: book/smoke/index.html" in shown
-    book = smoke.root / "book" / "smoke"
-    assert "README.html" in (book / "index.html").read_text()
-    pages = sorted((book / "notebooks" / "executed" / "smoke").glob("*.html"))
-    assert len(pages) == 9
-    for page in [book / "README.html", *pages]:
-        text = page.read_text(encoding="utf-8")
-        assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?://[^"]+', text)
-        for target in re.findall(r'<(?:script|img)[^>]+src="([^"#?]+)', text):
-            assert (page.parent / target).is_file(), target
 
 
 def test_a_book_of_nothing_is_refused(tmp_path):

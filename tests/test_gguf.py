@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from harp_lib import PruningPlan, apply_plan, make_plan, save_gguf
+from harp_lib import PruningPlan, apply_plan, load_model, make_plan, save_gguf
 from harp_lib.measure.registry import tiny_model, tiny_tokenizer
 from harp_lib.pruning.plan import LayerPlan
 
@@ -30,11 +30,24 @@ HARP = PruningPlan.value_only(6, [0.8, 0.2, 0.0])
 ENGINE = """
 import json, sys
 from harp_lib.experiments.llama_cpp import LlamaCpp
+prompts, context, cache = json.loads(sys.argv[1])
 for path in sys.argv[2:]:
-    engine = LlamaCpp(path, 512, "F32", verbosity=5)
-    print("\\n" + json.dumps([engine.next_token(prompt, 5) for prompt in json.loads(sys.argv[1])]), flush=True)
+    engine = LlamaCpp(path, context, cache, verbosity=5)
+    said = [[*engine.next_token(prompt, 5), engine.write(prompt, 16)["text"]] for prompt in prompts]
+    print("\\n" + json.dumps(said), flush=True)
     del engine
 """
+
+
+def llama_cpp(paths, prompts, context=512, cache="F32"):
+    """Of each file what llama.cpp says after each prompt, in a process of its own; and the MiB of its KV cache."""
+    pytest.importorskip("xllamacpp", reason="llama.cpp's bindings (xllamacpp) are not installed")
+    command = [sys.executable, "-c", ENGINE, json.dumps([prompts, context, cache]), *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
+    sizes = filter(None, map(float, re.findall(r"KV buffer size = +([\d.]+) MiB", done.stderr + done.stdout)))
+    return list(zip(said, sizes, strict=True))
 
 
 def llama3() -> PreTrainedModel:
@@ -64,7 +77,6 @@ def sentencepiece() -> PreTrainedTokenizerFast:
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     """By name: model, tokenizer, what llama.cpp says after each text, MiB of its KV cache. One process for all."""
-    pytest.importorskip("xllamacpp", reason="llama.cpp's bindings (xllamacpp) are not installed")
     folder, tokenizer = tmp_path_factory.mktemp("gguf"), tiny_tokenizer()
     cases = {
         "dense": (tiny_model("tiny-llama"), tokenizer, "f32"),
@@ -78,12 +90,8 @@ def answers(tmp_path_factory):
     }
     for name, (model, with_tokenizer, weights) in cases.items():
         save_gguf(model, with_tokenizer, folder / name, weights)
-    command = [sys.executable, "-c", ENGINE, json.dumps(TEXTS), *(str(folder / name) for name in cases)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
-    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
-    sizes = map(float, re.findall(r"KV buffer size = +([\d.]+) MiB", done.stderr + done.stdout))
-    return dict(zip(cases, zip(cases.values(), said, filter(None, sizes), strict=True), strict=True))
+    answers = llama_cpp([folder / name for name in cases], TEXTS)
+    return {name: (*cases[name][:2], *answer) for name, answer in zip(cases, answers, strict=True)}
 
 
 @pytest.mark.parametrize(
@@ -93,8 +101,8 @@ def answers(tmp_path_factory):
 )
 @torch.no_grad()
 def test_llama_cpp_agrees(name, within, answers):
-    (model, tokenizer, _), said, _ = answers[name]
-    for text, (count, theirs) in zip(TEXTS, said, strict=True):
+    model, tokenizer, said, _ = answers[name]
+    for text, (count, theirs, _) in zip(TEXTS, said, strict=True):
         ids = tokenizer(text, return_tensors="pt").input_ids
         ours = model(ids).logits[0, -1].log_softmax(-1)
         assert count == ids.shape[1], text
@@ -103,8 +111,25 @@ def test_llama_cpp_agrees(name, within, answers):
 
 
 def test_the_cache_shrinks(answers):
-    (_, _, dense), (_, _, harp) = answers["dense"], answers["harp"]  # MiB, as llama.cpp rounds them
-    assert harp == pytest.approx(dense / 2, abs=0.01)
+    assert answers["harp"][3] == pytest.approx(answers["dense"][3] / 2, abs=0.01)  # MiB, as llama.cpp rounds them
+
+
+@pytest.mark.real_model
+@torch.no_grad()
+def test_smollm2_writes_the_same(tmp_path):
+    """Six value-only layers: the same 16 tokens, and for 8,192 tokens a cache of 144 MiB where dense takes 180."""
+    model, tokenizer = load_model("smollm2-135m")
+    save_gguf(model, tokenizer, tmp_path / "dense", "f32")
+    apply_plan(model, PruningPlan.value_only(30, [0.3, 0.5, 0.7, 0.1, 0.3, 0.6]))
+    save_gguf(model, tokenizer, tmp_path / "harp", "f32")
+    prompt = "The capital of France is"
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    written = model.generate(ids, max_new_tokens=16, do_sample=False)[0, ids.shape[1] :]
+    (_, dense), (((_, top, text),), harp) = llama_cpp([tmp_path / "dense", tmp_path / "harp"], [prompt], 8192, "F16")
+    assert (dense, harp) == (180, 144)
+    assert text == tokenizer.decode(written)
+    ours = model(ids).logits[0, -1].log_softmax(-1)
+    assert max(abs(ours[int(token)] - value) for token, value in top.items()) < 0.01
 
 
 @pytest.mark.parametrize(

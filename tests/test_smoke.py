@@ -1,11 +1,13 @@
 """All notebooks on tiny models, once from beginning to end, and some once more: side by side, killed, and continued."""
 
 import random
+import re
 import time
 
 import nbformat
 import psutil
-from conftest import Checkout
+import pytest
+from conftest import CHECKOUT, Checkout
 
 SOME = ("--only", "01,03,05", "--models", "tiny-llama", "--jobs", "2")
 LEFTOVERS = ("*.tmp", "*.partial", "*.error", "*.unreadable*", "*.unfinished.ipynb")
@@ -64,3 +66,26 @@ def test_kills_and_another_way_to_run_change_nothing(smoke, tmp_path):
     found, whole = work.cells(), smoke.cells()
     assert len(found) > 100
     assert {name: whole[name] for name in found} == found
+
+
+def test_the_book_reads_offline(smoke):
+    """Of the smoke run's notebooks; every page that a page of it links to is there, and nothing is loaded from afar."""
+    pytest.importorskip("myst_nb")
+    pytest.importorskip("sphinx_book_theme")
+    front = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    (smoke.root / "README.md").write_text(front, encoding="utf-8")
+    for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", front):
+        (smoke.root / picture).parent.mkdir(parents=True, exist_ok=True)
+        (smoke.root / picture).write_bytes((CHECKOUT / picture).read_bytes())
+    code, shown = smoke.run(command="book")
+    assert code == 0, shown
+    assert "open it in a browser: book/smoke/index.html" in shown
+    book = smoke.root / "book" / "smoke"
+    assert "README.html" in (book / "index.html").read_text()
+    pages = sorted((book / "notebooks" / "executed" / "smoke").glob("*.html"))
+    assert len(pages) == 9
+    for page in [book / "README.html", *pages]:
+        text = page.read_text(encoding="utf-8")
+        assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?://[^"]+', text)
+        for target in re.findall(r'<(?:script|img)[^>]+src="([^"#?]+)', text):
+            assert (page.parent / target).is_file(), target
