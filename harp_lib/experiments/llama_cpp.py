@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+LETTERS = "root ::= [ -~]+"  # a grammar that text is held to
+
 
 class LlamaCpp:
     """A GGUF file in llama.cpp, on the CPU with as many threads as torch has.
@@ -41,7 +43,10 @@ class LlamaCpp:
 
     def write(self, prompt: str | list[int], tokens: int) -> dict[str, Any]:
         """The most likely ``tokens`` after a prompt, as ``text``; ``prompt`` and ``generation`` in tokens a second."""
-        answer = self._ask(prompt, tokens, ignore_eos=True)
+        try:
+            answer = self._ask(prompt, tokens, ignore_eos=True)
+        except RuntimeError:  # a random model may write bytes that are no text
+            answer = self._ask(prompt, tokens, grammar=LETTERS)
         timings = answer["timings"]
         speeds = {"prompt": timings["prompt_per_second"], "generation": timings["predicted_per_second"]}
         return {"text": answer["choices"][0]["text"], **speeds}
@@ -49,7 +54,7 @@ class LlamaCpp:
     def next_token(self, prompt: str | list[int], top: int) -> tuple[int, dict[int, float]]:
         """How many tokens a prompt has, and log-probabilities of the likeliest ``top`` tokens after it, by id."""
         # They are of the model; what is written is held to letters, for a token without text would not be reported.
-        answer = self._ask(prompt, 1, n_probs=top, grammar="root ::= [ -~]+")
+        answer = self._ask(prompt, 1, n_probs=top, grammar=LETTERS)
         (first,) = answer["choices"][0]["logprobs"]["content"]
         return answer["usage"]["prompt_tokens"], {each["id"]: each["logprob"] for each in first["top_logprobs"]}
 
