@@ -16,7 +16,7 @@ import psutil
 from conftest import Checkout
 
 VICTIMS = ("harp_lib.cli", "snakemake", "harp_lib.jobs", "ipykernel")
-TIMED = ("efficiency", "time", "memory", "decode", "cost")  # in the names of tables that a clock has written
+TIMED = ("time", "memory", "attention_share", "llama_cpp", "claims")  # in the names of tables that a clock has written
 
 
 def files(work: Checkout) -> dict[Path, int]:
