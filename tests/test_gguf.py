@@ -164,4 +164,7 @@ def test_unknown_weights_and_tokenizers_are_refused(tmp_path):
     other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)))
     with pytest.raises(ValueError, match="Whitespace"):
         save_gguf(model, other, tmp_path / "model.gguf")
+    other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0})))
+    with pytest.raises(ValueError, match="of type WordLevel"):
+        save_gguf(model, other, tmp_path / "model.gguf")
     assert not [*tmp_path.iterdir()]

@@ -148,6 +148,8 @@ def _output(attention: nn.Module) -> torch.Tensor:
 
 def _add_vocabulary(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
     found = json.loads(tokenizer.backend_tokenizer.to_str())
+    if found["model"]["type"] != "BPE":
+        raise ValueError(f"a tokenizer of type {found['model']['type']} cannot be written as GGUF; BPE can")
     vocabulary, sentencepiece = found["model"]["vocab"], found["model"].get("byte_fallback")
     tokens, kinds = [f"[PAD{index}]" for index in range(size)], [UNUSED] * size
     for token, index in vocabulary.items():
