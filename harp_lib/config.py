@@ -51,6 +51,9 @@ def read_profile(
     profile = yaml.safe_load(file.read_text(encoding="utf-8"))
     if models:
         profile["alpha_search"]["extra_models"], profile["efficiency"]["shapes"] = [], None
+        asked = [profile[section] for section in ("ablations", "longbench")]
+        for settings in (*asked, *profile["evaluation"]["tasks"].values()):
+            settings.pop("models", None)
     profile |= {"name": name, "models": models or profile["models"], "datasets": datasets or profile["datasets"]}
     if profile["datasets"] not in ("embedded", "hub") and not Path(profile["datasets"]).is_dir():
         raise ValueError(f"unknown datasets {profile['datasets']!r}; choose from embedded, hub, or a folder")

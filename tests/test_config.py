@@ -56,7 +56,7 @@ def test_what_may_be_replaced(tmp_path):
 
 
 def test_bad_requests():
-    with pytest.raises(ValueError, match="unknown profile 'mnii'; choose from mini, paper, smoke"):
+    with pytest.raises(ValueError, match="unknown profile 'mnii'; choose from mini, paper, small, smoke"):
         load_profile("mnii")
     with pytest.raises(ValueError, match="unknown datasets 'nowhere'"):
         load_profile("mini", datasets="nowhere")

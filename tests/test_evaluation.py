@@ -176,6 +176,11 @@ class TestScores:
         assert answers[0] == answers[1] == answers[2], "also when tasks are used again"
         assert answers[3] != answers[0]
         assert other.inputs(task)["shots_seed"] == 1235
+        for e in (first, other):
+            e.settings["same_shots"] = True
+            e._loaded.clear()
+        assert first.inputs(task) == other.inputs(task)
+        assert first.evaluate(model, tokenizer, task) == other.evaluate(model, tokenizer, task), "the first ones"
 
     def test_a_group_is_its_subtasks_and_nothing_is_printed(self, tiny, capfd):
         profile = load_profile("smoke", limit=3)
@@ -206,6 +211,7 @@ class TestScores:
         tasks, limit = ("piqa", "arc_challenge", "triviaqa"), 4
         profile = load_profile("mini", datasets=str(shared / "benchmarks"), limit=limit)
         profile["evaluation"]["tasks"]["triviaqa"]["new_tokens"] = 12
+        profile["evaluation"]["same_shots"] = False
         for task in tasks:
             profile["evaluation"]["tasks"][task]["shots"] = 1
         model, tokenizer = load_model("smollm2-135m")

@@ -18,7 +18,7 @@ from harp_lib.experiments.baselines import Setting
 from harp_lib.measure.evaluation import Evaluator
 from harp_lib.measure.models import load_model
 from harp_lib.measure.text import make_batches, perplexity_from_nll, total_nll
-from harp_lib.methods import BASELINES, METHODS, layer_selection, make_plan
+from harp_lib.methods import BASELINES, EVALUATED, layer_selection, make_plan
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
@@ -26,7 +26,7 @@ from harp_lib.results import read_results
 
 MODEL = "tiny-gemma2"  # norms after attention, soft caps, sliding windows
 FIRST, SECOND = CORPORA = ("python-docs", "scipy-docs")
-ALL = ("dense", *METHODS)
+ALL = ("dense", *EVALUATED)
 CALIBRATED = ("wanda-sp", "llm-pruner", "flap", "harp+flap")
 TASKS = {"triviaqa": "generation", "piqa": "discriminative", "boolq": "discriminative"}
 SIMILARITY = {"similarity", "projected similarity", "distance", "norm without first", "block influence", "entropy"}
@@ -145,8 +145,8 @@ def test_a_second_run_computes_nothing_and_force_only_its_own(capsys, finished, 
 
 def test_likelihoods_are_those_of_the_whole_model_document_by_document():
     """What lies below a plan's lowest layer is run once for all plans; nothing of that may show in a number."""
-    model, _ = load_model(MODEL)
     this, stored = the_job(), cells("baselines")
+    model = this.model
     alphas = {"alphas": [0.8, 0.3], "kv_groups": 4}  # those that are searched on random weights are 0
     both = make_plan("harp+flap", model, torch.arange(90).view(3, 30), **alphas)
     for split in ("test", "validation"):
@@ -154,7 +154,7 @@ def test_likelihoods_are_those_of_the_whole_model_document_by_document():
         assert len(text.windows) == (2 if split == "test" else 6), "the longer ones are cut in two"
         for method in (*ALL, both):
             plan = method if method is both else this.plan(method) or PruningPlan(6, {})
-            with temporarily_pruned(model, plan):
+            with this.pruned(plan):
                 nll = [total_nll(model, make_batches(document)) for document in text.documents]
             found = text.nll(both) if method is both else stored[method, f"{FIRST}-{split}"]
             assert found["nll"] == pytest.approx(nll, rel=1e-4), method
@@ -276,9 +276,9 @@ def test_parts_are_all_of_it_and_share_nothing(finished, tmp_path, monkeypatch):
     profile = settings()
     profile["evaluation"]["seed_tasks"] = []
     counts = [compute("scores", profile, MODEL, part=(i, 2)) for i in range(2)]
-    assert [count["computed"] for count in counts] == [14, 7]
-    assert compute("scores", profile, MODEL) == {"computed": 0, "read": 21, "failed": 0}
-    assert compute("scores", profile, MODEL, force=True) == {"computed": 21, "read": 0, "failed": 0}
+    assert [count["computed"] for count in counts] == [16, 8]
+    assert compute("scores", profile, MODEL) == {"computed": 0, "read": 24, "failed": 0}
+    assert compute("scores", profile, MODEL, force=True) == {"computed": 24, "read": 0, "failed": 0}
 
 
 def test_a_score_that_fails_is_kept_with_its_reason(finished, tmp_path, monkeypatch):
@@ -297,7 +297,7 @@ def test_a_score_that_fails_is_kept_with_its_reason(finished, tmp_path, monkeypa
     (tmp_path / "rows" / "piqa").symlink_to(config.DATA / "mini" / "piqa")
     profile = settings(datasets=str(tmp_path / "rows"))
     profile["evaluation"]["seed_tasks"] = []
-    assert compute("scores", profile, MODEL) == {"computed": 0, "read": 0, "failed": 21}
+    assert compute("scores", profile, MODEL) == {"computed": 0, "read": 0, "failed": 24}
     found = {
         task: json.loads(next(tmp_path.rglob(f"harp/{task}.json")).read_text())["result"]["failed"] for task in TASKS
     }

@@ -108,7 +108,7 @@ def test_the_properties_are_complete():
     assert METHODS == ("mag-sp", "wanda-sp", "llm-pruner", "flap", "harp", "harp+flap")
     for method in PROPERTIES:
         assert all(method), method.name
-    assert set(TITLES) == {"dense", *METHODS}
+    assert set(TITLES) == {"dense", *METHODS, "harp+refit"}
     assert len(set(COLOURS.values())) == len(COLOURS) > len(METHODS), "one meaning each"
 
 

@@ -58,7 +58,8 @@ def models_of(profile: dict[str, Any], unit: str) -> list[str]:
         return [*profile["models"], *profile["alpha_search"]["extra_models"]]
     if unit == "efficiency":
         return profile["efficiency"]["shapes"] or profile["models"]
-    return profile["models"]
+    of_section = profile.get("ablations" if unit == "layers" else unit, {}).get("models")
+    return [model for model in profile["models"] if of_section is None or model in of_section]
 
 
 def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False) -> None:

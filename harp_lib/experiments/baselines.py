@@ -10,9 +10,9 @@ import torch
 from tqdm import tqdm
 
 from harp_lib import accounting
-from harp_lib.experiments.job import CALIBRATED, CALIBRATION, HELD_OUT, SEARCHED, Job, Text, described
+from harp_lib.experiments.job import CALIBRATED, CALIBRATION, HELD_OUT, REFIT, SEARCHED, Job, Text, described
 from harp_lib.measure.text import calibration_blocks, load_corpus
-from harp_lib.methods import BASELINES, METHODS, make_plan, planner
+from harp_lib.methods import BASELINES, EVALUATED, make_plan, planner
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import PruningPlan
@@ -34,7 +34,7 @@ class Setting:
     def size(self, method: str) -> tuple[int, int] | None:
         """Samples of a method's calibration, and tokens of each; None where it needs none."""
         method = method.removesuffix("-squared")
-        return self.settings["calibration"].get(method, CALIBRATION_SIZE) if method in CALIBRATED else None
+        return self.settings["calibration"].get(method, CALIBRATION_SIZE) if method in (*CALIBRATED, REFIT) else None
 
     def calibration(self, method: str, seed: int) -> torch.Tensor | None:
         size = self.size(method)
@@ -93,6 +93,8 @@ def plans(job: Job) -> None:
     def make(method: str, seed: int) -> tuple[PruningPlan | None, float]:
         if method == "dense":
             return None, 0.0
+        if method == REFIT:
+            return job.refit().plan, job.refit().seconds
         if method in ranges:
             plan_for, before = setting.planner(method, seed)
             begin = time.perf_counter()
@@ -102,7 +104,7 @@ def plans(job: Job) -> None:
         plan = make_plan(method, job.model, calibration, **options)
         return plan, search["seconds"] + time.perf_counter() - begin
 
-    work = [(method, job.seed) for method in ("dense", *METHODS, SQUARED)]
+    work = [(method, job.seed) for method in ("dense", *EVALUATED, SQUARED)]
     work += [(method, seed) for seed in setting.settings["seeds"] for method in CALIBRATED]
     for method, seed in tqdm(work, desc="plans", unit="plan"):
 
@@ -110,14 +112,14 @@ def plans(job: Job) -> None:
             plan, seconds = make(method, seed)
             samples, length = setting.size(method) or (0, 0)
             read = {"calibration_tokens": samples * length, "seconds": seconds}
-            read["searched_tokens"] = search["tokens"] if method.startswith("harp") else 0
+            read["searched_tokens"] = search["tokens"] if method in ("harp", "harp+flap") else 0
             other = _difference(job.plan("flap"), plan) if method == SQUARED else {}
             return {"plan": plan and plan.to_dict(), **read, **_costs(job, setting, plan, tokens), **other}
 
         inputs = setting.inputs(method, seed) | {"cost_tokens": tokens}
         if method in ranges:
             inputs["layers"] = [ranges[method].start, ranges[method].stop]
-        elif method != "dense":
+        elif method in ("harp", "harp+flap"):
             inputs["alphas"] = search["alphas"]
         job.cell(method, "plan" if seed == job.seed else f"plan-seed-{seed}", inputs, compute)
 
@@ -158,13 +160,14 @@ def _costs(job: Job, setting: Setting, plan: PruningPlan | None, tokens: int) ->
     """Parameters, bytes of cache and floating-point operations of the model under ``plan``, counted."""
     config = job.model.config
     nothing = plan or PruningPlan(setting.num_layers, {})
+    folded = nothing.method == REFIT
     return {
-        "parameters": accounting.parameters(config, plan),
+        "parameters": accounting.parameters(config, plan, folded),
         "removed_fraction": accounting.removed_fraction(config, nothing),
         "head_ratio": accounting.head_ratio(config, nothing),
         "kv_bytes_per_token": accounting.kv_bytes_per_token(config, plan, job.model.dtype),
-        "prefill_flops": accounting.prefill_flops(config, plan, tokens, causal=True),
-        "decode_flops": accounting.decode_flops(config, plan, tokens),
+        "prefill_flops": accounting.prefill_flops(config, plan, tokens, causal=True, fold_output=folded),
+        "decode_flops": accounting.decode_flops(config, plan, tokens, folded),
         "tokens": tokens,
         "groups_per_layer": setting.groups,
         "ffn_channels": config.intermediate_size,
@@ -174,7 +177,7 @@ def _costs(job: Job, setting: Setting, plan: PruningPlan | None, tokens: int) ->
 def baselines(job: Job) -> None:
     """Every plan on the searched text and on held-out texts, document by document."""
     first, settings = job.corpora[0], job.profile["baselines"]
-    main = {method: job.plan(method) for method in ("dense", *METHODS)}
+    main = {method: job.plan(method) for method in ("dense", *EVALUATED)}
     held_out = job.text(first, HELD_OUT)
     _evaluate(job, job.text(first, SEARCHED), main)
     _evaluate(job, held_out, main | {SQUARED: job.plan(SQUARED)})

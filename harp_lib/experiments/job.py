@@ -1,7 +1,9 @@
 """What every experiment needs: the model, its texts, likelihoods under a plan, and the stores."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -9,18 +11,30 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from harp_lib import config
 from harp_lib.config import num_pruned_layers
-from harp_lib.measure.models import load_model, model_revision, release_memory
-from harp_lib.measure.text import Batch, Corpus, Window, excerpt, head_nll, load_corpus, rolling_windows
+from harp_lib.measure.models import load_model, model_revision, release_memory, slug
+from harp_lib.measure.text import (
+    Batch,
+    Corpus,
+    Window,
+    calibration_blocks,
+    excerpt,
+    head_nll,
+    load_corpus,
+    rolling_windows,
+)
 from harp_lib.methods import METHODS
 from harp_lib.methods.alpha_search import model_digest
 from harp_lib.methods.calibration import LayerStream
+from harp_lib.methods.refit import Refit, refit_values
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
-from harp_lib.results import ResultStore, read_cell
+from harp_lib.results import ResultStore, digest, read_cell
 
 CALIBRATED = tuple(method for method in METHODS if method not in ("mag-sp", "harp"))  # their plans depend on a sample
+REFIT = "harp+refit"
 CALIBRATION, SEARCHED, HELD_OUT = "train", "test", "validation"  # the paper searches on WikiText's test pages
 
 
@@ -115,12 +129,34 @@ class Job:
     def tasks(self, section: str) -> list[str]:
         """The tasks of a section of the profile, or this job's part of them."""
         first, step = self.part
-        return list(self.profile[section]["tasks"])[first::step]
+        listed = list(self.profile[section]["tasks"].items())[first::step]
+        return [task for task, settings in listed if self.name in settings.get("models", [self.name])]
 
     def plan(self, method: str, task: str = "plan") -> PruningPlan | None:
         """A method's plan, as notebook 04 has stored it; None is the dense model."""
         stored = self.read("baselines", method, task)["plan"]
         return stored and PruningPlan.from_dict(stored)
+
+    def refit(self) -> Refit:
+        """HARP's layers refitted on the baselines' calibration text: fitted once, and kept beside the results."""
+        text = load_corpus(self.corpora[0], CALIBRATION, self.profile["datasets"])
+        size = self.profile["baselines"]["calibration"][REFIT]
+        inputs = self.inputs | described(text) | {"calibration": size, "seed": self.seed, "layers": self.num_pruned}
+        file = config.RESULTS / self.profile["name"] / "refit" / f"{slug(self.name)}-{digest(inputs)}.pt"
+        if not file.is_file():
+            found = refit_values(
+                self.model, calibration_blocks(text, self.tokenizer, *size, self.seed), self.num_pruned
+            )
+            file.parent.mkdir(parents=True, exist_ok=True)
+            partial = file.with_suffix(f".{os.getpid()}")
+            torch.save(vars(found) | {"plan": found.plan.to_dict()}, partial)
+            partial.replace(file)
+        stored = torch.load(file, map_location=self.model.device)
+        return Refit(**stored | {"plan": PruningPlan.from_dict(stored["plan"])})
+
+    def pruned(self, plan: PruningPlan) -> AbstractContextManager[None]:
+        """:func:`temporarily_pruned`, with the weights of a plan that has some."""
+        return temporarily_pruned(self.model, plan, weights=self.refit().weights if plan.method == REFIT else None)
 
     def alphas(self, corpus: str) -> dict[int, float]:
         """The alphas searched on a corpus, by layer, the top layer first."""
@@ -158,7 +194,7 @@ class Text:
     def passing(self, plan: PruningPlan, first: int) -> Iterator[list[torch.Tensor]]:
         """What enters each layer from ``first`` on under ``plan``, then what leaves the top; each batch (B, N, d)."""
         yield (hidden := self.stream.entering(first))
-        with temporarily_pruned(self.job.model, plan):
+        with self.job.pruned(plan):
             for layer in range(first, self.job.num_layers):
                 yield (hidden := list(self.stream.leaving(layer, hidden)))
 

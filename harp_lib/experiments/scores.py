@@ -11,10 +11,9 @@ from harp_lib.experiments.job import CALIBRATED, CALIBRATION, HELD_OUT, Job, Tex
 from harp_lib.measure.evaluation import ALL_BENCHMARKS, BENCHMARKS, DISCRIMINATIVE, Evaluator, MissingTaskError
 from harp_lib.measure.models import release_memory
 from harp_lib.measure.text import calibration_blocks, load_corpus
-from harp_lib.methods import METHODS
+from harp_lib.methods import EVALUATED
 from harp_lib.methods.layer_selection import SCORED, layer_scores, lowest_layers
 from harp_lib.pruning.plan import PruningPlan
-from harp_lib.pruning.surgery import temporarily_pruned
 
 STRATEGIES = ("bottom", "hessian", "similarity", "top")  # the paper's, in its order; all of them at alpha = 1
 SINGLE_ALPHAS = (1.0, 0.0)  # queries and keys removed; the whole attention removed
@@ -22,7 +21,7 @@ SINGLE_ALPHAS = (1.0, 0.0)  # queries and keys removed; the whole attention remo
 
 def scores(job: Job) -> None:
     """Every method's plan on the eleven benchmarks; calibrated ones also with other calibration seeds."""
-    plans = {method: job.plan(method) for method in ("dense", *METHODS)}
+    plans = {method: job.plan(method) for method in ("dense", *EVALUATED)}
     tasks = job.tasks("evaluation")
     _score(job, "main_tables", tasks, plans)
     for seed in job.profile["baselines"]["seeds"]:
@@ -33,7 +32,7 @@ def scores(job: Job) -> None:
 
 def longbench(job: Job) -> None:
     """Every method's plan on LongBench."""
-    plans = {method: job.plan(method) for method in ("dense", *METHODS)}
+    plans = {method: job.plan(method) for method in ("dense", *EVALUATED)}
     _score(job, "longbench", job.tasks("longbench"), plans, section="longbench")
 
 
@@ -85,7 +84,7 @@ def _result(job: Job, evaluator: Evaluator, plan: PruningPlan | None, benchmark:
     model, plan = job.model, plan or PruningPlan(job.num_layers, {})
     ratios = {"removed_fraction": removed_fraction(model.config, plan), "head_ratio": head_ratio(model.config, plan)}
     try:
-        with temporarily_pruned(model, plan):
+        with job.pruned(plan):
             return evaluator.evaluate(model, job.tokenizer, benchmark) | ratios
     except torch.AcceleratorError:  # the device is lost to this process; the next run goes on
         raise

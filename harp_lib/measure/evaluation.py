@@ -192,14 +192,14 @@ class Evaluator:
         of_longbench = benchmark.name in LONGBENCH
         return {
             "task": benchmark.name,
-            **self.settings["tasks"][benchmark.name],
+            **{name: value for name, value in self.settings["tasks"][benchmark.name].items() if name != "models"},
             **({"context": self.settings["context"]} if of_longbench else {}),
             "subtasks": self.settings["subtasks"] if benchmark.is_group else None,
             "source": self.datasets if self.datasets in ("embedded", "hub") else Path(self.datasets).name,
             "sha256": rows_digest(benchmark, self.datasets, self.settings["subtasks"]),
             "batch_size": self.settings["batch_size"],
             "bos": "tokenizer" if of_longbench else "gemma",  # who puts a token before each prompt
-            "shots_seed": SHOTS_SEED + self.seed,
+            "shots_seed": None if self.settings.get("same_shots") else SHOTS_SEED + self.seed,
             "lm_eval": importlib.metadata.version("lm_eval"),
         }
 
@@ -221,11 +221,12 @@ class Evaluator:
 
         inputs, name = self.inputs(benchmark), benchmark.name
         if name not in self._loaded:
-            settings, folder = self.settings["tasks"][name], Path(self._folder.name, name)
+            same, folder = {"same_shots": self.settings.get("same_shots")}, Path(self._folder.name, name)
+            settings = self.settings["tasks"][name] | same
             self._loaded[name] = load_tasks(benchmark, self.datasets, settings, folder, self.settings["subtasks"])
         loaded = self._loaded[name]
         runner = Runner(model, tokenizer, inputs["batch_size"], inputs.get("context"))
-        found = evaluate(runner, loaded, inputs["rows"], inputs["shots_seed"])
+        found = evaluate(runner, loaded, inputs["rows"], SHOTS_SEED + self.seed)
         samples = {
             name: sorted((row for row in rows if row["filter"] == benchmark.filter), key=lambda row: row["doc_id"])
             for name, rows in found["samples"].items()

@@ -81,7 +81,8 @@ def write_overlays(
 
     The files are for ``lm_eval.tasks.TaskManager(include_path=folder)`` or ``lm_eval --include_path``. Each includes
     the official file and replaces where the rows come from (``source``: ``embedded``, ``hub`` or a folder), how many of
-    them are examples (``shots``) and how long answers get (``new_tokens``; None is lm-eval's own limit).
+    them are examples (``shots``), whether these are the same for all questions (``same_shots``; else lm-eval draws them
+    for each, as it pleases), and how long answers get (``new_tokens``; None is lm-eval's own limit).
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows, tasks = folder_of(source), at_hand(benchmark, source, most)
@@ -90,6 +91,8 @@ def write_overlays(
         inherited = load_yaml(official, resolve_func=False)  # an overlay replaces mappings whole
         if name in LONGBENCH:
             overlay |= _as_its_authors_do(benchmark, inherited)
+        if settings.get("same_shots") and "fewshot_config" not in inherited:
+            overlay["fewshot_config"] = {"sampler": "first_n"}
         if settings.get("new_tokens"):
             generation = overlay.get("generation_kwargs") or inherited.get("generation_kwargs", {})
             overlay["generation_kwargs"] = generation | {"max_gen_toks": settings["new_tokens"]}

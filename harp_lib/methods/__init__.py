@@ -71,11 +71,20 @@ PROPERTIES = (
         weight_update="as HARP, and a bias on the down projection",
         allocation="as HARP; FFN channels below one threshold over all layers",
     ),
+    Method(
+        *("harp+refit", "HARP+refit (beyond the paper)", "refit"),
+        metric="none",
+        calibration="forward passes, layer by layer",
+        weight_update="values and output projections by least squares",
+        allocation="as HARP",
+    ),
 )
-METHODS = tuple(method.name for method in PROPERTIES)
-"""The names that :func:`make_plan` takes."""
-BASELINES = tuple(method.name for method in PROPERTIES if method.module != "harp")
-TITLES = {"dense": "dense", **{method.name: method.title for method in PROPERTIES}}
+EVALUATED = tuple(method.name for method in PROPERTIES)
+"""All that are compared."""
+METHODS = EVALUATED[:-1]
+"""The names that :func:`make_plan` takes; ``harp+refit``, whose plan has weights beside it, is :func:`refit_values`."""
+BASELINES = METHODS[:-2]
+TITLES = {"dense": "dense", **{method.name: method.title.partition(" (")[0] for method in PROPERTIES}}
 COLOURS = {  # one meaning each, in every figure; the methods' are of seaborn's colour-blind palette
     "dense": "#4d4d4d",
     "mag-sp": "#d55e00",
@@ -84,6 +93,7 @@ COLOURS = {  # one meaning each, in every figure; the methods' are of seaborn's 
     "flap": "#de8f05",
     "harp": "#0173b2",
     "harp+flap": "#56b4e9",
+    "harp+refit": "#8c1d5b",
     "alpha-1": "#d6c71e",  # HARP's layers, alpha left at 1
     "alpha-0": "#5d3a9b",  # HARP's layers without any attention
     "harp-folded": "#7cb518",  # HARP, its output projections folded

@@ -13,7 +13,7 @@ from harp_lib.methods import TITLES
 from harp_lib.report import comparisons, data, table
 from harp_lib.report.tables import MISSING, Table, block, by_model, perplexities, stacked, written
 
-ROWS = ("dense", "mag-sp", "llm-pruner", "wanda-sp", "flap", "harp+flap", "harp")  # in the paper's order
+ROWS = ("dense", "mag-sp", "llm-pruner", "wanda-sp", "flap", "harp+flap", "harp", "harp+refit")  # the paper's order
 EQUAL = ROWS[1:6]  # these remove as many parameters; the paper prints the best of them bold
 STRATEGIES = {"dense": "dense", "bottom": "Bottom", "hessian": "Hessian", "similarity": "Similarity", "top": "Top"}
 ALPHAS = {"dense": "dense", "top": "HARP, α = 1", "harp": "HARP, α searched"}
