@@ -200,5 +200,5 @@ def _evaluate(job: Job, text: Text, plans: Mapping[str, PruningPlan | None], suf
                 return {"nll": found["nll"], "tokens": found["tokens"]}
             return text.nll(plan)
 
-        inputs = text.inputs | {"plan": plan and plan.digest, "documents": len(text.documents)}
+        inputs = text.inputs | job.plan_inputs(plan) | {"documents": len(text.documents)}
         job.cell(method, task + suffix, inputs, compute)

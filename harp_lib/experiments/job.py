@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from harp_lib.measure.text import (
 from harp_lib.methods import METHODS
 from harp_lib.methods.alpha_search import model_digest
 from harp_lib.methods.calibration import LayerStream
-from harp_lib.methods.refit import Refit, refit_values
+from harp_lib.methods.refit import RIDGE, Refit, refit_values
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
@@ -139,20 +140,30 @@ class Job:
 
     def refit(self) -> Refit:
         """HARP's layers refitted on the baselines' calibration text: fitted once, and kept beside the results."""
-        text = load_corpus(self.corpora[0], CALIBRATION, self.profile["datasets"])
-        size = self.profile["baselines"]["calibration"][REFIT]
-        inputs = self.inputs | described(text) | {"calibration": size, "seed": self.seed, "layers": self.num_pruned}
-        file = config.RESULTS / self.profile["name"] / "refit" / f"{slug(self.name)}-{digest(inputs)}.pt"
+        text, file = load_corpus(self.corpora[0], CALIBRATION, self.profile["datasets"]), self._refit_file
         if not file.is_file():
-            found = refit_values(
-                self.model, calibration_blocks(text, self.tokenizer, *size, self.seed), self.num_pruned
-            )
+            size = self.profile["baselines"]["calibration"][REFIT]
+            blocks = calibration_blocks(text, self.tokenizer, *size, seed=self.seed)
+            found = refit_values(self.model, blocks, self.num_pruned)
             file.parent.mkdir(parents=True, exist_ok=True)
             partial = file.with_suffix(f".{os.getpid()}")
             torch.save(vars(found) | {"plan": found.plan.to_dict()}, partial)
             partial.replace(file)
         stored = torch.load(file, map_location=self.model.device)
         return Refit(**stored | {"plan": PruningPlan.from_dict(stored["plan"])})
+
+    @cached_property
+    def _refit_file(self) -> Path:
+        """Its name says what the weights depend on."""
+        text = load_corpus(self.corpora[0], CALIBRATION, self.profile["datasets"])
+        inputs = self.inputs | described(text) | {"size": self.profile["baselines"]["calibration"][REFIT]}
+        inputs |= {"seed": self.seed, "layers": self.num_pruned, "ridge": RIDGE}
+        return config.RESULTS / self.profile["name"] / "refit" / f"{slug(self.name)}-{digest(inputs)}.pt"
+
+    def plan_inputs(self, plan: PruningPlan | None) -> dict[str, Any]:
+        """What a cell records of the plan under which it was computed; None is the dense model."""
+        weights = {"weights": self._refit_file.stem} if plan and plan.method == REFIT else {}
+        return {"plan": plan and plan.digest} | weights
 
     def pruned(self, plan: PruningPlan) -> AbstractContextManager[None]:
         """:func:`temporarily_pruned`, with the weights of a plan that has some."""

@@ -66,7 +66,7 @@ def _score(
         for task, method in bar:
             plan, benchmark = plans[method], ALL_BENCHMARKS[task]
             bar.set_postfix_str(f"{method}, {benchmark.title}", refresh=False)
-            inputs = job.inputs | {"plan": plan and plan.digest}
+            inputs = job.inputs | job.plan_inputs(plan)
             try:
                 inputs |= evaluator.inputs(benchmark)
             except MissingTaskError as error:
