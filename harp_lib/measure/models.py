@@ -84,7 +84,9 @@ def random_model(config: "PreTrainedConfig", dtype: "str | torch.dtype", seed: i
     device = torch.device(default_device())
     with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
+        config = copy.deepcopy(config)
+        config.pad_token_id = None  # whose embedding would be zero, also where it is the token that begins texts
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model.eval()
 
 
