@@ -14,11 +14,16 @@ from harp_lib.config import NOTEBOOKS as SOURCES, PAPER
 from harp_lib.experiments import IN_PARTS, NOTEBOOKS, UNITS
 from harp_lib.measure.models import slug
 
-JOB = f'"{sys.executable}" -P -m harp_lib.jobs {{output:q}} {config["began"]}'
 # What an executed notebook may depend on beside its source and the results.
 LIBRARY = b"".join(file.read_bytes() for file in sorted([*Path(harp_lib.__file__).parent.rglob("*.py"), *PAPER.glob("*.*")]))
 LIBRARY = hashlib.sha256(LIBRARY).hexdigest()[:8]
 LARGE = ("meta-llama--Llama-3.1-70B",)  # for two GPUs
+
+
+def job(what):
+    """The command of a job. Side by side, each prints to a log beside its flag, and only that it is done to all."""
+    command = f'"{sys.executable}" -P -m harp_lib.jobs {{output:q}} {config["began"]} {what}'
+    return command if config["alone"] else f"{command} >{{output:q}}.log 2>&1 && echo done: {what}"
 
 
 def flags(unit, model=None):
@@ -68,7 +73,7 @@ rule cells:
     resources:
         gpu=lambda wildcards: 2 if wildcards.model in LARGE else 1,
     shell:
-        JOB + " cells {wildcards.unit} {wildcards.model:q}"
+        job("cells {wildcards.unit} {wildcards.model:q}")
 
 
 rule tasks:  # one group of the tasks that a unit scores
@@ -86,7 +91,7 @@ rule tasks:  # one group of the tasks that a unit scores
     resources:
         gpu=1,
     shell:
-        JOB + " cells {wildcards.unit} {wildcards.model:q} {wildcards.part} {wildcards.parts}"
+        job("cells {wildcards.unit} {wildcards.model:q} {wildcards.part} {wildcards.parts}")
 
 
 rule notebook:
@@ -105,7 +110,7 @@ rule notebook:
     resources:
         gpu=1,
     shell:
-        JOB + " notebook {wildcards.notebook:q}"
+        job("notebook {wildcards.notebook:q}")
 
 
 use rule notebook as efficiency with:  # is timed, so nothing else runs beside it
@@ -134,4 +139,4 @@ rule figures:
     params:
         settings=config["settings"] + LIBRARY,
     shell:
-        JOB + " figures"
+        job("figures")

@@ -8,30 +8,25 @@ from typing import Any
 
 __version__ = "0.2.0"
 
-_HOME = {
-    "load_model": "measure.models",
-    "PruningPlan": "pruning.plan",
-    "apply_plan": "pruning.surgery",
-    "save_pruned": "pruning.checkpoint",
-    "load_pruned": "pruning.checkpoint",
-    "save_gguf": "pruning.gguf",
-    "search_alphas": "methods.alpha_search",
-    "AlphaSearch": "methods.alpha_search",
-    "ALPHA_GRID": "methods.alpha_search",
-    "refit_values": "methods.refit",
-    "perplexity": "measure.text",
-    "word_perplexity": "measure.text",
-    "make_plan": "methods",
-    "METHODS": "methods",
+_PUBLIC = {
+    "measure.models": ("load_model",),
+    "measure.text": ("perplexity", "word_perplexity"),
+    "methods": ("make_plan", "METHODS"),
+    "methods.alpha_search": ("search_alphas", "AlphaSearch", "ALPHA_GRID"),
+    "methods.refit": ("refit_values",),
+    "pruning.checkpoint": ("save_pruned", "load_pruned"),
+    "pruning.gguf": ("save_gguf",),
+    "pruning.plan": ("PruningPlan",),
+    "pruning.surgery": ("apply_plan",),
 }
-
-__all__ = list(_HOME)
+__all__ = [name for names in _PUBLIC.values() for name in names]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    for module, names in _PUBLIC.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -18,8 +18,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from harp_lib.config import CONFIGS
-from harp_lib.pruning.architecture import all_linear, decoder_layers
-from harp_lib.pruning.layers import ATTENTION_PARTS, FFN_PARTS, num_groups
+from harp_lib.pruning.architecture import all_linear, check_fits, decoder_layers
+from harp_lib.pruning.layers import FFN_PARTS, num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 
@@ -33,8 +33,8 @@ PAPER_MODELS = {  # the paper's spelling → the repository's name on the hub
 
 def paper_configs() -> dict[str, PreTrainedConfig]:
     """The configs of the paper's four models, from the ``config.json`` of each hub repository (``data/configs``)."""
-    files = {model: CONFIGS / f"{name}.json" for model, name in PAPER_MODELS.items()}
-    return {model: AutoConfig.for_model(**json.loads(file.read_text("utf-8"))) for model, file in files.items()}
+    files = {model: (CONFIGS / f"{name}.json").read_text("utf-8") for model, name in PAPER_MODELS.items()}
+    return {model: AutoConfig.for_model(**json.loads(text)) for model, text in files.items()}
 
 
 def stock_model(config: PreTrainedConfig) -> PreTrainedModel:
@@ -51,10 +51,8 @@ def stock_model(config: PreTrainedConfig) -> PreTrainedModel:
 def _build(config_class: type[PreTrainedConfig], content: str) -> PreTrainedModel:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config_class.from_dict(json.loads(content)))
-    for index, layer in enumerate(decoder_layers(model)):
-        if not all_linear(getattr(layer, "self_attn", None), ATTENTION_PARTS):
-            parts = ", ".join(ATTENTION_PARTS)
-            raise ValueError(f"{type(model).__name__} is not counted: layer {index} has no attention of {parts}")
+    layers = range(len(decoder_layers(model)))
+    check_fits(model, PruningPlan(len(layers), {layer: LayerPlan(removed_groups=(0,)) for layer in layers}))
     return model
 
 
@@ -149,15 +147,15 @@ def ffn_channels_for(config: PreTrainedConfig, plan: PruningPlan, target_fractio
     return round((target_fraction - own) / share)
 
 
-class LayerFlops(NamedTuple):
-    """Floating-point operations of one decoder layer; a multiply-add is two. Matrix products only."""
+class Flops(NamedTuple):
+    """Floating-point operations of decoder layers; a multiply-add is two. Matrix products only."""
 
     projections: int  # of queries, keys, values and output
     attention: int  # scores, and weighted average of the values
     ffn: int  # the three matrices of a gated FFN
 
 
-def layer_flops(config: PreTrainedConfig, tokens: int, layer: int = 0, causal: bool = False) -> LayerFlops:
+def layer_flops(config: PreTrainedConfig, tokens: int, layer: int = 0, causal: bool = False) -> Flops:
     """Floating-point operations of one decoder layer in a prefill of one sequence of N ``tokens``.
 
     The terms of the paper's Section 2.1, "Theoretical Computation Complexity Analysis", with their constants, for
@@ -165,25 +163,29 @@ def layer_flops(config: PreTrainedConfig, tokens: int, layer: int = 0, causal: b
     in a kernel that masks afterwards; with it the N (N + 1) / 2 that are visible. In a sliding window of W tokens these
     are N min(N, W), and the sum of min(i, W) over i = 1 … N: what lies outside is taken to be passed over.
     """
-    return _flops(decoder_layers(stock_model(config))[layer], tokens, _pairs(config, layer, tokens, causal))
+    return prefill_layers(config, None, tokens, causal)[layer]
 
 
-def _flops(layer: nn.Module, tokens: int, pairs: int) -> LayerFlops:
-    """Operations of a layer, dense or pruned, on ``tokens`` new tokens that look at ``pairs`` keys in all."""
-    if not all_linear(getattr(layer, "mlp", None), FFN_PARTS):
-        raise ValueError(f"only a gated FFN of {', '.join(FFN_PARTS)} is counted; {type(layer).__name__} has another")
-    projections, ffn = (
-        sum(linear.weight.numel() for linear in part.children() if isinstance(linear, nn.Linear))
-        for part in (layer.self_attn, layer.mlp)
-    )
-    width = layer.self_attn.o_proj.in_features if attends(layer) else 0  # H·Dh
-    return LayerFlops(2 * tokens * projections, 2 * 2 * width * pairs, 2 * tokens * ffn)
-
-
-def _pairs(config: PreTrainedConfig, layer: int, tokens: int, causal: bool) -> int:
-    """Query-key pairs of a prefill, see :func:`layer_flops`."""
-    reach = min(tokens, attention_window(config, layer) or tokens)  # keys that a query sees at most
-    return tokens * reach - (reach * (reach - 1) // 2 if causal else 0)  # the first queries see fewer
+def prefill_layers(
+    config: PreTrainedConfig, plan: PruningPlan | None, tokens: int, causal=False, fold_output=False, tail_only=False
+) -> list[Flops]:
+    """Those of every layer, from the bottom; see :func:`prefill_flops`."""
+    with pruned(config, plan, fold_output) as model:
+        counts, read = [], 1 if tail_only else tokens
+        for index, layer in reversed([*enumerate(decoder_layers(model))]):
+            if not all_linear(getattr(layer, "mlp", None), FFN_PARTS):
+                kind = type(layer).__name__
+                raise ValueError(f"only a gated FFN of {', '.join(FFN_PARTS)} is counted; {kind} has another")
+            read = tokens if attends(layer) else read  # once one does, all tokens enter it and what lies below
+            width = layer.self_attn.o_proj.in_features if attends(layer) else 0  # H·Dh
+            reach = min(tokens, attention_window(config, index) or tokens)  # keys that a query sees at most
+            pairs = tokens * reach - (reach * (reach - 1) // 2 if causal else 0)  # the first queries see fewer
+            projections, ffn = (
+                sum(linear.weight.numel() for linear in part.children() if isinstance(linear, nn.Linear))
+                for part in (layer.self_attn, layer.mlp)
+            )
+            counts.insert(0, Flops(2 * read * projections, 2 * 2 * width * pairs, 2 * read * ffn))
+        return counts
 
 
 def overtaking_length(config: PreTrainedConfig) -> int:
@@ -193,11 +195,9 @@ def overtaking_length(config: PreTrainedConfig) -> int:
     transformations". That holds where heads times head dimension are the hidden size; a gated FFN has a third matrix
     and moves it to 1.5 d_ff.
     """
-    layers = [*enumerate(decoder_layers(stock_model(config)))]
 
     def leads(tokens: int) -> bool:  # once it does, it stays so
-        counts = [_flops(layer, tokens, _pairs(config, i, tokens, causal=False)) for i, layer in layers]
-        return sum(of.attention - of.ffn for of in counts) >= 0
+        return sum(of.attention - of.ffn for of in prefill_layers(config, None, tokens)) >= 0
 
     return bisect_left(range(2**32), True, lo=1, key=leads)
 
@@ -213,12 +213,7 @@ def attention_window(config: PreTrainedConfig, layer: int) -> int | None:
 
 
 def prefill_flops(
-    config: PreTrainedConfig,
-    plan: PruningPlan | None,
-    tokens: int,
-    causal: bool = False,
-    fold_output: bool = False,
-    tail_only: bool = False,
+    config: PreTrainedConfig, plan: PruningPlan | None, tokens: int, causal=False, fold_output=False, tail_only=False
 ) -> int:
     """Floating-point operations of reading ``tokens`` tokens: all decoder layers, and the output head at the last one.
 
@@ -226,18 +221,14 @@ def prefill_flops(
     :func:`harp_lib.apply_plan`, ``causal`` that of :func:`layer_flops`. With ``tail_only`` the last token alone enters
     the layers without attention at the top, as in a pruned model that ``generate`` runs.
     """
-    with pruned(config, plan, fold_output) as model:
-        total, read = 2 * model.get_output_embeddings().weight.numel(), 1 if tail_only else tokens
-        for index, layer in reversed([*enumerate(decoder_layers(model))]):
-            read = tokens if attends(layer) else read  # once one does, all tokens enter it and what lies below
-            total += sum(_flops(layer, read, _pairs(config, index, tokens, causal)))
-        return total
+    head = 2 * stock_model(config).get_output_embeddings().weight.numel()
+    return head + sum(map(sum, prefill_layers(config, plan, tokens, causal, fold_output, tail_only)))
 
 
 def decode_flops(config: PreTrainedConfig, plan: PruningPlan | None, tokens: int, fold_output: bool = False) -> int:
-    """Floating-point operations of one new token that attends to ``tokens`` cached keys, its own included."""
-    with pruned(config, plan, fold_output) as model:
-        total = 2 * model.get_output_embeddings().weight.numel()
-        for index, layer in enumerate(decoder_layers(model)):
-            total += sum(_flops(layer, 1, min(tokens, attention_window(config, index) or tokens)))
-        return total
+    """Floating-point operations of one new token that attends to ``tokens`` cached keys, its own included.
+
+    It is what a causal prefill takes more with it than without; the output head is needed again.
+    """
+    without = sum(map(sum, prefill_layers(config, plan, tokens - 1, True, fold_output)))
+    return prefill_flops(config, plan, tokens, True, fold_output) - without

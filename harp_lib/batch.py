@@ -6,7 +6,6 @@ failed. Results go to the result store, where a job that runs again finds what i
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from harp_lib import __version__, config
 from harp_lib.experiments import IN_PARTS, UNITS, models_of
 from harp_lib.results import digest, write_json
 
-CHECKOUT = Path(__file__).resolve().parents[1]
 RUN_FILE = ".run.json"  # in the folder of a profile's results: what Snakefile and jobs know of a run
 KILLED = "its process was killed: as a rule the machine ran out of memory"
 
@@ -62,7 +60,7 @@ def _settings(options: Namespace) -> dict[str, Any]:
 
         check_rows(options.datasets)
     seed = max(values.get("seed", 0) for values in parameters.values())
-    profile = config.read_profile(options.profile, **given)
+    profile = config.load_profile(options.profile, **given)
     local, jobs = options.executor == "local", options.jobs or 1
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -91,6 +89,7 @@ def _settings(options: Namespace) -> dict[str, Any]:
 def _parameters(options: Namespace, given: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Parameters to run each chosen notebook with; ValueError for one that none of them has."""
     import yaml
+    from papermill import inspect_notebook
 
     values = {"profile": options.profile, **given}
     for name, value in options.parameters:
@@ -101,20 +100,12 @@ def _parameters(options: Namespace, given: dict[str, Any]) -> dict[str, dict[str
     if type(values.get("seed", 0)) is not int:
         raise ValueError(f"seed is a whole number, not {values['seed']!r}")
     sources = sorted(config.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
-    have = {source.stem: _declared(source) for source in sources if not options.only or source.name[:2] in options.only}
-    if not have:
-        raise ValueError("no notebook to run: there is no notebooks/NN_*.ipynb")
+    asked = [source for source in sources if not options.only or source.name[:2] in options.only]
+    have = {source.stem: inspect_notebook(source) for source in asked}
     for name in values:
         if not any(name in names for names in have.values()):
             raise ValueError(f"no parameter {name!r} in {', '.join(have)}")
     return {stem: {name: values[name] for name in values if name in names} for stem, names in have.items()}
-
-
-def _declared(source: Path) -> list[str]:
-    """The names that a notebook's parameters cell sets."""
-    cells = json.loads(source.read_text(encoding="utf-8"))["cells"]
-    code = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", ())]
-    return re.findall(r"^(\w+) *=", "\n".join(code), re.MULTILINE)
 
 
 def _gpus() -> list[str]:
@@ -126,7 +117,7 @@ def _gpus() -> list[str]:
 
 
 def _command(run_file: Path, settings: dict[str, Any], options: Namespace) -> list[str]:
-    command = [sys.executable, "-P", "-m", "snakemake", "--snakefile", str(CHECKOUT / "Snakefile")]
+    command = [sys.executable, "-P", "-m", "snakemake", "--snakefile", str(config.CHECKOUT / "Snakefile")]
     command += ["--directory", str(run_file.parent), "--configfile", str(run_file), "--scheduler", "greedy"]
     # The lock is ours; what a job computes is told by its parameters, not by what Snakefile says of others.
     command += ["--keep-going", "--nolock", "--rerun-incomplete", "--rerun-triggers", "mtime", "params"]
@@ -175,7 +166,7 @@ def _conclude(folder: Path, settings: dict[str, Any], code: int) -> int:
     errors = {str(file.relative_to(folder / ".flags"))[:-6]: file for file in sorted(folder.glob(".flags/**/*.error"))}
     failed = []
     print()
-    for name in [*names, *(name for name in errors if name not in names)]:
+    for name in dict.fromkeys([*names, *errors]):
         file = folder / ".flags" / f"{name}.done"
         outcome = "not run"
         if name in errors:
@@ -220,7 +211,6 @@ def figures(options: Namespace) -> int:
     try:
         written = report.redraw(config.load_profile(options.profile))
     except FileNotFoundError as error:
-        print(error, file=sys.stderr)
-        return 1
+        sys.exit(str(error))
     print(*map(shown, written), f"{len(written)} files written", sep="\n")
     return 0

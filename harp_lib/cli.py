@@ -5,7 +5,6 @@ shown). ``--lacks`` prints which packages of requirements.lock this interpreter 
 """
 
 import argparse
-import keyword
 import os
 import re
 import sys
@@ -13,9 +12,9 @@ from importlib import metadata
 from pathlib import Path
 
 from harp_lib import config
-from harp_lib.measure.registry import MODEL_NAMES
+from harp_lib.config import CHECKOUT
+from harp_lib.measure.models import HUB_ID, MODEL_NAMES
 
-CHECKOUT = Path(__file__).resolve().parents[1]
 HELP_SHOWN = 3
 COMMANDS = ("run", "lab", "figures", "book", "test", "setup")
 PASSED_ON = {"test": "pytest", "lab": "JupyterLab"}
@@ -86,7 +85,7 @@ def _model(value: str) -> str:
     folder = Path(value).expanduser()
     if value and (folder / "config.json").is_file():
         return str(folder.absolute())
-    if value in MODEL_NAMES or re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", value):  # or a hub id
+    if value in MODEL_NAMES or HUB_ID.fullmatch(value):
         return value
     known = ", ".join(MODEL_NAMES)
     raise argparse.ArgumentTypeError(
@@ -111,7 +110,7 @@ def _number(value: str) -> int:
 
 def _assignment(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier() or keyword.iskeyword(name):
+    if not equals:
         raise argparse.ArgumentTypeError(f"malformed parameter {text!r}; write NAME=VALUE, as in seed=1")
     if name in OWN_OPTION:
         raise argparse.ArgumentTypeError(f"parameter {name!r} has an option of its own: --{name}")

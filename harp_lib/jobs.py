@@ -1,8 +1,7 @@
 """What a job of Snakefile runs: ``python -m harp_lib.jobs FLAG BEGAN WHAT …``, in the folder of a profile's results.
 
 BEGAN is when its run began; WHAT is ``cells UNIT MODEL [PART PARTS]``, ``notebook NAME`` or ``figures``. Beside the
-flag lies, until it is written, what went wrong (``.error``), and where jobs run side by side, what the job printed
-(``.log``).
+flag lies, until it is written, what went wrong (``.error``).
 """
 
 import hashlib
@@ -18,7 +17,7 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -43,35 +42,28 @@ def main(arguments: list[str]) -> int:
     if settings["began"] != began:
         return 1  # of a run that was killed, and another has begun
     _end_with(settings, run_file)
-    flag = Path(name).absolute()
-    error, log = flag.with_suffix(".error"), flag.with_suffix(".log")
-    error.parent.mkdir(parents=True, exist_ok=True)
+    flag, begin = Path(name).absolute(), time.monotonic()
+    error = flag.with_suffix(".error")
     error.write_text(KILLED, encoding="utf-8")  # true until something else is written
-    title = name.removeprefix(".flags/").removeprefix("notebooks/").removesuffix(".done")
     os.environ[BEGAN] = began  # cells that failed in this run are not tried again in it
-    alone, begin = settings["alone"], time.monotonic()
-    terminal = sys.stdout if alone else _redirect(log)
-    if alone:
-        print(f"── {title}", flush=True)
     if not os.isatty(1):
         os.environ["TQDM_MININTERVAL"] = "30"  # a line each time
+    print("──", *(names or [what]), flush=True)
     try:
         _take_gpu(settings["gpus"])
         made, failed = {"cells": _cells, "notebook": _notebook, "figures": _figures}[what](settings, *names)
-        seconds = time.monotonic() - begin
         paths = [shown(file) for file in made]
-        write_json(flag, {"began": began, "seconds": seconds, "failed": failed, "made": paths})
+        write_json(flag, {"began": began, "seconds": time.monotonic() - begin, "failed": failed, "made": paths})
     except KeyboardInterrupt:
         return 130
+    except NotebookError as problem:
+        error.write_text(str(problem), encoding="utf-8")
+        return 1
     except Exception as problem:
-        if not alone:
-            traceback.print_exc()
-        message = str(problem) if isinstance(problem, NotebookError) else f"{type(problem).__name__}: {problem}"
-        error.write_text(message.strip(), encoding="utf-8")
+        traceback.print_exc()
+        error.write_text(f"{type(problem).__name__}: {problem}".strip(), encoding="utf-8")
         return 1
     error.unlink()
-    if not alone:
-        print(f"{title}: done, {seconds:.0f} s", file=terminal, flush=True)
     return 0
 
 
@@ -136,15 +128,6 @@ def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
         text = re.sub(rf"(?<![\w./-]){re.escape(str(folder))}(?![\w-])", name, text)
     beside.write_text(text, encoding="utf-8")
     beside.replace(output)
-
-
-def _redirect(log: Path) -> TextIO:
-    """Let all that this job prints go to its log; returns what speaks to the terminal all the same."""
-    terminal = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    with log.open("w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    return terminal
 
 
 def _take_gpu(gpus: list[str]) -> None:

@@ -178,11 +178,11 @@ def provenance_table(profile: dict[str, Any], *experiments: str, seed: int = 0) 
     import pandas as pd
 
     cells = [cell for name in experiments for cell in read_results(profile["name"], name).values()]
-    about = [
+    about = pd.DataFrame(
         {"dtype": cell["inputs"].get("dtype"), "device": cell["device"], **cell["versions"], "day": cell["time"][:10]}
         for cell in cells
-    ]
+    )
     rows = {"profile": profile["name"], "datasets": Path(profile["datasets"]).name, "seed": str(seed)}
-    rows |= {name: ", ".join(values.dropna().unique()) for name, values in pd.DataFrame(about).items()}
+    rows |= {name: ", ".join(values.dropna().unique()) for name, values in about.items()}
     rows["seconds of the cells"] = f"{sum(cell['seconds'] for cell in cells):.0f}"
-    return pd.DataFrame({"what": rows.keys(), "value": rows.values()})
+    return pd.DataFrame(rows.items(), columns=["what", "value"])

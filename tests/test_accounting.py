@@ -217,5 +217,7 @@ def test_errors_name_what_is_wrong():
         for message, plan in wrong.items():
             with pytest.raises(ValueError, match=message):
                 count(config, plan)
-    with pytest.raises(ValueError, match="Phi3ForCausalLM is not counted: layer 0 has no attention of q_proj"):
+    with pytest.raises(
+        ValueError, match="Phi3ForCausalLM is not supported: layer 0 has no self_attn with separate q_proj"
+    ):
         linear_parameters(AutoConfig.for_model("phi3", **SHAPE, vocab_size=512, pad_token_id=0))

@@ -29,11 +29,15 @@ PLAN = PruningPlan(
 HARP = PruningPlan.value_only(6, [0.8, 0.2, 0.0])
 ENGINE = """
 import json, sys
-from harp_lib.experiments.llama_cpp import LlamaCpp
+from harp_lib.experiments.efficiency import LETTERS, LlamaCpp
 prompts, context, cache = json.loads(sys.argv[1])
 for path in sys.argv[2:]:
-    engine = LlamaCpp(path, context, cache, verbosity=5)
-    said = [[*engine.next_token(prompt, 5), engine.write(prompt, 16)["text"]] for prompt in prompts]
+    engine, said = LlamaCpp(path, context, cache, verbosity=5), []
+    for prompt in prompts:
+        first = engine.ask(prompt, 1, n_probs=5, grammar=LETTERS)  # a token without text would not be reported
+        top = first["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+        top = {each["id"]: each["logprob"] for each in top}
+        said.append([first["usage"]["prompt_tokens"], top, engine.write(prompt, 16)["text"]])
     print("\\n" + json.dumps(said), flush=True)
     del engine
 """

@@ -18,11 +18,11 @@ class Unit(NamedTuple):
 
 
 UNITS = {
-    "theory": Unit("theory", "similarity", ()),
-    "similarity": Unit("similarity", "similarity", ()),
+    "theory": Unit("theory", "theory", ()),
+    "similarity": Unit("similarity", "theory", ()),
     "search": Unit("alpha_search", "alpha", ()),
     "alpha": Unit("alpha_search", "alpha", ("search",)),
-    "norms": Unit("norm_change", "norms", ("search",)),
+    "norms": Unit("norm_change", "theory", ("search",)),
     "plans": Unit("baselines", "baselines", ("search",)),
     "baselines": Unit("baselines", "baselines", ("plans", "alpha")),
     "scores": Unit("main_tables", "scores", ("plans",)),
@@ -82,14 +82,12 @@ def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False
     for unit in reversed(UNITS):
         models = [model for model in models_of(profile, unit) if (unit, model) in wanted]
         wanted |= {(need, model) for need in UNITS[unit].needs for model in models if model in models_of(profile, need)}
-    job = import_module("harp_lib.experiments.job")  # here, because it imports torch
     stores: dict[str, dict[str, Any]] = {unit: {} for unit in UNITS}
     for model in dict.fromkeys(model for unit in UNITS for model in models_of(profile, unit)):
         for unit in UNITS:
             if (unit, model) in wanted:
-                again = force and unit in units
-                _do(unit, job.Job(UNITS[unit].store, profile, model, seed, again, stores=stores[unit]))
-        job.release()
+                compute(unit, profile, model, seed, force and unit in units, stores=stores[unit])
+        import_module(f"{__name__}.job").release()
     counts: Counter[str] = Counter()
     for unit, opened in stores.items():
         for store in opened.values():
@@ -106,26 +104,16 @@ def compute(
     seed: int = 0,
     force: bool = False,
     part: tuple[int, int] = (0, 1),
+    stores: dict[str, Any] | None = None,
 ) -> dict[str, int]:
-    """One job of a batch run: compute what is missing of one unit for one model, whose needs are stored.
+    """One unit for one model, what it needs being stored; how many cells were ``computed``, ``read`` and ``failed``.
 
-    Parameters
-    ----------
-    unit, profile, model, seed, force
-        As in :func:`run`; a model of :func:`models_of`.
-    part : (int, int)
-        ``(i, n)``: only the i-th of n groups of tasks, i from 0 to n - 1, of a unit of ``IN_PARTS``.
-
-    Returns
-    -------
-    dict
-        How many cells were ``computed``, ``read`` and ``failed``.
+    ``part`` ``(i, n)`` is the i-th, from 0, of n groups of tasks, for a unit of ``IN_PARTS``. ``stores`` are those that
+    are open; new ones are added.
     """
-    job = import_module("harp_lib.experiments.job").Job(UNITS[unit].store, profile, model, seed, force, part)
-    _do(unit, job)
-    counts = sum((store.counts for store in job.stores.values()), Counter())
+    stores = {} if stores is None else stores
+    job = import_module(f"{__name__}.job")  # here, because it imports torch
+    work = job.Job(UNITS[unit].store, profile, model, seed, force, part, stores)
+    getattr(import_module(f"{__name__}.{UNITS[unit].module}"), unit)(work)
+    counts = sum((store.counts for store in stores.values()), Counter())
     return {what: counts[what] for what in ("computed", "read", "failed")}
-
-
-def _do(unit: str, job: Any) -> None:
-    getattr(import_module(f"{__name__}.{UNITS[unit].module}"), unit)(job)

@@ -1,11 +1,11 @@
 """Notebook 03: alpha searched on two corpora, and evaluated on both."""
 
+from functools import partial
 from typing import Any
 
 from tqdm import tqdm
 
 from harp_lib.experiments.job import HELD_OUT, SEARCHED, Job
-from harp_lib.measure.text import count_words
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.pruning.plan import PruningPlan
 
@@ -15,8 +15,8 @@ def search(job: Job) -> None:
     for corpus in job.corpora:
         text, cache = job.text(corpus, SEARCHED), job.profile["alpha_search"]["cache_device"]
 
-        def compute(partial, text=text, cache=cache) -> dict[str, Any]:
-            found = search_alphas(job.model, text.windows, job.num_pruned, resume=partial, cache_device=cache)
+        def compute(kept, text=text, cache=cache) -> dict[str, Any]:
+            found = search_alphas(job.model, text.windows, job.num_pruned, resume=kept, cache_device=cache)
             return vars(found) | {"tokens": sum(text.tokens)}
 
         inputs = text.inputs | {"num_layers": job.num_pruned}
@@ -32,11 +32,7 @@ def alpha(job: Job) -> None:
     with tqdm(total=len(plans) * len(texts), desc="perplexities", unit="cell") as bar:
         for text in (job.text(*name) for name in texts):  # one at a time in memory
             for method, alphas in plans.items():
-
-                def compute(alphas=alphas, text=text) -> dict[str, Any]:
-                    words = [count_words(document) for document in text.corpus.documents]
-                    return text.nll(PruningPlan.value_only(job.num_layers, alphas)) | {"words": words}
-
+                plan = PruningPlan.value_only(job.num_layers, alphas)
                 inputs = text.inputs | {"alphas": {str(layer): alpha for layer, alpha in alphas.items()}}
-                job.cell(method, f"{text.corpus.name}-{text.corpus.split}", inputs, compute)
+                job.cell(method, f"{text.corpus.name}-{text.corpus.split}", inputs, partial(text.nll, plan))
                 bar.update()

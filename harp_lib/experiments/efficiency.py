@@ -1,7 +1,6 @@
 """Notebook 08: time and memory of a dense model and of its pruned variants, measured in turn."""
 
 import copy
-import re
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -16,19 +15,10 @@ from tqdm import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from harp_lib import config as paths
-from harp_lib.accounting import (
-    PAPER_MODELS,
-    LayerFlops,
-    count_groups,
-    layer_flops,
-    paper_configs,
-    parameters,
-    prefill_flops,
-)
-from harp_lib.experiments.job import Job
-from harp_lib.experiments.llama_cpp import LlamaCpp
+from harp_lib.accounting import PAPER_MODELS, count_groups, paper_configs, prefill_flops, prefill_layers
+from harp_lib.experiments.job import Job, or_failed
 from harp_lib.measure import timing
-from harp_lib.measure.models import random_model, release_memory
+from harp_lib.measure.models import random_model
 from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.gguf import check_gguf, save_gguf
 from harp_lib.pruning.layers import folds
@@ -39,10 +29,10 @@ from harp_lib.results import device_name
 
 DENSE, HARP, TAIL, FOLDED, THINNED = "dense", "harp", "harp-tail", "harp-folded", "thinned"
 PAIRS = {"full": False, "causal": True}  # query-key pairs that are counted: all, or those that are visible
+Models = dict[str, PreTrainedModel]  # by the name of a variant
+LETTERS = "root ::= [ -~]+"  # a grammar that llama.cpp holds text to
 POINTS = 33  # of each counted curve
 CACHE_MOVES = 3  # of all keys and values for each new token: read and written for a longer copy, read by attention
-# How allocators and cuBLAS say it that raise no error of a kind of its own, as on a CPU.
-NO_MEMORY = re.compile(r"out of memory|not enough memory|can't allocate memory|ALLOC_FAILED")
 
 
 class Variant(NamedTuple):
@@ -105,7 +95,7 @@ def random_shape(name: str, profile: dict[str, Any], seed: int) -> tuple[PreTrai
 def efficiency(job: Job) -> None:
     """Count, then measure at every length that the model can read.
 
-    A cell that fails for want of memory says so and is shown as missing; the others go on.
+    A cell that fails, as for want of memory, says so and is shown as missing; the others go on.
     """
     if job.name in PAPER_MODELS:
         model, plan = random_shape(job.name, job.profile, job.seed)
@@ -120,7 +110,7 @@ def efficiency(job: Job) -> None:
     wanted = [("prefill", tokens, often[tokens]) for tokens in often]
     wanted += [("split", tokens, often[tokens]) for tokens in settings["split"]]
     wanted += [("decode", tokens, decoding["repetitions"]) for tokens in decoding["contexts"]]
-    lengths, readable = sorted({tokens for _, tokens, _ in wanted}), model.config.max_position_embeddings
+    lengths = sorted({tokens for _, tokens, _ in wanted})
     job.cell("all", "counted", inputs | {"lengths": lengths}, partial(bench.counted, lengths))
     inputs |= {"device": device_name(), "threads": torch.get_num_threads()}
     with suppress(ValueError, ImportError):  # a model that llama.cpp cannot run, or no llama.cpp
@@ -128,9 +118,9 @@ def efficiency(job: Job) -> None:
         import_module("xllamacpp")
         wanted += [("llama_cpp", tokens, times) for tokens, times in settings["llama_cpp"].items()]
     for kind, tokens, repetitions in sorted(wanted, key=lambda each: each[1]):
-        if tokens <= readable:
-            depends = inputs | {"tokens": tokens, "repetitions": repetitions}
-            depends |= {"steps": decoding["steps"]} if kind in ("decode", "llama_cpp") else {}
+        steps = {"steps": decoding["steps"]} if kind in ("decode", "llama_cpp") else {}
+        if tokens + steps.get("steps", 0) <= model.config.max_position_embeddings:
+            depends = inputs | {"tokens": tokens, "repetitions": repetitions} | steps
             job.cell("all", f"{kind}-{tokens}", depends, partial(bench.measure, kind, tokens, repetitions))
 
 
@@ -138,7 +128,7 @@ class Bench:
     """The variants of one model, and what is measured and counted of them."""
 
     def __init__(self, variants: dict[str, Variant], job: Job) -> None:
-        self.variants, self.job, self.seed = variants, job, job.seed
+        self.variants, self.job = variants, job
         self.config, self.device = variants[DENSE].model.config, variants[DENSE].model.device
         self.steps = job.profile["efficiency"]["decode"]["steps"]
 
@@ -147,26 +137,18 @@ class Bench:
 
         Variants are measured in turn, and once before, forgotten, where there are several repetitions.
         """
-        names = {"prefill": list(self.variants), "split": [DENSE, HARP], "llama_cpp": [DENSE, HARP]}.get(kind)
-        names = names or [name for name in self.variants if name != TAIL]  # which decodes as HARP does
-        runs = len(names) * (repetitions + (repetitions > 1))
-        try:
-            with tqdm(total=runs, desc=f"{kind}, {tokens} tokens", unit="run", leave=False) as bar:
-                return getattr(self, kind)(names, tokens, repetitions, bar)
-        except torch.AcceleratorError:  # the device is lost to this process
-            raise
-        except (RuntimeError, MemoryError) as error:
-            if isinstance(error, RuntimeError) and not NO_MEMORY.search(str(error)):
-                raise
-            failed = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        release_memory()  # which the error held on to until here
-        return {"failed": failed}
+        every = list(self.variants)
+        chosen = {"prefill": every, "decode": [name for name in every if name != TAIL]}  # which decodes as HARP does
+        models = {name: self.variants[name].model for name in chosen.get(kind, (DENSE, HARP))}
+        runs = len(models) * (repetitions + (repetitions > 1))
+        with tqdm(total=runs, desc=f"{kind}, {tokens} tokens", unit="run", leave=False) as bar:
+            return or_failed(partial(getattr(self, kind), models, tokens, repetitions, bar))
 
-    def prefill(self, names: list[str], tokens: int, repetitions: int, bar: tqdm) -> dict[str, Any]:
+    def prefill(self, models: Models, tokens: int, repetitions: int, bar: tqdm) -> dict[str, Any]:
         """Seconds of a prefill; operations of one, counted; cache and memory of another one before."""
         ids, held, peak = self._ids(tokens), {}, {}
-        runs = {name: partial(timing.prefill, self.variants[name].model, ids) for name in names}
-        timing.prefill(self.variants[DENSE].model, ids[:, :16])  # what a process takes once is not in the first peak
+        runs = {name: partial(timing.prefill, model, ids) for name, model in models.items()}
+        timing.prefill(models[DENSE], ids[:, :16])  # what a process takes once is not in the first peak
         for name, run in runs.items() if repetitions > 1 else ():
             held[name], peak[name] = timing.peak_memory(lambda run=run: timing.cache_bytes(run()), self.device)
             bar.update()
@@ -174,30 +156,25 @@ class Bench:
         seconds = timing.interleaved(timed, repetitions, bar, warm_up=False)
         flops = {
             pairs: {
-                name: prefill_flops(self.config, variant.plan, tokens, causal, *variant[2:])
-                for name, variant in self.variants.items()
+                name: prefill_flops(self.config, v.plan, tokens, causal, *v[2:]) for name, v in self.variants.items()
             }
             for pairs, causal in PAIRS.items()
         }
         return {"seconds": seconds, "flops": flops, "cache_bytes": held, "peak_bytes": peak}
 
-    def split(self, names: list[str], tokens: int, repetitions: int, bar: tqdm) -> dict[str, Any]:
+    def split(self, models: Models, tokens: int, repetitions: int, bar: tqdm) -> dict[str, Any]:
         """Seconds of a prefill in attention, its projections, FFN and the rest."""
         ids, parts = self._ids(tokens), {}
-        for name in names:
-            model = self.variants[name].model
+        for name, model in models.items():
             parts[name] = partial(timing.module_seconds, model, partial(timing.prefill, model, ids), self.device)
         return {"seconds": timing.interleaved(parts, repetitions, bar, repetitions > 1)}
 
-    def decode(self, names: list[str], tokens: int, repetitions: int, bar: tqdm) -> dict[str, Any]:
+    def decode(self, models: Models, tokens: int, repetitions: int, bar: tqdm) -> dict[str, Any]:
         """Seconds of some new tokens after ``tokens`` others, and the bytes that the first of them has to move."""
-        if tokens + self.steps > self.config.max_position_embeddings:
-            return {"failed": f"with {self.steps} new tokens more than the model reads"}
         ids, timed, moved = self._ids(self.steps), {}, {}
-        for name in names:
-            model = self.variants[name].model
+        for name, model in models.items():
             cache = timing.filled_cache(model, tokens)
-            moved[name] = self._weight_bytes(name) + CACHE_MOVES * timing.cache_bytes(cache)
+            moved[name] = weight_bytes(model) + CACHE_MOVES * timing.cache_bytes(cache)
 
             def run(model=model, cache=cache) -> torch.Tensor:
                 return timing.decode(model, timing.continued(cache), ids)
@@ -205,34 +182,67 @@ class Bench:
             timed[name] = partial(timing.seconds_of, run, self.device)
         return {"seconds": timing.interleaved(timed, repetitions, bar, repetitions > 1), "bytes": moved}
 
-    def _ids(self, tokens: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(self.seed)
-        return torch.randint(self.config.vocab_size, (1, tokens), generator=generator).to(self.device)
-
-    def _weight_bytes(self, name: str) -> int:
-        """Bytes of the weights that every token reads: all but an embedding that is not the output head."""
-        model, plan, fold_output, _ = self.variants[name]
-        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-        rows = 0 if embedding is head else embedding.numel()
-        return (parameters(self.config, plan, fold_output) - rows) * model.dtype.itemsize
+    def llama_cpp(self, models: Models, tokens: int, repetitions: int, bar: tqdm) -> dict[str, Any]:
+        """Tokens a second of llama.cpp, of a prompt and of what is written after it, with weights in float16."""
+        prompt, timed = self._ids(tokens)[0].tolist(), {}
+        with TemporaryDirectory() as folder:
+            for name, model in models.items():
+                save_gguf(model, self.job.tokenizer, Path(folder, name))
+                timed[name] = partial(LlamaCpp(Path(folder, name), tokens + self.steps + 1).write, prompt, self.steps)
+            return {"speed": timing.interleaved(timed, repetitions, bar, repetitions > 1)}
 
     def counted(self, lengths: list[int]) -> dict[str, Any]:
         """Operations of each part of the dense model by length, up to where attention takes more than the FFNs."""
         end = max(*lengths, 4 * self.config.intermediate_size)
         curve = [int(tokens) for tokens in np.unique(np.geomspace(lengths[0] / 2, end, POINTS).round())]
-        flops = {pairs: [self._parts(tokens, causal) for tokens in curve] for pairs, causal in PAIRS.items()}
+        flops = {
+            pairs: [pd.DataFrame(prefill_layers(self.config, None, tokens, causal)).sum().to_dict() for tokens in curve]
+            for pairs, causal in PAIRS.items()
+        }
         return {"intermediate_size": self.config.intermediate_size, "lengths": curve, "flops": flops}
 
-    def _parts(self, tokens: int, causal: bool) -> dict[str, int]:
-        counts = (layer_flops(self.config, tokens, layer, causal) for layer in range(self.config.num_hidden_layers))
-        return dict(zip(LayerFlops._fields, map(sum, zip(*counts, strict=True)), strict=True))
+    def _ids(self, tokens: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(self.job.seed)
+        return torch.randint(self.config.vocab_size, (1, tokens), generator=generator).to(self.device)
 
-    def llama_cpp(self, names: list[str], tokens: int, repetitions: int, bar: tqdm) -> dict[str, Any]:
-        """Tokens a second of llama.cpp, of a prompt and of what is written after it, with weights in float16."""
-        prompt, engines = self._ids(tokens)[0].tolist(), {}
-        with TemporaryDirectory() as folder:
-            for name in names:
-                save_gguf(self.variants[name].model, self.job.tokenizer, Path(folder, name))
-                engines[name] = LlamaCpp(Path(folder, name), tokens + self.steps + 1)
-            timed = {name: partial(engine.write, prompt, self.steps) for name, engine in engines.items()}
-            return {"speed": timing.interleaved(timed, repetitions, bar, repetitions > 1)}
+
+def weight_bytes(model: PreTrainedModel) -> int:
+    """Bytes of the weights that every token reads: all but an embedding that is not the output head."""
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    return sum(weight.nbytes for weight in model.parameters() if weight is head or weight is not embedding)
+
+
+class LlamaCpp:
+    """A GGUF file in llama.cpp, on the CPU with as many threads as torch has; needs the package ``xllamacpp``.
+
+    ``context`` is how many tokens the KV cache has room for, ``cache_type`` ("F16", "F32") that of keys and values.
+    llama.cpp logs to standard error: with a ``verbosity`` of 5 how large its KV cache is, with -1 nothing.
+    """
+
+    def __init__(self, path: str | Path, context: int, cache_type: str = "F16", verbosity: int = -1) -> None:
+        import xllamacpp
+
+        params = xllamacpp.CommonParams()
+        params.verbosity = verbosity
+        params.model.path = str(path)
+        params.n_ctx, params.n_parallel, params.n_gpu_layers = context, 1, 0
+        params.fit_params = False
+        params.cache_ram_mib = 0  # prompts are not kept
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = torch.get_num_threads()
+        params.cache_type_k = params.cache_type_v = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{cache_type}")
+        self.server = xllamacpp.Server(params)
+
+    def write(self, prompt: str | list[int], tokens: int) -> dict[str, Any]:
+        """The most likely ``tokens`` after a prompt, as ``text``; ``prompt`` and ``generation`` in tokens a second."""
+        try:
+            answer = self.ask(prompt, tokens, ignore_eos=True)
+        except RuntimeError:  # a random model may write bytes that are no text
+            answer = self.ask(prompt, tokens, grammar=LETTERS)
+        timings = answer["timings"]
+        speeds = {"prompt": timings["prompt_per_second"], "generation": timings["predicted_per_second"]}
+        return {"text": answer["choices"][0]["text"], **speeds}
+
+    def ask(self, prompt: str | list[int], tokens: int, **more: Any) -> dict[str, Any]:
+        """What llama.cpp's server answers to a request for a completion."""
+        asked = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "cache_prompt": False}
+        return self.server.handle_completions(asked | more)

@@ -55,6 +55,18 @@ def release() -> None:
     release_memory()
 
 
+def or_failed(compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The result of a cell, or ``{"failed": reason}``: it is shown as missing, and the other cells go on."""
+    try:
+        return compute()
+    except torch.AcceleratorError:  # the device is lost to this process; the next run goes on
+        raise
+    except Exception as error:  # out of memory, a hub that does not answer
+        failed = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    release_memory()  # which the error held on to until here
+    return {"failed": failed}
+
+
 @dataclass
 class Job:
     """One unit for one model: its settings, its stores, and the model once it is wanted."""

@@ -3,13 +3,11 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from harp_lib.accounting import head_ratio, removed_fraction
-from harp_lib.experiments.job import CALIBRATED, CALIBRATION, HELD_OUT, Job, Text, described
+from harp_lib.experiments.job import CALIBRATED, CALIBRATION, HELD_OUT, Job, Text, described, or_failed
 from harp_lib.measure.evaluation import ALL_BENCHMARKS, BENCHMARKS, DISCRIMINATIVE, Evaluator, MissingTaskError
-from harp_lib.measure.models import release_memory
 from harp_lib.measure.text import calibration_blocks, load_corpus
 from harp_lib.methods import EVALUATED
 from harp_lib.methods.layer_selection import SCORED, layer_scores, lowest_layers
@@ -74,24 +72,17 @@ def _score(
 
             def compute(partial, plan=plan, benchmark=benchmark, inputs=inputs) -> dict[str, Any]:
                 missing = inputs.get("missing")
-                return {"failed": missing} if missing else _result(job, evaluator, plan, benchmark)
+                return {"failed": missing} if missing else or_failed(lambda: _result(job, evaluator, plan, benchmark))
 
             job.store_of(store).cell(job.name, method, task + suffix, inputs, compute)
 
 
 def _result(job: Job, evaluator: Evaluator, plan: PruningPlan | None, benchmark: Any) -> dict[str, Any]:
-    """The scores and what the plan removes, or ``{"failed": reason}``."""
+    """The scores, and what the plan removes."""
     model, plan = job.model, plan or PruningPlan(job.num_layers, {})
     ratios = {"removed_fraction": removed_fraction(model.config, plan), "head_ratio": head_ratio(model.config, plan)}
-    try:
-        with job.pruned(plan):
-            return evaluator.evaluate(model, job.tokenizer, benchmark) | ratios
-    except torch.AcceleratorError:  # the device is lost to this process; the next run goes on
-        raise
-    except Exception as error:  # out of memory, a hub that does not answer: the other cells go on
-        failed = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-    release_memory()  # which the error held on to until here
-    return {"failed": failed}
+    with job.pruned(plan):
+        return evaluator.evaluate(model, job.tokenizer, benchmark) | ratios
 
 
 def layers(job: Job) -> None:

@@ -30,37 +30,27 @@ def similarity(H: Matrix) -> float:
     return found.clamp_max(1).mean().item()
 
 
-def distances_to_consensus(H: Matrix) -> torch.Tensor:
+def distance_to_consensus(H: Matrix) -> float:
     r"""Distance to the nearest matrix with identical rows (appendix), in the unit of H: it grows with the rows' length.
 
     .. math:: d_M(H) = \min_{Y \in M} \lVert H - Y \rVert_F = \lVert (I - \tfrac{1}{N} \mathbf{1}\mathbf{1}^\top) H
               \rVert_F
+
+    Averaged over the leading dimensions if there are any.
     """
     H = _rows(H)
-    return torch.linalg.matrix_norm(H - H.mean(-2, keepdim=True))
-
-
-def distance_to_consensus(H: Matrix) -> float:
-    """d_M(H), averaged over the leading dimensions if there are any; see :func:`distances_to_consensus`."""
-    return distances_to_consensus(H).mean().item()
+    return torch.linalg.matrix_norm(H - H.mean(-2, keepdim=True)).mean().item()
 
 
 def largest_eigenvalue(A: Matrix) -> torch.Tensor:
     r"""λ_max of :math:`A^\top (I - ee^\top) A` with the unit vector :math:`e = \mathbf{1}/\sqrt{N}` (Lemma 1).
 
-    Between 0 (all rows equal) and N/2. The paper prints e as the vector of ones, with which the lemma is false.
+    Between 0 (all rows equal) and N/2; with the vector of ones, which the paper prints as e, the lemma is false. √λ_max
+    is the smallest c with :math:`d_M(AH) \le c\, d_M(H)` for every H: where it exceeds 1, tokens are carried apart.
     """
     A = _attention(A)
     centred = A - A.mean(-2, keepdim=True)  # (I - ee') A
     return torch.linalg.eigvalsh(centred @ centred.mT)[..., -1].clamp_min(0)
-
-
-def contraction_factors(A: Matrix) -> torch.Tensor:
-    r"""The smallest c with :math:`d_M(AH) \le c\, d_M(H)` for every H: √λ_max (Lemma 1, last inequality).
-
-    Despite its name it may exceed 1: a row-stochastic matrix can carry tokens apart.
-    """
-    return largest_eigenvalue(A).sqrt()
 
 
 def block_bound(s: float, largest: float, heads: int, betas: tuple[float, float]) -> float:
@@ -85,8 +75,8 @@ def block_bound(s: float, largest: float, heads: int, betas: tuple[float, float]
 def largest_singular_value(weight: torch.Tensor) -> float:
     """Spectral norm of a matrix (m, n), from the smaller of its two Gram matrices."""
     weight = weight.detach().double()
-    gram = weight @ weight.mT if weight.shape[0] <= weight.shape[1] else weight.mT @ weight
-    return torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt().item()
+    wide = weight if weight.shape[0] <= weight.shape[1] else weight.mT
+    return torch.linalg.eigvalsh(wide @ wide.mT)[-1].clamp_min(0).sqrt().item()
 
 
 def norm_ratios(A: Matrix, H: Matrix) -> torch.Tensor:
@@ -165,10 +155,6 @@ class Products(NamedTuple):
         """From the matrices, any shape, in float64."""
         H, A, B = (matrix.double().flatten() for matrix in (H, A, B))
         return cls(*(torch.dot(a, b).item() for a, b in ((H, H), (H, A), (H, B), (A, A), (A, B), (B, B))))
-
-    def __add__(self, other: "Products") -> "Products":  # type: ignore[override]
-        """Of two texts together."""
-        return Products(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 def norm_matching_alpha(products: Products) -> float:

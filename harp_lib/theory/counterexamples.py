@@ -17,7 +17,6 @@ from torch.nn.functional import silu
 from harp_lib.theory import (
     attention_entropies,
     block_bound,
-    contraction_factors,
     largest_eigenvalue,
     norm_ratio,
     preserves_norm,
@@ -47,7 +46,7 @@ def vector_of_ones() -> Counterexample:
     printed = torch.linalg.eigvalsh(A.mT @ (torch.eye(2, dtype=F64) - torch.ones(2, 2)) @ A)[-1].sqrt().item()
     grown = d_M(A @ H) / d_M(H)
     says = f"d_M(ÂH)/d_M(H) ≤ √λ = {printed:.3f}"
-    found = f"d_M(ÂH)/d_M(H) = {grown:.3f}; with e = [1, 1]/√2, √λ = {contraction_factors(A).item():.3f}"
+    found = f"d_M(ÂH)/d_M(H) = {grown:.3f}; with e = [1, 1]/√2, √λ = {largest_eigenvalue(A).item() ** 0.5:.3f}"
     what = "Â = [[1, 0], [½, ½]], H = [[1], [−1]], e = [1, 1]"
     return Counterexample("Lemma 1, ÂH", what, says, found, grown > printed + 0.01)
 
@@ -63,7 +62,7 @@ def silu_spreads_rows() -> Counterexample:
 def averaging_under_a_causal_mask() -> Counterexample:
     """What Lemma 1 is used for: even the running average carries tokens apart, because early tokens weigh more."""
     A = torch.ones(256, 256, dtype=F64).tril()
-    factor = contraction_factors(A / A.sum(-1, keepdim=True)).item()
+    factor = largest_eigenvalue(A / A.sum(-1, keepdim=True)).item() ** 0.5
     what = "Â uniform over the visible positions, 256 tokens, causal"
     says, found = "averaging contracts every d_M", f"max d_M(ÂH)/d_M(H) = √λ = {factor:.2f}"
     return Counterexample("Lemma 1, its use", what, says, found, factor > 1)

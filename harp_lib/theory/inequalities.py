@@ -14,7 +14,6 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from harp_lib.theory import (
     attention_entropies,
     block_bound,
-    contraction_factors,
     largest_eigenvalue,
     largest_singular_value,
     norm_ratio,
@@ -60,7 +59,7 @@ def inequalities(H: Tensor, B: Tensor, W: Tensor, A: Tensor, a: tuple[float, flo
         "d(GELU(H)) ≤ 1.13 d(H)": (d_M(gelu(H)), GELU_SLOPE * distance),
         "d(a₁H + a₂B) ≤ a₁d(H) + a₂d(B)": (d_M(a[0] * H + a[1] * B), a[0] * distance + a[1] * d_B),
         "d(ÂH) ≤ √λ d(H), e = 1": (aggregated, as_printed * distance),
-        "d(ÂH) ≤ √λ d(H), e = 1/√N": (aggregated, contraction_factors(A).item() * distance),
+        "d(ÂH) ≤ √λ d(H), e = 1/√N": (aggregated, largest_eigenvalue(A).item() ** 0.5 * distance),
         "λ ≤ N/2": (largest_eigenvalue(A).item(), n / 2),
         "d(ÂH) ≤ d(H)": (aggregated, distance),
         "d(block(H)) ≤ v d(H)": (after, v * before),
