@@ -5,7 +5,7 @@ import pytest
 import torch
 from conftest import FAMILIES
 
-from harp_lib.methods.calibration import InputStatistics, LayerStream, input_statistics
+from harp_lib.methods.calibration import InputStatistics, LayerStream, gathering, input_statistics
 from harp_lib.pruning.architecture import decoder_layers
 
 MIXED = [torch.arange(3 + i, 3 + i + length) for i, length in enumerate((40, 40, 17, 2, 40))]  # lengths of sequences
@@ -83,8 +83,11 @@ def test_activations_that_are_not_finite_name_the_layer_and_leave_the_model_whol
     with pytest.raises(ValueError, match=r"layer 1: activations .* not finite"):
         input_statistics(model, tokens, {i: layers[i].self_attn.o_proj for i in (0, 1, 4)})
     stream = LayerStream(model, tokens)
-    with pytest.raises(ValueError, match=r"layer 1: activations .* not finite"):
-        stream.statistics(1, layers[1].self_attn.o_proj, stream.entering(1))
+    with (
+        pytest.raises(ValueError, match=r"layer 1: activations .* not finite"),
+        gathering({1: layers[1].self_attn.o_proj}),
+    ):
+        list(stream.leaving(1, stream.entering(1)))
     assert decoder_layers(model) is layers
     assert model.training
     assert not any(module._forward_pre_hooks for module in model.modules())
@@ -121,15 +124,10 @@ def test_rising_layers_run_each_layer_once(tiny):
     assert calls == [batches] * 5 + [0]
 
 
-def test_statistics_of_one_layer_do_not_run_its_ffn_and_a_pass_ends_with_the_highest_layer(tiny):
+def test_a_pass_ends_with_the_highest_layer(tiny):
     model = tiny()
     layers = decoder_layers(model)
-    stream = LayerStream(model, MIXED)
-    entering, calls = stream.entering(3), calls_of([layers[3].mlp, layers[4], model.lm_head])
-    found = stream.statistics(3, layers[3].self_attn.o_proj, entering)
-    assert calls == [0, 0, 0]
-    (expected,) = input_statistics(model, MIXED, {3: layers[3].self_attn.o_proj}).values()
+    calls = calls_of([layers[3].mlp, layers[4], model.lm_head])
+    input_statistics(model, MIXED, {3: layers[3].self_attn.o_proj, 1: layers[1].self_attn.o_proj})
     assert calls == [4, 0, 0]
     assert decoder_layers(model) is layers
-    for name in ("mean", "variance", "norm"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-4, atol=1e-5)

@@ -5,7 +5,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 from harp_lib import __version__
 from harp_lib.measure.models import evaluating
 from harp_lib.measure.text import Batch, Tokens, head_nll, make_batches, perplexity_from_nll, total_nll
-from harp_lib.methods.calibration import run_decoder
 from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_value_only
@@ -114,22 +113,16 @@ def search_alphas(
     journal = Journal(resume, _fingerprint(model, batches, {"grid": grid, "reuse_prefix": reuse_prefix}))
 
     begin = time.perf_counter()
-    entering: dict[int, list[torch.Tensor]] = {layer: [] for layer in searched}  # each (B, N, d)
-
-    def record(layer: int, hidden: torch.Tensor) -> None:
-        entering[layer].append(hidden.to(cache_device or hidden.device))
-
-    if reuse_prefix:
-        run_decoder(model, batches, {layers[layer]: partial(record, layer) for layer in searched}, "hidden states")
+    entering = _entering(model, batches, searched, cache_device) if reuse_prefix else {}
     seconds, passes = time.perf_counter() - begin, total if reuse_prefix else 0
     best: dict[int, float] = {}
     curves: dict[int, dict[float, float]] = {}
     name = "alpha search" if reuse_prefix else "alpha search, literal"
     with tqdm(total=num_layers * len(grid), desc=name, unit="candidate", disable=not progress) as bar:
         for layer in searched:
-            hidden, curve = entering.pop(layer), curves.setdefault(layer, {})
+            hidden, curve = entering.pop(layer, None), curves.setdefault(layer, {})
             for alpha in grid:
-                evaluate = partial(_nll, model, batches, best | {layer: alpha}, hidden if reuse_prefix else None)
+                evaluate = partial(_nll, model, batches, best | {layer: alpha}, hidden)
                 curve[alpha] = perplexity_from_nll(journal.remember(layer, alpha, evaluate), scored)
                 if not math.isfinite(curve[alpha]):
                     raise ValueError(
@@ -141,6 +134,24 @@ def search_alphas(
             best[layer] = min(curve, key=curve.get)
             passes += len(grid) * (total - layer if reuse_prefix else total)
     return AlphaSearch(list(best.values()), curves, seconds + journal.seconds, passes, total)
+
+
+@torch.no_grad()
+def _entering(
+    model: PreTrainedModel, batches: list[Batch], layers: list[int], device: str | torch.device | None
+) -> dict[int, list[torch.Tensor]]:
+    """Hidden states (B, N, d) of each batch as they enter some layers of the dense model."""
+    found: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
+    with evaluating(model), ExitStack() as hooks:
+        for layer, kept in found.items():
+
+            def keep(_: object, args: tuple, kept: list = kept) -> None:
+                kept.append(args[0].to(device or args[0].device))
+
+            hooks.enter_context(decoder_layers(model)[layer].register_forward_pre_hook(keep))
+        for batch in tqdm(batches, desc="hidden states", unit="batch", leave=False, delay=10):
+            model.get_decoder()(input_ids=batch.ids.to(model.device), use_cache=False)
+    return found
 
 
 @torch.no_grad()

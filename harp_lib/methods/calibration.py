@@ -1,7 +1,7 @@
 """What methods share: statistics of the calibration text inside a model, and budgets of key/value groups."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib.measure.models import evaluating
-from harp_lib.measure.text import Batch, Tokens, make_batches
+from harp_lib.measure.text import Tokens, make_batches
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
@@ -47,51 +47,34 @@ class InputStatistics:
     def norm(self) -> torch.Tensor:
         return self._squares.sqrt().float()
 
-    def checked(self, layer: int) -> "InputStatistics":
-        """Itself; a ValueError names the layer where they are not finite."""
-        if not self.norm.isfinite().all():
+
+@contextmanager
+def gathering(projections: Mapping[int, nn.Module]) -> Iterator[dict[int, InputStatistics]]:
+    """Within the context, statistics of what enters one linear map of each layer, on the device of the layer.
+
+    A ValueError names a layer where they are not finite in the end.
+    """
+    statistics = {layer: InputStatistics() for layer in projections}
+    with ExitStack() as hooks:
+        for layer, projection in projections.items():
+            take = statistics[layer].update
+            hooks.enter_context(projection.register_forward_pre_hook(lambda _, args, take=take: take(args[0])))
+        yield statistics
+    for layer, seen in statistics.items():
+        if not seen.norm.isfinite().all():
             raise ValueError(
                 f"layer {layer}: activations on the calibration text are not finite; "
                 "try a wider dtype (float32 or bfloat16 instead of float16)"
             )
-        return self
-
-
-@torch.no_grad()
-def run_decoder(
-    model: PreTrainedModel, batches: Sequence[Batch], looks: Mapping[nn.Module, Callable], title: str
-) -> None:
-    """Run the decoder over a text; ``looks[module]`` is called with what enters that module."""
-    with ExitStack() as hooks, evaluating(model):
-        for module, look in looks.items():
-            hooks.enter_context(module.register_forward_pre_hook(lambda module, args, look=look: look(args[0])))
-        for batch in tqdm(batches, desc=title, unit="batch", leave=False, delay=10):
-            model.get_decoder()(input_ids=batch.ids.to(model.device), use_cache=False)
 
 
 def input_statistics(
     model: PreTrainedModel, calibration: Tokens, projections: Mapping[int, nn.Module]
 ) -> dict[int, InputStatistics]:
-    """Statistics of what enters one linear map of each layer, in one pass that ends with the highest of these layers.
-
-    The model is run as it is, dense or temporarily pruned; statistics are on the device of each layer.
-    """
-    statistics = {layer: InputStatistics() for layer in projections}
-    looks = {projection: statistics[layer].update for layer, projection in projections.items()}
-    with _having_layers(model, decoder_layers(model)[: max(projections) + 1]):
-        run_decoder(model, make_batches(calibration), looks, "calibration")
-    return {layer: seen.checked(layer) for layer, seen in statistics.items()}
-
-
-@contextmanager
-def _having_layers(model: PreTrainedModel, layers: Iterable[nn.Module]) -> Iterator[None]:
-    """Within the context, the decoder has these layers instead of its own."""
-    decoder, own = model.get_decoder(), decoder_layers(model)
-    decoder.layers = nn.ModuleList(layers)
-    try:
-        yield
-    finally:
-        decoder.layers = own
+    """Statistics of what enters one linear map of each layer of a model as it is, dense or temporarily pruned."""
+    with gathering(projections) as statistics:
+        LayerStream(model, calibration).entering(max(projections) + 1)
+    return statistics
 
 
 class _Recorder(nn.Module):
@@ -100,10 +83,6 @@ class _Recorder(nn.Module):
     def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.hidden, self.arguments = hidden, (args, kwargs)
         return hidden
-
-
-class _Enough(Exception):
-    """Leaves a forward pass when what follows is not needed."""
 
 
 class LayerStream:
@@ -119,14 +98,18 @@ class LayerStream:
 
     @torch.no_grad()
     def _restart(self) -> None:
-        recorders = [_Recorder() for _ in self.layers]
+        decoder, recorders = self.model.get_decoder(), nn.ModuleList(_Recorder() for _ in self.layers)
         self._arguments: dict[torch.Size, list[tuple[tuple, dict]]] = {}
         self._boundary, self._hidden = 0, []  # the next layer, and what enters it: of each batch (B, N, d)
-        with evaluating(self.model), _having_layers(self.model, recorders):
-            for batch in self.batches:
-                self.model.get_decoder()(input_ids=batch.ids.to(self.model.device), use_cache=False)
-                self._arguments.setdefault(batch.ids.shape, [recorder.arguments for recorder in recorders])
-                self._hidden.append(recorders[0].hidden)
+        decoder.layers = recorders
+        try:
+            with evaluating(self.model):
+                for batch in self.batches:
+                    decoder(input_ids=batch.ids.to(self.model.device), use_cache=False)
+                    self._arguments.setdefault(batch.ids.shape, [recorder.arguments for recorder in recorders])
+                    self._hidden.append(recorders[0].hidden)
+        finally:
+            decoder.layers = self.layers
 
     def entering(self, layer: int) -> list[torch.Tensor]:
         """Hidden states (B, N, d) of each batch as they enter ``layer`` of the dense model.
@@ -139,21 +122,6 @@ class LayerStream:
             self._hidden = list(self.leaving(below, self._hidden))
             self._boundary = below + 1
         return list(self._hidden)
-
-    @torch.no_grad()
-    def statistics(self, layer: int, projection: nn.Module, entering: list[torch.Tensor]) -> InputStatistics:
-        """Statistics of what enters a linear map of ``layer``, which is run as far as there and no further."""
-        seen = InputStatistics()
-
-        def take(module: nn.Module, args: tuple) -> None:
-            seen.update(args[0])
-            raise _Enough
-
-        with evaluating(self.model), projection.register_forward_pre_hook(take):
-            for index, hidden in enumerate(entering):
-                with suppress(_Enough):
-                    self._through(layer, index, hidden)
-        return seen.checked(layer)
 
     @torch.no_grad()
     def leaving(self, layer: int, entering: list[torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -1,17 +1,14 @@
 """Which layers to prune: the ablation of the paper's Section "Exploring Layer Selection"."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 
-import torch
-from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from harp_lib.measure.models import evaluating
+from harp_lib.measure.probe import LayerView, observe_layers
 from harp_lib.measure.text import Tokens, make_batches
 from harp_lib.methods.llm_pruner import weight_gradients
-from harp_lib.pruning.architecture import branch_exit, check_plan, decoder_layers
+from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.theory import block_influence
 
@@ -51,29 +48,15 @@ def layer_scores(strategy: str, model: PreTrainedModel, calibration: Tokens) -> 
     return [sum((w.float() * gradient).sum().item() ** 2 for w, gradient in pairs) for pairs in of_layers]
 
 
-@torch.no_grad()
 def _turns(model: PreTrainedModel, calibration: Tokens) -> list[float]:
-    """How far attention turns each token, in one forward pass that keeps one layer's input."""
-    layers, batches = decoder_layers(model), make_batches(calibration)
-    totals, tokens = [0.0] * len(layers), sum(batch.ids.numel() for batch in batches)
-    multiplier = getattr(model.config, "residual_multiplier", 1.0)  # Granite has one
-    entering: list[torch.Tensor] = []
+    """How far attention turns each token."""
+    batches, totals = make_batches(calibration), [0.0] * len(decoder_layers(model))
 
-    def enter(layer: nn.Module, args: tuple) -> None:
-        entering[:] = [args[0]]  # (B, N, d)
+    def visit(view: LayerView) -> None:
+        before = view.entering.float()
+        totals[view.layer] += before.shape[:-1].numel() * block_influence(before, before + view.branch.float())
 
-    def leave(layer: int):
-        def hook(module: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
-            branch = (output[0] if isinstance(output, tuple) else output).float()
-            before = entering[0].to(branch.device).float()  # from another device, where a model is spread over several
-            totals[layer] += before.shape[:-1].numel() * block_influence(before, before + multiplier * branch)
-
-        return hook
-
-    with ExitStack() as hooks, evaluating(model):
-        for index, layer in enumerate(layers):
-            hooks.enter_context(layer.register_forward_pre_hook(enter))
-            hooks.enter_context(branch_exit(layer).register_forward_hook(leave(index)))
-        for batch in tqdm(batches, desc="similarity", unit="batch", delay=5, leave=False):
-            model.get_decoder()(input_ids=batch.ids.to(model.device), use_cache=False)
+    for batch in tqdm(batches, desc="similarity", unit="batch", delay=5, leave=False):
+        observe_layers(model, batch.ids, visit)
+    tokens = sum(batch.ids.numel() for batch in batches)
     return [total / tokens for total in totals]

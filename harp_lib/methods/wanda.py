@@ -8,7 +8,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib.measure.text import Tokens
-from harp_lib.methods.calibration import InputStatistics, LayerStream, Planner, by_group, equal_parts, lowest
+from harp_lib.methods.calibration import InputStatistics, LayerStream, Planner, by_group, equal_parts, gathering, lowest
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
@@ -18,8 +18,8 @@ from harp_lib.pruning.surgery import temporarily_pruned
 def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int]) -> Planner:
     """Prepare the calibration text; scores depend on what goes below, so each plan takes its own passes.
 
-    Each layer of a range is run twice: dense, as far as W_O, to score its groups, and without the groups that go,
-    since that is what the next layer sees. Wanda (Sun et al., 2024) made structured by FLAP's authors ("wanda_sp" in
+    Each layer of a range is run twice: dense, to score its groups, and without the groups that go, since that is what
+    the next layer sees. Wanda (Sun et al., 2024) made structured by FLAP's authors ("wanda_sp" in
     github.com/CASIA-LMC-Lab/FLAP), here for key/value groups, equally many from each layer. Ranges with rising lowest
     layers share the dense passes below them.
     """
@@ -32,7 +32,10 @@ def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int]) 
         for layer in tqdm(range(first, last + 1), desc="wanda-sp", unit="layer", leave=False, delay=10):
             if layer in layers:
                 attention = found[layer].self_attn
-                scores = group_scores(attention, stream.statistics(layer, attention.o_proj, hidden))
+                with gathering({layer: attention.o_proj}) as statistics:
+                    for _ in stream.leaving(layer, hidden):
+                        pass
+                scores = group_scores(attention, statistics[layer])
                 plans[layer] = LayerPlan(removed_groups=lowest(scores, each))
             if layer < last:
                 removed = {layer: plans[layer]} if layer in layers else {}
