@@ -1,8 +1,8 @@
 """Six of LongBench's tasks in small, one of each category: four rows each, whose prompts a short context holds uncut.
 
-All texts are put together from templates and word lists of our own. What decides the answer stands at the start, at the
-end or in the middle of the context, in each task in all three places. In triviaqa it is the last passage, which belongs
-to the question.
+All texts are put together from templates (``templates/longbench.txt``) and word lists of our own. What decides the
+answer stands at the start, at the end or in the middle of the context, in each task in all three places. In triviaqa it
+is the last passage, which belongs to the question.
 """
 
 import random
@@ -10,8 +10,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-Row = tuple[str, str, list[str]]  # context, question, answers
+from generate_gsm8k import read_templates
 
+Row = tuple[str, str, list[str]]  # context, question, answers
+TEXTS = read_templates("longbench.txt")  # heading → lists of sentences or things to choose from
 FIRST = """Ada Bert Cora Dylan Edith Felix Gwen Hugo Iris Jasper Klara Leon Mabel Nolan Opal Peter Ruby Simon Tilda
 Walter Yvonne Alfred Bella Conrad Dora Emil Flora Gilbert Hazel Ivan"""
 LAST = """Alcott Barlow Carver Denby Ellery Fenwick Garrick Holt Ingram Jessop Kendal Lowry Marsh Norling Osborne Pryor
@@ -47,11 +49,6 @@ def say(rng: random.Random, text: str, **values: Any) -> str:
     return fill(re.sub(r"\{([^{}]*)\}", lambda match: rng.choice(match[1].split("|")), text), values)
 
 
-def choices(text: str) -> list[str]:
-    """The parts of a text between bars, but for those within braces."""
-    return re.split(r"\|(?![^{}]*\})", " ".join(text.split()))
-
-
 def put(parts: list[Any], keys: list[Any], where: str) -> list[Any]:
     """``parts`` with ``keys`` before them ("start"), after them ("end") or in their middle ("middle")."""
     index = {"start": 0, "middle": len(parts) // 2, "end": len(parts)}[where]
@@ -62,46 +59,7 @@ def put(parts: list[Any], keys: list[Any], where: str) -> list[Any]:
 # river, river to lake and hill; the first two sentences of a passage hold all of these. No two things share a name.
 FIRMS = """Bluebell Northwind Redstart Silverline Greenleaf Starling Goldcrest Whitecap Blackthorn Sunrise Foxglove
 Kingfisher"""
-PRODUCTS = ("lamps", "clocks", "kettles", "violins", "raincoats", "bicycles", "saddles", "paper bags", "candles")
-PRODUCTS += ("wooden toys", "garden chairs", "pocket knives")
 RIVERS = "Lenna Tarrow Ister Morva Calder Wenlow Arrin Sable"
-LAKES = "Lake Orrin|Lake Maple|Lake Hollow|Lake Ember|Lake Pike|Lake Juniper|Lake Tamar|Lake Velda"
-HILLS = "Crow Hill|Saddle Hill|Beacon Hill|Granite Hill|Windy Hill|Badger Hill|Copper Hill|Chapel Hill"
-SIGHTS = ("an old windmill", "a round tower", "a glass bridge", "a rose garden", "a stone lighthouse", "a clock museum")
-SIGHTS += ("a painted church", "a steam engine")
-TOLD = {  # kind → the sentences that come first, and those of which one follows
-    "person": (
-        "<name> was born in <town> in <year>.",
-        "The family {lived above|owned} a small shop and had <n> children.",
-        "In the evenings, <first> liked to {sing in a choir|play chess|paint birds|grow beans|read maps}.",
-        "Friends remembered someone {quiet and patient|cheerful and loud|careful and kind}.",
-        "A {street|park|square} near the station {still bears|was later given} this name.",
-    ),
-    "firm": (
-        "<name> is a firm that makes <product>. It was {founded|set up} in <year> by <founder>.",
-        "Today the firm sells its goods in <n> countries, most of them {by the sea|far away|in the north}.",
-        "Every new worker is given {a cup|a coat|a key ring|a pair of boots} on the first day.",
-        "The sign above the gate is painted in {blue and white|green and gold|red and black}.",
-    ),
-    "town": (
-        "<name> is a town that lies on the river <river>.",
-        "Visitors come to see <sight>, which stands {close to the market|behind the station|on the old wall}.",
-        "Local bakers are known for {plum cake|rye bread|cheese rolls|apple pie|honey biscuits}.",
-        "A {bus|tram} leaves for the {coast|hills} <n> times a day.",
-    ),
-    "river": (
-        "The <name> is a river that rises on <hill>. It flows into <lake>.",
-        "In dry summers {boats have to stop|one can wade across}, while in spring the meadows are under water.",
-        "There are <n> bridges, the oldest of them built of {stone|oak|iron}.",
-        "Otters came back <n> years ago and {are counted every autumn|can be seen at dawn}.",
-    ),
-}
-ABSTRACTS = {
-    "person": "A short life of <name>, a native of <town> whose birth year was <year>.",
-    "firm": "An account of <name>, whose trade is <product> and whose founder, in <year>, was <founder>.",
-    "town": "A portrait of <name>, a place with <sight>. Its river is the <river>.",
-    "river": "The course of the <name>, from its source on <hill> to its end in <lake>.",
-}
 
 
 class Thing(NamedTuple):
@@ -113,8 +71,7 @@ def world(rng: random.Random) -> dict[str, list[Thing]]:
     """Kind → things, four of each. The founder of a firm, and the birthplace of a person, has the same index."""
     people, towns, years = names(rng, 4), rng.sample(TOWNS.split(), 4), rng.sample(range(1890, 1940), 4)
     rivers, firms = rng.sample(RIVERS.split(), 4), rng.sample(FIRMS.split(), 4)
-    lakes, hills = rng.sample(LAKES.split("|"), 4), rng.sample(HILLS.split("|"), 4)
-    products, sights = rng.sample(PRODUCTS, 4), rng.sample(SIGHTS, 4)
+    lakes, hills, products, sights = (rng.sample(TEXTS[of][0], 4) for of in ("lakes", "hills", "products", "sights"))
     made = {"person": [], "firm": [], "town": [], "river": []}
     for i, (name, town) in enumerate(zip(people, towns, strict=True)):
         firm, first, later = f"{firms[i]} {products[i].split()[-1].title()}", name.split()[0], years[i] + 30
@@ -127,7 +84,7 @@ def world(rng: random.Random) -> dict[str, list[Thing]]:
 
 def passage(rng: random.Random, thing: Thing) -> str:
     """What defines a thing, and another sentence."""
-    first, *more = TOLD[thing.kind]
+    first, *more = TEXTS[thing.kind][0]
     return say(rng, f"{first} {rng.choice(more)}", **thing.facts, n=rng.randrange(3, 15))
 
 
@@ -155,7 +112,7 @@ def passage_retrieval_en(rng: random.Random, number: int, where: str) -> Row:
     others = rng.sample([thing for kind in things.values() for thing in kind if thing != asked], 9)
     order = put(others, [asked], where)
     context = "\n\n".join(f"Paragraph {k}: {passage(rng, thing)}" for k, thing in enumerate(order, start=1))
-    return context, say(rng, ABSTRACTS[asked.kind], **asked.facts), [f"Paragraph {order.index(asked) + 1}"]
+    return context, say(rng, TEXTS[asked.kind][1][0], **asked.facts), [f"Paragraph {order.index(asked) + 1}"]
 
 
 TRIVIA = {  # kind of thing → a question, and which fact is its answer
@@ -185,26 +142,7 @@ def triviaqa(rng: random.Random, number: int, where: str) -> Row:
     return "\n".join(put(shown, ["".join(example(same, form, fact))], where)) + "\n", question, [right]
 
 
-PLACES = (  # where, who lives there, and what that person is doing
-    ("the old mill", "miller", "mending a sack"),
-    ("the ferry house", "ferryman", "tarring a plank"),
-    ("the glass shop", "glass blower", "sweeping up splinters"),
-    ("the bell tower", "bell ringer", "oiling a heavy chain"),
-    ("the walled orchard", "gardener", "tying up a branch"),
-    ("the shepherd's hut", "shepherd", "carving a spoon"),
-    ("the quarry", "mason", "sharpening a chisel"),
-    ("the snow pass", "guide", "waxing a pair of skis"),
-)
-TASKS = """carried twelve buckets of water up the stairs|swept the chimney|painted the front door green|caught the goat
-that had run away|stopped the leak in the roof|washed all the windows|repaired the broken ladder|built a box for the
-hens"""
-OBJECTS = """a brass key|a blue kite|a clay flute|a silver thimble|a jar of honey|a wooden horse|a pair of red gloves|a
-striped umbrella"""
-LOST = "the stolen church bell|the mayor's music box|the chart of a sunken ship|the king's last letter"
-SAID = """A fine rain fell, and the road was soft.|Fog hid everything farther off than a stone's throw.|The wind came
-from the north and smelled of snow.|Clouds chased each other over the hills.|"Nobody has asked me that for years," said
-<host>.|<host> laughed at the question at first, then grew serious.|"There are two roads from here," said <host>, "a
-short one and a safe one."|In the morning the dog of the house came along as far as the first bend."""
+PLACE = ("place", "job", "doing")
 ASKED = (
     ("Who gave <hero> <object>?", "host"),
     ("What did <host> give to <hero>?", "object"),
@@ -216,11 +154,11 @@ ASKED = (
 def narrativeqa(rng: random.Random, number: int, where: str) -> Row:
     """A journey in five scenes; in each the hero meets someone at a place, does some work and is given something."""
     hero, *hosts = names(rng, 6)
-    hero, lost, said = hero.split()[0], choices(LOST)[number], Deck(rng, choices(SAID))
-    drawn = zip(rng.sample(PLACES, 5), hosts, *(rng.sample(choices(t), 5) for t in (OBJECTS, TASKS)), strict=True)
+    hero, lost, said = hero.split()[0], TEXTS["lost"][0][number], Deck(rng, TEXTS["said"][0])
+    drawn = zip(hosts, *(rng.sample(TEXTS[name][0], 5) for name in ("places", "objects", "tasks")), strict=True)
     scenes = [
-        {"hero": hero, "host": host, "object": gift, "task": task, "place": place, "job": job, "doing": doing}
-        for (place, job, doing), host, gift, task in drawn
+        {"hero": hero, "host": host, "object": gift, "task": task, **dict(zip(PLACE, there.split("|"), strict=True))}
+        for host, there, gift, task in drawn
     ]
     text = "{In the evening|Around noon|Two days later|Before long}, <hero> came to <place>. {Here|There} <hero> met "
     text += "<host>, the <job>, who was <doing>. So <hero> <task>. {As thanks|In return}, <host> gave <hero> <object>."
@@ -232,29 +170,14 @@ def narrativeqa(rng: random.Random, number: int, where: str) -> Row:
     return "\n\n".join(story), say(rng, question, **scenes[0]), [scenes[0][answer]]
 
 
-REPORTS = (  # agency, what it looks after, what is wrong with some, what that leads to, what it should do
-    *(("Office of Water Levels", "flood gauges", "broken", "flood warnings came too late"),),
-    *(("Council of Libraries", "village libraries", "closed", "many children had no books"),),
-    *(("Board of Bridges", "wooden bridges", "unsafe", "lorries had to take long detours"),),
-    *(("Service for Lighthouses", "harbour lights", "dark", "boats had to wait outside at night"),),
-)
-REMEDIES = ("replace the oldest gauges first", "send a book bus twice a month", "inspect every bridge each spring")
-REMEDIES += ("keep spare lamps in each port",)
-VISITS = """Staff there said that {spare parts|skilled workers|money} had been hard to find since the spring.|The
-district keeps its records {on paper|in two different tables}, and some pages were missing.|A new {road|fence|cable} has
-made access easier, but the snow still blocks the way in some winters.|Local newspapers have written about the matter
-{twice|several times}, without naming causes.|The manager agreed with our numbers and had no comments.|Repairs are
-{planned|under way}, though no date for their end has been given."""
-
-
 def gov_report(rng: random.Random, number: int, where: str) -> Row:
     """A report on five districts, with totals that are their sums; the four statements are the summary."""
-    agency, things, state, harm = REPORTS[number]
+    agency, things, state, harm, remedy = TEXTS["reports"][0][number].split("|")
     counts = [(rng.randrange(14, 40), rng.randrange(2, 13)) for _ in range(5)]
     total, bad = map(sum, zip(*counts, strict=True))
     summary = f"The {agency} looks after {total} {things} in five districts. Of these, {bad} were {state} when they "
-    summary += f"were checked. As a result, {harm}. The report recommends that the {agency} {REMEDIES[number]}."
-    visits, parts = Deck(rng, choices(VISITS)), []
+    summary += f"were checked. As a result, {harm}. The report recommends that the {agency} {remedy}."
+    visits, parts = Deck(rng, TEXTS["visits"][0]), []
     for district, (checked, wrong) in zip(rng.sample(TOWNS.split(), 5), counts, strict=True):
         text = f"District of {district}: We checked {checked} {things}, and {wrong} of them were {state}. "
         parts.append(say(rng, text + f"{visits.draw()} {visits.draw()}"))
