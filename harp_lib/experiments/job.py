@@ -214,10 +214,12 @@ class Text:
     def stream(self) -> LayerStream:
         return LayerStream(self.job.model, self.windows)
 
-    def passing(self, plan: PruningPlan, first: int) -> Iterator[list[torch.Tensor]]:
+    def passing(
+        self, plan: PruningPlan, first: int, changed: AbstractContextManager | None = None
+    ) -> Iterator[list[torch.Tensor]]:
         """What enters each layer from ``first`` on under ``plan``, then what leaves the top; each batch (B, N, d)."""
         yield (hidden := self.stream.entering(first))
-        with self.job.pruned(plan):
+        with changed or self.job.pruned(plan):
             for layer in range(first, self.job.num_layers):
                 yield (hidden := list(self.stream.leaving(layer, hidden)))
 
@@ -226,15 +228,17 @@ class Text:
         windows = iter(values)
         return [sum(next(windows) for window in document if window.scored) for document in self.documents]
 
-    def nll(self, plan: PruningPlan | None) -> dict[str, list]:
+    def nll(self, plan: PruningPlan | None, changed: AbstractContextManager | None = None) -> dict[str, list]:
         """Negative log-likelihood and predicted tokens of each document under ``plan``; None is the dense model.
+
+        Within ``changed`` something else happens to the layers that the plan names.
 
         What lies below the lowest pruned layer is run once for all plans that begin there or higher: ask for those that
         begin lowest first, and for the dense model last.
         """
         model, total = self.job.model, self.job.num_layers
         plan = plan or PruningPlan(total, {})
-        (hidden,) = deque(self.passing(plan, min(plan.layers, default=total)), maxlen=1)  # what leaves the top
+        (hidden,) = deque(self.passing(plan, min(plan.layers, default=total), changed), maxlen=1)  # what leaves the top
         norm, found = model.get_decoder().norm, []
         for batch, states in zip(self.stream.batches, hidden, strict=True):
             rows = zip(batch.ids.split(1), states.split(1), strict=True)

@@ -7,7 +7,7 @@ keeps HARP's architecture, and the stream of the model as it is pruned so far ar
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -88,29 +88,42 @@ def refit_values(model: PreTrainedModel, tokens: Tokens, num_layers: int, layers
     return Refit(plan, weights, explained, time.perf_counter() - begin)
 
 
+def with_one(x: torch.Tensor) -> torch.Tensor:
+    """Features of each token, (B, N, d + 1): what enters, and a one for the bias."""
+    return torch.cat([x, torch.ones_like(x[..., :1])], dim=-1)
+
+
 class Moments:
-    """Sums over tokens of XᵀX, XᵀY, y and ‖y‖², float64; X has a column of ones for the bias of the values."""
+    """Sums over tokens of XᵀX, XᵀY, y and ‖y‖², float64, where X are features of what enters.
 
-    def __init__(self) -> None:
-        self.count, self.xx, self.xy, self.y, self.yy = 0, 0.0, 0.0, 0.0, 0.0
+    ``read`` makes them: (B, N, d) to (B, N, features), the last of them a one for the bias.
+    """
 
-    @torch.no_grad()
+    def __init__(self, read: Callable[[torch.Tensor], torch.Tensor] = with_one) -> None:
+        self.read, self.count, self.xx, self.xy, self.y, self.yy = read, 0, 0.0, 0.0, 0.0, 0.0
+
     def take(self, attention: torch.nn.Module, args: tuple, kwargs: dict, output: tuple) -> None:
         """Take in what an attention was given and put out, (B, N, d) each; a forward hook."""
-        x = (args[0] if args else kwargs["hidden_states"]).flatten(0, 1).double()  # (T, d)
-        y = output[0].flatten(0, 1).double()
-        if attention.o_proj.bias is not None:  # which stays
-            y = y - attention.o_proj.bias
-        x = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)  # (T, d + 1)
+        bias = attention.o_proj.bias  # it stays
+        self.add(args[0] if args else kwargs["hidden_states"], output[0] if bias is None else output[0] - bias)
+
+    @torch.no_grad()
+    def add(self, entering: torch.Tensor, leaving: torch.Tensor) -> None:
+        """Take in tokens, (B, N, d) each."""
+        x, y = self.read(entering).flatten(0, 1).double(), leaving.flatten(0, 1).double()  # (T, features), (T, d)
         self.count, self.xx, self.xy = self.count + len(x), self.xx + x.T @ x, self.xy + x.T @ y
         self.y, self.yy = self.y + y.sum(0), self.yy + y.square().sum()
+
+    def least_squares(self, features: int | None = None) -> torch.Tensor:
+        """The best map (features, d) of the first features, by default of all."""
+        xx = self.xx[:features, :features]
+        ridge = RIDGE * xx.diagonal().mean() * torch.eye(len(xx), dtype=xx.dtype, device=xx.device)
+        return torch.linalg.solve(xx + ridge, self.xy[:features])
 
     def solve(self, values: torch.nn.Linear) -> tuple[dict[str, torch.Tensor], float]:
         """Weights of the best map of the rank of ``values``, and the share of variance that it explains."""
         used = len(self.xx) if values.bias is not None else len(self.xx) - 1
-        xx, xy = self.xx[:used, :used], self.xy[:used]
-        ridge = RIDGE * xx.diagonal().mean() * torch.eye(used, dtype=xx.dtype, device=xx.device)
-        whole = torch.linalg.solve(xx + ridge, xy)  # (d, d)
+        xx, xy, whole = self.xx[:used, :used], self.xy[:used], self.least_squares(used)  # whole: (d, d)
         _, directions = torch.linalg.eigh(whole.T @ xx @ whole)  # of X W, the leading ones last
         leading = directions[:, -values.out_features :]  # (d, K·Dh)
         down = whole @ leading  # (d, K·Dh)
