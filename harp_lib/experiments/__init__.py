@@ -30,6 +30,7 @@ UNITS = {
     "layers": Unit("ablations", "scores", ("search",)),
     "ablations": Unit("ablations", "scores", ("layers",)),
     "efficiency": Unit("efficiency", "efficiency", ("search",)),
+    "frontier": Unit("frontier", "frontier", ("search",)),
 }
 """Units in the order in which they may be computed."""
 NOTEBOOKS = {
@@ -42,6 +43,7 @@ NOTEBOOKS = {
     "06": ("layers", "ablations"),
     "07": ("longbench",),
     "08": ("efficiency",),
+    "09": ("frontier",),
 }
 """The units that each notebook asks for; what these need comes first by itself."""
 IN_PARTS = ("scores", "longbench", "ablations")

@@ -15,7 +15,7 @@ from harp_lib.results import Cells, read_results
 _QUANTITIES = {
     ("question",): "scores, beside, answer_tokens",
     ("document",): "nll, tokens",
-    ("layer",): "alphas, 1, 0, v",  # 1 and 0: one layer value-only, at that α
+    ("layer",): "alphas, 1, 0, v, explained",  # 1 and 0: one layer value-only, at that α
     ("layer", "alpha"): "perplexities",
     ("document", "layer"): "similarity, projected similarity, block influence, attention influence, value gap, "
     "branch gap, without first",

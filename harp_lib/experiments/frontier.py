@@ -1,0 +1,146 @@
+"""Notebook 09: layers that go by HARP, refitted, and by rivals: two kinds of held-out text, and a key to be found."""
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from harp_lib import accounting
+from harp_lib.experiments.job import CALIBRATION, HELD_OUT, REFIT, SEARCHED, Job, Text, described
+from harp_lib.experiments.rivals import RIVALS
+from harp_lib.measure.text import Corpus, Window, calibration_blocks, load_corpus
+from harp_lib.methods.alpha_search import search_alphas
+from harp_lib.methods.refit import RIDGE, Refit, refit_values
+from harp_lib.pruning.plan import PruningPlan
+from harp_lib.pruning.surgery import temporarily_pruned
+
+KEY = [
+    "31",
+    "62",
+    "94",
+    "87",
+    "50",
+    "13",
+    "76",
+    "49",
+    "28",
+    "65",
+]  # pass keys are four of these digits, from each place on
+FILLER = "The river runs past the mill. Boats come up at noon, and leave before dark. Somebody mends a net. "
+Change = Callable[[], AbstractContextManager[None]]
+
+
+def frontier(job: Job) -> None:
+    """Every way to do without attention in the top layers: likelihoods of documents and pass keys, and what it costs."""
+    settings, texts = job.profile["frontier"], {}
+    for corpus in job.corpora:
+        texts[corpus] = job.text(corpus, HELD_OUT, settings["held_out"])
+    texts["passkey"] = passkeys(job, **settings["passkey"])
+    whole = Text(texts["passkey"].corpus, [part for text in texts.values() for part in text.documents], job)
+    read = {corpus: load_corpus(corpus, CALIBRATION, job.profile["datasets"]) for corpus in job.corpora}
+    size = job.profile["baselines"]["calibration"][REFIT]
+    inputs = job.inputs | {"calibration": size, "seed": job.seed, "ridge": RIDGE, "context": job.context}
+    inputs |= {"read": [described(text) for text in read.values()]}
+    counts = sorted({job.num_pruned, *(round(share * job.num_layers) for share in settings["shares"])} - {0})
+
+    @functools.cache
+    def blocks(kinds: int) -> torch.Tensor:
+        """Calibration text of one kind, or of as much in all of two."""
+        parts = [
+            calibration_blocks(read[corpus], job.tokenizer, size[0] // kinds, size[1], job.seed) for corpus in read
+        ]
+        return torch.cat(parts[:kinds])
+
+    changes: list[tuple[str, int, Change]] = [("dense", 0, lambda: temporarily_pruned(job.model, _plan(job, {})))]
+    for count in counts:
+        changes += [(name, count, change) for name, change in _changes(job, count, counts[-1], blocks, inputs).items()]
+    for name, count, change in tqdm(changes, desc="frontier", unit="model"):
+        measured = functools.cache(lambda change=change, count=count: whole.nll(_top(job, count), change()))
+        start = 0
+        for corpus, text in texts.items():
+            part = slice(start, start := start + len(text.documents))
+            wanted = inputs | {"layers": count, "evaluated": described(text.corpus), "documents": len(text.documents)}
+
+            def compute(measured=measured, part=part) -> dict[str, Any]:
+                return {"nll": measured()["nll"][part], "tokens": measured()["tokens"][part]}
+
+            job.cell(f"{name}-{count:02d}" if count else name, f"{corpus}-{HELD_OUT}", wanted, compute)
+
+
+def _changes(job: Job, count: int, most: int, blocks: Callable, inputs: dict[str, Any]) -> dict[str, Change]:
+    """What happens to the ``count`` top layers, by name; rivals only where as many layers go as in the other notebooks."""
+    model, layers = job.model, range(job.num_layers - count, job.num_layers)
+    alphas = dict(list(_searched(job, most).items())[:count])
+    zero, harp = (_plan(job, values) for values in (dict.fromkeys(layers, 0.0), alphas))
+    found: dict[str, Change] = {"alpha-0": lambda: temporarily_pruned(model, zero)}
+    found["harp"] = lambda: temporarily_pruned(model, harp)
+    for kinds in (1, 2):
+
+        @functools.cache
+        def fit(kinds: int = kinds) -> Refit:
+            own = kinds == 1 and count == job.num_pruned
+            return job.refit() if own else refit_values(model, blocks(kinds), count)
+
+        def about(fit: Callable[[], Refit] = fit) -> dict[str, Any]:
+            return {"seconds": fit().seconds, "explained": fit().explained} | _left(job, harp)
+
+        name = REFIT if kinds == 1 else f"{REFIT}-two"
+        job.cell(f"{name}-{count:02d}", "fit", inputs | {"layers": count, "kinds": kinds}, about)
+        found[name] = lambda fit=fit: temporarily_pruned(model, fit().plan, weights=fit().weights)
+    if count == job.num_pruned:
+        found |= {name: lambda rival=rival: rival(model, blocks(1), layers) for name, rival in RIVALS.items()}
+    return found
+
+
+def _searched(job: Job, most: int) -> dict[int, float]:
+    """Alpha of the top layers: of greedy searches, the longer one begins like the shorter one."""
+    first = job.corpora[0]
+    if most <= job.num_pruned:
+        return job.alphas(first)
+    text = job.text(first, SEARCHED)
+
+    def compute() -> dict[str, Any]:
+        found = search_alphas(job.model, text.windows, most)
+        return {"alphas": found.alphas, "num_model_layers": job.num_layers, "seconds": found.seconds}
+
+    found = job.cell("harp", f"search-{first}", text.inputs | {"num_layers": most}, compute)["alphas"]
+    return {job.num_layers - 1 - depth: alpha for depth, alpha in enumerate(found)}
+
+
+def _plan(job: Job, alphas: dict[int, float]) -> PruningPlan:
+    return PruningPlan.value_only(job.num_layers, alphas)
+
+
+def _top(job: Job, count: int) -> PruningPlan:
+    """Says which layers change: what lies below them is run once."""
+    return _plan(job, dict.fromkeys(range(job.num_layers - count, job.num_layers), 1.0))
+
+
+def _left(job: Job, plan: PruningPlan) -> dict[str, float]:
+    """Shares of the dense model's operations and bytes of cache that value-only layers leave, counted."""
+    config, tokens = job.model.config, job.profile["baselines"]["cost_tokens"]
+    prefill = [accounting.prefill_flops(config, each, tokens, True, True, tail_only=True) for each in (plan, None)]
+    decode = [accounting.decode_flops(config, each, tokens, True) for each in (plan, None)]
+    cache = [accounting.kv_bytes_per_token(config, each, job.model.dtype) for each in (plan, None)]
+    pairs = {"prefill left": prefill, "decode left": decode, "cache left": cache}
+    return {name: left / dense for name, (left, dense) in pairs.items()} | {"counted at": tokens}
+
+
+def passkeys(job: Job, tokens: int, depths: int, keys: int) -> Text:
+    """Texts of about ``tokens`` tokens that name a key, at so many depths each, and ask for it: the key is predicted."""
+    filler = FILLER * tokens
+    per_token = len(filler) / len(job.tokenizer(filler, add_special_tokens=False, verbose=False).input_ids)
+    room, texts, windows = int(tokens * per_token), [], []
+    for depth in range(depths):
+        for number in range(keys):
+            key = "".join(KEY[(number + depth + step) % len(KEY)] for step in range(2))
+            place = room * depth // max(1, depths - 1)
+            told = f"{filler[:place]}\nThe pass key is {key}. Remember it.\n{filler[: room - place]}"
+            asked = f"Find the pass key in this text.\n{told}\nWhat is the pass key? The pass key is"
+            before, whole = (job.tokenizer(text).input_ids for text in (asked, f"{asked} {key}"))
+            texts.append(f"{asked} {key}")
+            windows.append([Window(torch.tensor(whole), len(whole) - len(before))])
+    return Text(Corpus("passkey", HELD_OUT, "embedded", tuple(texts)), windows, job)
