@@ -129,7 +129,7 @@ def install(name: str, source: GgufModel, models: Path) -> Path:
             (partial / "model").rename(folder)
             shutil.rmtree(partial)
     except (OSError, SafetensorError) as error:
-        takes = f"converting takes {8 * source.megabytes} MB there"
+        takes = f"converting takes {7 * source.megabytes} MB there"
         raise ModelDownloadError(f"{name}: cannot write to {models} ({error}); {takes}") from error
     return folder
 
