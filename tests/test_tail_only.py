@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from transformers import DynamicCache
 
 from harp_lib import PruningPlan, apply_plan
-from harp_lib.pruning.layers import SkippedAttention, ValueOnlyAttention
+from harp_lib.pruning.layers import LoneAttention
 from harp_lib.pruning.plan import LayerPlan
 
 PLANS = {  # of the top four layers, and how many of these are spared
@@ -35,7 +35,7 @@ def positions_entering():
     seen = []
 
     def count(module, args, output):
-        if isinstance(module, (ValueOnlyAttention, SkippedAttention)):
+        if isinstance(module, LoneAttention):
             seen.append(output[0].shape[1])
 
     handle = register_module_forward_hook(count)

@@ -92,9 +92,9 @@ class TestCorpora:
         assert corpus.documents == ("one , two\u2028three", "four")
         assert corpus.texts[0].startswith("one, two")
         assert corpus.source == tmp_path.name
-        for row in ('{"text": "no page"}', "{", "[]"):
+        for row, found in (('{"text": "no page"}', "no field 'page'; WikiText-2 needs page"), ("{", "not JSON")):
             file.write_text(f"{first}\n{row}\n")
-            with pytest.raises(ValueError, match=r"test.jsonl, line 2: no JSON object with a field 'page'"):
+            with pytest.raises(ValueError, match=f"test.jsonl, line 2: {found}"):
                 load_corpus("wikitext", "test", str(tmp_path))
 
     @pytest.mark.parametrize(
@@ -143,7 +143,6 @@ class TestPerplexity:
         expected = math.exp(sum(naive_nll(model.eval(), row, 47) for row in tokens) / (4 * 47))
         model.train()
         assert perplexity(model, tokens) == pytest.approx(expected, rel=1e-5)
-        assert perplexity(model, tokens.to(torch.int16)) == perplexity(model, tokens)
         assert model.training, "as before"
 
     def test_documents_and_windows_of_unequal_length(self, tiny, tokens, monkeypatch):
@@ -166,13 +165,10 @@ class TestPerplexity:
         expected = math.exp(sum(naive_nll(model, row, 47) for row in tokens) / (4 * 47))
         assert perplexity(model, tokens) == pytest.approx(expected, rel=1e-5)
 
-    def test_refusals(self, tiny, tokens):
+    def test_refusals(self, tiny):
         for empty in ([], [torch.tensor([5])], torch.empty(0, 4, dtype=torch.long)):
             with pytest.raises(ValueError, match="the corpus is empty"):
                 perplexity(tiny(), empty)
-        for wrong, named in ((torch.rand(2, 8), "float32"), (tokens[0], r"int64 of shape \(\)")):
-            with pytest.raises(ValueError, match=f"integers .*; one sequence is .*{named}"):
-                perplexity(tiny(), wrong)
         with pytest.raises(ValueError, match="the corpus is empty"):
             word_perplexity(tiny(), tiny_tokenizer(), [])
 

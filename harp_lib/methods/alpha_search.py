@@ -99,14 +99,9 @@ def search_alphas(
         For an empty text, a bad grid, more layers than the model has, a pruned or unsupported model, or a perplexity
         that is not finite (the layer and alpha are named).
     """
-    grid, layers = [float(alpha) for alpha in grid], decoder_layers(model)
-    total = len(layers)
+    grid, total = [float(alpha) for alpha in grid], len(decoder_layers(model))
     if not grid or not all(map(math.isfinite, grid)) or grid != sorted(set(grid)):
         raise ValueError(f"the alpha grid has to be finite numbers, one at least, rising, each once; got {grid}")
-    if not 1 <= num_layers <= total:
-        raise ValueError(
-            f"num_layers is {num_layers}; {type(model).__name__} has {total} layers, 1 … {total} can be searched"
-        )
     check_plan(model, PruningPlan.value_only(total, [1.0] * num_layers))
     batches, searched = make_batches(tokens), list(range(total - 1, total - 1 - num_layers, -1))
     scored = sum(batch.num_scored for batch in batches)
@@ -114,11 +109,10 @@ def search_alphas(
 
     begin = time.perf_counter()
     entering = _entering(model, batches, searched, cache_device) if reuse_prefix else {}
-    seconds, passes = time.perf_counter() - begin, total if reuse_prefix else 0
+    seconds = time.perf_counter() - begin
     best: dict[int, float] = {}
     curves: dict[int, dict[float, float]] = {}
-    name = "alpha search" if reuse_prefix else "alpha search, literal"
-    with tqdm(total=num_layers * len(grid), desc=name, unit="candidate", disable=not progress) as bar:
+    with tqdm(total=num_layers * len(grid), desc="alpha search", unit="candidate", disable=not progress) as bar:
         for layer in searched:
             hidden, curve = entering.pop(layer, None), curves.setdefault(layer, {})
             for alpha in grid:
@@ -132,7 +126,7 @@ def search_alphas(
                 bar.update()
                 bar.set_postfix_str(f"layer {layer}, best perplexity {min(curve.values()):.4g}", refresh=False)
             best[layer] = min(curve, key=curve.get)
-            passes += len(grid) * (total - layer if reuse_prefix else total)
+    passes = count_passes(total, num_layers, len(grid))[reuse_prefix]
     return AlphaSearch(list(best.values()), curves, seconds + journal.seconds, passes, total)
 
 

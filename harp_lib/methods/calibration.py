@@ -138,24 +138,16 @@ class LayerStream:
 
 def check_budget(kv_groups: int, groups: Sequence[int]) -> None:
     """ValueError if layers that hold so many ``groups`` each do not hold ``kv_groups``."""
-    available = sum(groups)
-    if not 1 <= kv_groups <= available:
-        raise ValueError(
-            f"{kv_groups} key/value groups cannot go: the layers hold {available}; "
-            f"the nearest that can: {min(max(kv_groups, 1), available)}"
-        )
+    if not 1 <= kv_groups <= sum(groups):
+        raise ValueError(f"{kv_groups} key/value groups cannot go: the layers hold {sum(groups)}")
 
 
 def equal_parts(kv_groups: int, groups: Sequence[int]) -> int:
     """How many groups each layer loses if all lose equally many of the ``groups`` that they hold; or a ValueError."""
     each, rest = divmod(kv_groups, len(groups))
-    largest = min(groups)
-    if rest or not 1 <= each <= largest:
-        nearest = sorted({min(max(count, 1), largest) * len(groups) for count in (each, each + (rest > 0))})
-        raise ValueError(
-            f"{kv_groups} key/value groups cannot go in equal parts from {len(groups)} layers; "
-            f"the nearest that can: {' or '.join(map(str, nearest))}"
-        )
+    if rest or not 1 <= each <= min(groups):
+        wanted = f"a multiple of {len(groups)} can, {min(groups) * len(groups)} at most"
+        raise ValueError(f"{kv_groups} key/value groups cannot go in equal parts from {len(groups)} layers; {wanted}")
     return each
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from transformers import PreTrainedModel
 
@@ -21,7 +22,7 @@ def harp_plan(
 
     ``alphas``, the top layer first, are searched on the calibration text (:func:`harp_lib.search_alphas`) unless they
     are given. A ValueError says that there are not as many as layers, or that no whole number of layers holds so many
-    groups (the nearest are named).
+    groups (those that do are named).
     """
     count = layers_from_top(model, kv_groups)
     if alphas is None:
@@ -64,14 +65,12 @@ def channels_to_go(
 
 
 def layers_from_top(model: PreTrainedModel, kv_groups: int) -> int:
-    """How many whole layers from the top hold ``kv_groups`` key/value groups; a ValueError names the nearest."""
+    """How many whole layers from the top hold ``kv_groups`` key/value groups; a ValueError names what they hold."""
     held = [num_groups(layer.self_attn) for layer in reversed(decoder_layers(model))]
-    whole = [sum(held[:count]) for count in range(1, len(held) + 1)]  # groups of the top 1, 2, … layers
-    if kv_groups in whole:
-        return whole.index(kv_groups) + 1
-    nearest = [groups for groups in whole if groups < kv_groups][-1:]
-    nearest += [groups for groups in whole if groups > kv_groups][:1]
-    raise ValueError(
-        f"{kv_groups} key/value groups are no whole number of layers, which is what HARP takes; "
-        f"the nearest that are: {' or '.join(map(str, nearest))}"
-    )
+    whole = list(accumulate(held))  # groups of the top 1, 2, … layers
+    if kv_groups not in whole:
+        raise ValueError(
+            f"{kv_groups} key/value groups are no whole number of layers, which is what HARP takes; "
+            f"choose from {', '.join(map(str, whole))}"
+        )
+    return whole.index(kv_groups) + 1

@@ -1,13 +1,12 @@
 """LLM-Pruner: first-order Taylor importance of key/value groups (Ma et al., 2023), and the gradients it takes."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import PreTrainedModel
@@ -65,7 +64,12 @@ def weight_gradients(
     weights = {layer: [getattr(found[layer].self_attn, part).weight for part in parts] for layer in layers}
     wanted = [weight for of_layer in weights.values() for weight in of_layer]
     sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in wanted]
-    with torch.enable_grad(), _checkpointed_layers(model), _requiring_gradients(wanted):
+    with torch.enable_grad(), evaluating(model), ExitStack() as undo:
+        for layer in found:
+            # It keeps its input only, and is computed again in the backward pass. What transformers has for this works
+            # in training mode only, which brings dropout; without, no random state has to be kept.
+            again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+            undo.enter_context(patch.object(layer, "forward", again))
         for batch in tqdm(batches, desc="gradients", unit="batch", delay=10, leave=False):
             for ids in batch.ids.split(max(1, TOKENS_PER_PASS // batch.ids.shape[1])):
                 logits = model(ids.to(model.device), use_cache=False, logits_to_keep=batch.scored + 1).logits
@@ -81,27 +85,3 @@ def weight_gradients(
         if not all(gradient.isfinite().all() for _, gradient in pairs[layer]):
             raise ValueError(f"layer {layer}: gradients are not finite in {model.dtype}; try float32 or bfloat16")
     return pairs
-
-
-@contextmanager
-def _checkpointed_layers(model: PreTrainedModel) -> Iterator[None]:
-    """Within the context each decoder layer keeps its input only, and is computed again in the backward pass.
-
-    What transformers has for this works in training mode only, which brings dropout.
-    """
-    with evaluating(model), ExitStack() as undo:
-        for layer in decoder_layers(model):
-            # There is no dropout in evaluation mode: no random state has to be kept.
-            again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-            undo.enter_context(patch.object(layer, "forward", again))
-        yield
-
-
-@contextmanager
-def _requiring_gradients(weights: Sequence[nn.Parameter]) -> Iterator[None]:
-    frozen = [weight.requires_grad_() for weight in weights if not weight.requires_grad]
-    try:
-        yield
-    finally:
-        for weight in frozen:
-            weight.requires_grad_(False)

@@ -5,8 +5,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from harp_lib.measure.models import from_pretrained
 from harp_lib.measure.registry import quiet
 from harp_lib.pruning import remote
 
@@ -60,9 +61,4 @@ def load_pruned(
     if "pruning_plan" not in config:
         raise ValueError(f"{path} holds no pruned checkpoint (no config.json with a pruning plan); try load_model")
     model_class = getattr(remote, config["architectures"][0])
-    with quiet():
-        model, report = model_class.from_pretrained(path, output_loading_info=True, dtype=dtype, **options)
-        if missing := sorted(report["missing_keys"]):
-            raise ValueError(f"{path} lacks {len(missing)} weights, {missing[0]} for one: it would be partly random")
-        # AutoTokenizer does not know the checkpoint's kind of config; the tokenizer's files name its class themselves.
-        return model.eval(), AutoTokenizer.from_pretrained(path, config=model.config)
+    return from_pretrained(str(path), model_class, dtype=dtype, **options)

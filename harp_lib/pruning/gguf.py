@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .architecture import decoder_layers
-from .layers import FFN_PARTS, SkippedAttention, ValueOnlyAttention, num_groups
+from .layers import FFN_PARTS, LoneAttention, group_width, num_groups
 
 ARCHITECTURE = "deci"
 MODEL_TYPES = ("llama", "mistral")  # RMS norms before attention and FFN, a gated FFN
@@ -93,7 +93,7 @@ def check_gguf(model: PreTrainedModel) -> None:
 def _add_shape(writer: GGUFWriter, model: PreTrainedModel) -> None:
     config, layers, head_dim = model.config, decoder_layers(model), model.config.head_dim
     attentions = [layer.self_attn for layer in layers]
-    heads = [0 if isinstance(a, SkippedAttention) else a.o_proj.in_features // head_dim for a in attentions]
+    heads = [a.o_proj.in_features // head_dim if hasattr(a, "o_proj") else 0 for a in attentions]
     groups = [num_groups(a) if hasattr(a, "k_proj") else 0 for a in attentions]
     writer.add_block_count(len(layers))
     writer.add_context_length(config.max_position_embeddings)
@@ -122,7 +122,7 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
         yield "rope_freqs.weight", factors  # (Dh / 2,): llama.cpp divides each frequency by its factor
     for index, layer in enumerate(decoder.layers):
         attention, block = layer.self_attn, f"blk.{index}"
-        if not isinstance(attention, SkippedAttention):
+        if hasattr(attention, "o_proj"):
             yield f"{block}.attn_norm.weight", layer.input_layernorm.weight
             yield f"{block}.attn_output.weight", _output(attention)
         if hasattr(attention, "k_proj"):
@@ -139,10 +139,10 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
 @torch.no_grad()
 def _output(attention: nn.Module) -> torch.Tensor:
     """W_O, or of a value-only layer the product W = W_O W_V (d, d) with each value head where it is read."""
-    if not isinstance(attention, ValueOnlyAttention):
+    if not isinstance(attention, LoneAttention):
         return attention.o_proj.weight
     value = attention.v_proj.weight.float().unflatten(0, (-1, 1, attention.head_dim))  # (K, 1, Dh, d)
-    value = value.expand(-1, attention.queries_per_group, -1, -1).flatten(0, 2)  # (H·Dh, d)
+    value = value.expand(-1, group_width(attention) // attention.head_dim, -1, -1).flatten(0, 2)  # (H·Dh, d)
     return attention.o_proj.weight.float() @ value
 
 

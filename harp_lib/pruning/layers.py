@@ -50,11 +50,27 @@ def count_tokens(cache: Cache, layer_idx: int, hidden_states: torch.Tensor, spar
 
 
 class LoneAttention(nn.Module):
-    """Attention of a layer in which each token is alone: its ``branch`` needs no position, mask or cache.
+    """Attention with queries and keys removed: every token attends to itself alone (paper, Section 2.3).
 
-    Nothing is written to a KV cache but how many tokens were seen. There is no attention matrix to return, so
-    ``output_attentions`` leaves these layers out.
+    Computes ``H W_V W_O``, d → K·Dh → H·Dh → d, or with a folded output projection d → K·Dh → d, which copies no value;
+    alpha is folded into the weights. Without projections nothing is left, with α = 0 or all groups removed, but perhaps
+    a bias (d,) for every token. Nothing is written to a KV cache but how many tokens were seen. There is no attention
+    matrix to return, so ``output_attentions`` leaves these layers out.
     """
+
+    def __init__(
+        self,
+        layer_idx: int,
+        v_proj: nn.Module | None = None,
+        o_proj: nn.Module | None = None,
+        head_dim: int = 0,
+        bias: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.layer_idx, self.head_dim = layer_idx, head_dim
+        if v_proj is not None:
+            self.v_proj, self.o_proj = v_proj, o_proj
+        self.bias = None if bias is None else nn.Parameter(bias)
 
     def forward(
         self,
@@ -66,52 +82,27 @@ class LoneAttention(nn.Module):
     ) -> tuple[torch.Tensor, None]:
         if past_key_values is not None:
             count_tokens(past_key_values, self.layer_idx, hidden_states, spared)
-        return self.branch(hidden_states), None
-
-
-class ValueOnlyAttention(LoneAttention):
-    """Attention with queries and keys removed: every token attends to itself alone (paper, Section 2.3).
-
-    Computes ``H W_V W_O``, d → K·Dh → H·Dh → d, or with a folded output projection d → K·Dh → d, which copies no value;
-    alpha is folded into the weights.
-    """
-
-    def __init__(self, v_proj: nn.Module, o_proj: nn.Module, head_dim: int, layer_idx: int) -> None:
-        super().__init__()
-        self.v_proj, self.o_proj, self.head_dim, self.layer_idx = v_proj, o_proj, head_dim, layer_idx
-        self.queries_per_group = o_proj.in_features // v_proj.out_features
-
-    def branch(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "v_proj"):
+            left = torch.zeros_like(hidden_states) if self.bias is None else self.bias.expand_as(hidden_states)
+            return left, None
         values = self.v_proj(hidden_states)  # (B, N, K·Dh)
-        if self.queries_per_group > 1:
+        if folds(self):
             values = values.unflatten(-1, (-1, 1, self.head_dim))  # (B, N, K, 1, Dh)
-            values = values.expand(-1, -1, -1, self.queries_per_group, -1).flatten(2)  # (B, N, H·Dh)
-        return self.o_proj(values)
-
-
-class SkippedAttention(LoneAttention):
-    """Attention of which nothing is left, with α = 0 or all groups removed, but perhaps a bias (d,) for every token."""
-
-    def __init__(self, layer_idx: int, bias: torch.Tensor | None = None) -> None:
-        super().__init__()
-        self.layer_idx = layer_idx
-        self.bias = None if bias is None else nn.Parameter(bias)
-
-    def branch(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(hidden_states) if self.bias is None else self.bias.expand_as(hidden_states)
+            values = values.expand(-1, -1, -1, group_width(self) // self.head_dim, -1).flatten(2)  # (B, N, H·Dh)
+        return self.o_proj(values), None
 
 
 def pruned_attention(attention: nn.Module, layer: int, plan: LayerPlan, fold_output: bool = False) -> nn.Module:
     """The attention that stays under ``plan``; ``attention`` itself where it loses nothing. Alpha is not folded."""
     if plan.alpha is not None:
-        return SkippedAttention(layer) if plan.alpha == 0 else value_only(attention, layer, fold_output)
+        return LoneAttention(layer) if plan.alpha == 0 else value_only(attention, layer, fold_output)
     if not plan.removed_groups:
         return attention
     removed, width, output = plan.removed_groups, group_width(attention), attention.o_proj
     kept = [group for group in range(num_groups(attention)) if group not in removed]
     bias = bias_without(output, blocks(removed, width), plan.group_means)
     if not kept:
-        return SkippedAttention(layer, bias)
+        return LoneAttention(layer, bias=bias)
     parts = {
         "q_proj": keep_rows(attention.q_proj, blocks(kept, width)),
         "k_proj": keep_rows(attention.k_proj, blocks(kept, attention.head_dim)),
@@ -140,13 +131,13 @@ def pruned_ffn(ffn: nn.Module, plan: LayerPlan) -> nn.Module:
     return with_parts(ffn, parts)
 
 
-def value_only(attention: nn.Module, layer: int, fold_output: bool = False) -> ValueOnlyAttention:
+def value_only(attention: nn.Module, layer: int, fold_output: bool = False) -> LoneAttention:
     """The value-only attention that shares ``v_proj`` with ``attention``, and ``o_proj`` unless that is folded."""
     output = folded_output(attention) if fold_output else attention.o_proj
-    return ValueOnlyAttention(attention.v_proj, output, attention.head_dim, layer)
+    return LoneAttention(layer, attention.v_proj, output, attention.head_dim)
 
 
-def refitted(attention: nn.Module, layer: int, weights: Mapping[str, torch.Tensor]) -> ValueOnlyAttention:
+def refitted(attention: nn.Module, layer: int, weights: Mapping[str, torch.Tensor]) -> LoneAttention:
     """The folded value-only attention with other weights: ``v_proj.weight`` (K·Dh, d), ``o_proj.weight`` (d, K·Dh)."""
     own, parts = value_only(attention, layer, fold_output=True), {}
     for name in ("v_proj", "o_proj"):
@@ -156,7 +147,7 @@ def refitted(attention: nn.Module, layer: int, weights: Mapping[str, torch.Tenso
             raise ValueError(f"layer {layer}: {name}.weight has to be of shape {wanted}; got {given}")
         bias = weights.get(f"{name}.bias", stock.bias)
         parts[name] = _linear(weight.to(stock.weight), bias, stock.weight.requires_grad)
-    return ValueOnlyAttention(**parts, head_dim=attention.head_dim, layer_idx=layer)
+    return LoneAttention(layer, **parts, head_dim=attention.head_dim)
 
 
 @torch.no_grad()

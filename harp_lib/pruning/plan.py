@@ -48,15 +48,11 @@ class LayerPlan:
             if list(removed) != sorted(set(removed)) or min(removed, default=0) < 0:
                 raise ValueError(f"{name} has to be indices from 0, rising, each once; got {reprlib.repr(removed)}")
             object.__setattr__(self, name, removed)
-            if means is None:
-                continue
-            if not all(map(math.isfinite, means)):
-                raise ValueError(f"{part}_means has to be finite numbers; got {reprlib.repr(means)}")
-            each, rest = divmod(len(means), len(removed) or 1)
-            if not removed or not each or rest or (part == "channel" and each > 1):
-                wanted = f"equally many for each of {len(removed)} removed"
-                raise ValueError(f"{part}_means has {len(means)} numbers; it needs {wanted}")
-            object.__setattr__(self, f"{part}_means", tuple(means))
+            if means is not None:
+                if not removed or len(means) % len(removed) or not all(map(math.isfinite, means)):
+                    wanted = f"finite numbers, equally many for each of {len(removed)} removed"
+                    raise ValueError(f"{part}_means has to be {wanted}; got {reprlib.repr(means)}")
+                object.__setattr__(self, f"{part}_means", tuple(means))
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that say something, as JSON values."""
@@ -133,10 +129,7 @@ class PruningPlan:
         if not isinstance(values, Mapping) or values.get("format") != FORMAT:
             raise ValueError(f"not a pruning plan: the field 'format' has to be {FORMAT!r}")
         try:
-            entries = [dict(entry) for entry in values["layers"]]
-            layers = {entry.pop("layer"): LayerPlan(**entry) for entry in entries}
-            if len(layers) < len(entries):
-                raise ValueError("a layer stands in the plan twice")
+            layers = {entry.pop("layer"): LayerPlan(**entry) for entry in map(dict, values["layers"])}
             return cls(values["num_layers"], layers, values["method"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a complete pruning plan: {error!r}") from None

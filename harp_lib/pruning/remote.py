@@ -97,10 +97,9 @@ def top_layers(model: PreTrainedModel) -> list[nn.Module]:
     decoder = model.get_decoder()
     if model.training or not model.tail_only_prefill or model.config.output_hidden_states:
         return []  # a checkpointed layer would be computed again without the hooks that spare it positions
-    layers = reversed(decoder_layers(model))
-    top = [*takewhile(lambda layer: isinstance(layer.self_attn, LoneAttention) and has_known_parts(layer), layers)][
-        ::-1
-    ]
+    from_above = reversed(decoder_layers(model))
+    alone = takewhile(lambda layer: isinstance(layer.self_attn, LoneAttention) and has_known_parts(layer), from_above)
+    top = [*alone][::-1]
     watched = [decoder, *decoder.children(), *(module for layer in top for module in layer.modules())]
     hooks = [hook for of in watched for hook in (*of._forward_hooks.values(), *of._forward_pre_hooks.values())]
     # Somebody's hooks want to see every position. Those of transformers are idle unless outputs are asked for.
