@@ -34,7 +34,7 @@ Change = Callable[[], AbstractContextManager[None]]
 
 
 def frontier(job: Job) -> None:
-    """Every way to do without attention in the top layers: likelihoods of documents and pass keys, and what it costs."""
+    """Every way to do without attention in the top layers: likelihoods of documents and of keys, and what it costs."""
     settings, texts = job.profile["frontier"], {}
     for corpus in job.corpora:
         texts[corpus] = job.text(corpus, HELD_OUT, settings["held_out"])
@@ -71,7 +71,7 @@ def frontier(job: Job) -> None:
 
 
 def _changes(job: Job, count: int, most: int, blocks: Callable, inputs: dict[str, Any]) -> dict[str, Change]:
-    """What happens to the ``count`` top layers, by name; rivals only where as many layers go as in the other notebooks."""
+    """What happens to the ``count`` top layers, by name; rivals where as many go as in the other notebooks."""
     model, layers = job.model, range(job.num_layers - count, job.num_layers)
     alphas = dict(list(_searched(job, most).items())[:count])
     zero, harp = (_plan(job, values) for values in (dict.fromkeys(layers, 0.0), alphas))
@@ -130,7 +130,7 @@ def _left(job: Job, plan: PruningPlan) -> dict[str, float]:
 
 
 def passkeys(job: Job, tokens: int, depths: int, keys: int) -> Text:
-    """Texts of about ``tokens`` tokens that name a key, at so many depths each, and ask for it: the key is predicted."""
+    """Texts of about ``tokens`` tokens that name a key, ``keys`` at each depth, and ask for it: it is predicted."""
     filler = FILLER * tokens
     per_token = len(filler) / len(job.tokenizer(filler, add_special_tokens=False, verbose=False).input_ids)
     room, texts, windows = int(tokens * per_token), [], []
