@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from harp_lib.measure.models import display_name
 from harp_lib.measure.text import TITLES
 from harp_lib.report import comparisons, data, figure, plots, table
 from harp_lib.report.plots import LOOKS, Look, about, span
@@ -15,9 +16,9 @@ FRONTIER[TWO] = LOOKS[REFIT]._replace(label="HARP+refit, two kinds of text", lin
 RIVALS = {
     "nbl": Look("NBL", "#d55e00", "v"),
     "linear": Look("least squares, full rank", "#de8f05", "^"),
-    "neighbours": Look("also the token before, and the first", "#029e73", "P"),
-    "windowed": Look("32 tokens and 4 sinks (queries, keys stay)", "#949494", "D"),
-    "boundary": Look("keys, values from below (queries stay)", "#56b4e9", "X"),
+    "neighbours": Look("own, previous and first token", "#029e73", "P"),
+    "windowed": Look("window of 32, 4 sinks (keeps Q, K)", "#949494", "D"),
+    "boundary": Look("K, V from below (keeps Q, cache)", "#56b4e9", "X"),
 }
 SHOWN = FRONTIER | RIVALS
 PASSKEY = "passkey"
@@ -71,7 +72,7 @@ def frontier(profile: dict) -> Figure:
     drawn, grid = plots.lines(frame, "value", "layers", "kind", FRONTIER, bars=True, panel=["model", "text"], wrap=2)
     plots.log_axis(grid[0][0], "y")
     note = about(frame, "95 % intervals over {} documents, as many layers at the top")
-    axes = {"x": "value-only layers", "y": "perplexity, as a multiple of the dense model's (log scale)"}
+    axes = {"x": "value-only layers", "y": "times the dense perplexity (log scale)"}
     return plots.finish(drawn, grid, told(profile), note, **axes, level=1)
 
 
@@ -83,7 +84,8 @@ def frontier_rivals(profile: dict) -> Figure:
     frame["title"] = frame["kind"].map({kind: look.label for kind, look in SHOWN.items()})
     order = {kind: number for number, kind in enumerate(SHOWN)}
     frame = frame.sort_values("kind", key=lambda kinds: kinds.map(order), kind="stable")
-    layout = {"panel": ["model", "text"], "wrap": 3, "size": (3.8, 2.6), "dodge": 0, "share": (False, True)}
+    frame["panel"] = frame["model"].map(display_name) + "\n" + frame["text"]
+    layout = {"panel": "panel", "wrap": 3, "size": (4.6, 2.6), "dodge": 0, "share": (False, True)}
     drawn, grid = plots.dots(frame, "value", "title", "kind", SHOWN, **layout)
     for axis, _ in grid:
         axis.axvline(1, color=plots.DENSE, linewidth=1)
@@ -93,7 +95,7 @@ def frontier_rivals(profile: dict) -> Figure:
     title = f"Finding a key: perplexity {span(keys['dense'], '.1f')} dense, {said[REFIT]} refitted, "
     title += f"{said['windowed']} with a window, {said['boundary']} with keys and values from below"
     note = about(frame, "95 % intervals")
-    return plots.finish(drawn, grid, title, note, x="perplexity, as a multiple of the dense model's", legend=False)
+    return plots.finish(drawn, grid, title, note, x="times the dense perplexity (log scale)", legend=False)
 
 
 @figure("frontier")
