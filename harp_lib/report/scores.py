@@ -194,7 +194,8 @@ def at_a_glance(profile: dict) -> Table:
     removed = parts[1].assign(what="parameters removed", value=100 * parts[1]["removed_fraction"], error=np.nan)
     blocks = []
     for model, part in by_model(pd.concat([removed.assign(unit=" %"), numbers.assign(unit="")])):
-        shown = block(part, "method", "what", "{value:.1f}{unit} ± {error:.1f}").set_index("method").loc[list(ROWS)]
+        shown = block(part, "method", "what", "{value:.1f}{unit} ± {error:.1f}").set_index("method")
+        shown = shown.loc[[method for method in ROWS if method in shown.index]]
         blocks.append(shown.rename(index=TITLES).reset_index().assign(model=display_name(model)))
     whole = stacked(*blocks)
     return whole[["model", *whole.columns.drop("model")]], numbers
