@@ -34,6 +34,15 @@ def load_profile(
         For an unknown profile; the known ones are listed.
     """
     import torch  # here, and not above: the command line reads the paths before anything is installed
+
+    profile = read_profile(name, models, datasets, limit)
+    return profile if torch.cuda.is_available() else profile | {"dtype": "float32"}
+
+
+def read_profile(
+    name: str, models: list[str] | None = None, datasets: str | None = None, limit: int | None = None
+) -> dict[str, Any]:
+    """A profile as it is written, whatever this machine has."""
     import yaml
 
     file = PROFILES / f"{name}.yaml"
@@ -53,8 +62,6 @@ def load_profile(
         for section in ("evaluation", "longbench"):
             for settings in profile[section]["tasks"].values():
                 settings["rows"] = limit
-    if not torch.cuda.is_available():
-        profile["dtype"] = "float32"
     return profile | {"corpora": default_corpora(profile["datasets"])}
 
 

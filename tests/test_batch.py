@@ -85,13 +85,13 @@ def test_failures_are_named_and_the_same_command_continues(tmp_path):
 
 def test_killed_waiting_and_interrupted(tmp_path):
     """The first run is killed while a second one waits, which goes on alone and is interrupted; the third ends well."""
-    work = Checkout(tmp_path / "work", {"01_slow": toy("01", seconds=4)})
+    work = Checkout(tmp_path / "work", {"01_slow": toy("01", seconds=8)})
     one = work.results / "similarity" / "toy" / "any" / "one.json"
     first = work.start("--only", "01")
     wait_until(one.exists)
     written = one.stat().st_mtime_ns
     second = work.start("--only", "01")
-    time.sleep(2)
+    wait_until(lambda: "another run of this checkout is at work: waiting for it" in work.shown.read_text())
     old = {child.pid for child in psutil.Process(first.pid).children(recursive=True)}
     assert len(old) > 2  # engine, job, kernel
     first.kill()
@@ -102,7 +102,6 @@ def test_killed_waiting_and_interrupted(tmp_path):
     second.send_signal(signal.SIGINT)
     assert second.wait(60) == 130
     shown = work.shown.read_text()
-    assert "another run of this checkout is at work: waiting for it" in shown
     assert "the same command continues" in shown
     wait_until(lambda: not working(work), 10)
     assert work.run("--only", "01")[0] == 0
