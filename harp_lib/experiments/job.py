@@ -150,13 +150,15 @@ class Job:
         stored = self.read("baselines", method, task)["plan"]
         return stored and PruningPlan.from_dict(stored)
 
+    def refit_blocks(self) -> torch.Tensor:
+        """The calibration text that layers are refitted on, of the baselines' kind: (samples, tokens)."""
+        text = load_corpus(self.corpora[0], CALIBRATION, self.profile["datasets"])
+        return calibration_blocks(text, self.tokenizer, *self.profile["baselines"]["calibration"][REFIT], self.seed)
+
     def refit(self) -> Refit:
-        """HARP's layers refitted on the baselines' calibration text: fitted once, and kept beside the results."""
-        text, file = load_corpus(self.corpora[0], CALIBRATION, self.profile["datasets"]), self._refit_file
-        if not file.is_file():
-            size = self.profile["baselines"]["calibration"][REFIT]
-            blocks = calibration_blocks(text, self.tokenizer, *size, seed=self.seed)
-            found = refit_values(self.model, blocks, self.num_pruned)
+        """HARP's layers refitted: once, and kept beside the results."""
+        if not (file := self._refit_file).is_file():
+            found = refit_values(self.model, self.refit_blocks(), self.num_pruned)
             file.parent.mkdir(parents=True, exist_ok=True)
             partial = file.with_suffix(f".{os.getpid()}")
             torch.save(vars(found) | {"plan": found.plan.to_dict()}, partial)
