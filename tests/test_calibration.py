@@ -36,31 +36,6 @@ def test_small_fluctuations_around_a_large_mean(fluctuating, sizes):
         np.testing.assert_allclose(statistics.norm, np.linalg.norm(values, axis=0), rtol=1e-6)
 
 
-def inputs_of(model, sequences, projection):
-    """Slow twin: all inputs of a linear map, one sequence after the other through the whole model, (T, C) float64."""
-    seen = []
-    handle = projection.register_forward_pre_hook(lambda module, args: seen.append(args[0][0]))
-    with torch.no_grad():
-        for ids in sequences:
-            model(ids[None])
-    handle.remove()
-    return torch.cat(seen).double()
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("part", ["o_proj", "down_proj"])
-def test_input_statistics_are_those_of_the_whole_model(tiny, name, part):
-    model = tiny(name)
-    projections = {i: model.get_submodule(f"model.layers.{i}.{'self_attn' if part == 'o_proj' else 'mlp'}.{part}")
-                   for i in (1, 3)}  # fmt: skip
-    for layer, statistics in input_statistics(model, MIXED, projections).items():
-        values = inputs_of(model, MIXED, projections[layer])
-        assert statistics.count == sum(map(len, MIXED))
-        torch.testing.assert_close(statistics.mean.double(), values.mean(0), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(statistics.variance.double(), values.var(0), rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(statistics.norm.double(), values.norm(dim=0), rtol=1e-4, atol=1e-5)
-
-
 def calls_of(modules):
     """How often each module runs from now on."""
     calls = [0] * len(modules)

