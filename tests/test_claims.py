@@ -56,14 +56,8 @@ def ablations(world):
             found[method, task] = scores({R: 0.3, N: 1.0, O: 0.95}[world], 30 if world == O else 100)
     found["similarity", "selection"] = {"layers": {R: [8, 9], N: [0, 1], O: [0, 9]}[world]}
     found["top", "selection"] = {"layers": [8, 9]}
-    levels = {"top-0": 0.4, "top-1": 0.2, "top-2": 0, "only-9": 0.2, "only-8": 0.2, "without-8": 0.2}
-    levels["without-9"] = {R: 0.2, N: -0.2, O: 0.05}[world]
-    for i, sign in enumerate(SIGNS):
-        costs = documents(DOWN, UP, world)[i]
+    for i, costs in enumerate(documents(DOWN, UP, world)):
         found["single-layer", f"document-{i:02}"] = {"dense": 0, "tokens": 100, "1": costs, "0": costs}
-        wave = 20 * sign * (world == O)
-        plans = {plan: 300 + i + 100 * level + (wave if "without" in plan else 0) for plan, level in levels.items()}
-        found["gain", f"document-{i:02}"] = {"nll": plans, "tokens": 100}
     return found
 
 

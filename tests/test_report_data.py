@@ -48,7 +48,6 @@ def test_alphas_have_the_layers_that_their_search_has():
 
 def test_what_the_names_of_cells_say():
     assert {"corpus", "split"} <= set(tidy("mini", "alpha_search", "nll"))
-    assert set(tidy("mini", "efficiency", "seconds")["length"]) >= {256, 2048}
     gain = tidy("mini", "ablations", "nll")
     assert set(gain["document"]) == set(range(gain["document"].nunique()))
     assert "top-0" in set(gain["plan"])

@@ -3,7 +3,7 @@
 Scores are compared by question, perplexities by document, times by repetition: what two methods have in common cancels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,14 +33,6 @@ class Interval(NamedTuple):
     def within(self, least: float, most: float) -> "Interval":
         """Of a quantity that cannot be beyond some ends."""
         return Interval(self.value, *np.clip((self.low, self.high), least, most).tolist(), self.n)
-
-
-class Compared(NamedTuple):
-    """Scores (0 to 1) of a method and of the dense model on the questions of one task, and what guessing would get."""
-
-    scores: Sequence[float]
-    dense: Sequence[float]
-    chance: float = 0.0
 
 
 # ---- documents and repetitions: Student's t
@@ -174,40 +166,35 @@ def bootstrap(tasks: Sequence[np.ndarray], seed: int = 0) -> np.ndarray:
     return np.stack(drawn, axis=-1)
 
 
-def drawn_interval(value: float, draws: np.ndarray, n: int) -> Interval:
-    """A value with the interval that a bootstrap gives it."""
-    low, high = np.percentile(draws, (2.5, 97.5), method="inverted_cdf")
-    return Interval(float(value), float(low), float(high), n)
+def resampled(*sides: tuple[Callable[[np.ndarray], np.ndarray], Sequence[np.ndarray]]) -> Interval:
+    """A statistic of mean scores with its :func:`bootstrap` interval; of two sides, the first's less the second's.
 
-
-def share_kept(*groups: Sequence[Compared]) -> Interval:
-    """The share of the dense score above chance that is kept: 1 is the dense model, 0 is guessing.
-
-    Of two groups of tasks it is the first group's share minus the second's.
+    A side is the statistic, which takes means (…, M, T) and gives (…), and for each task the scores (M, questions).
     """
-    values, draws = [], []
-    for seed, tasks in enumerate(groups):
-        chance = sum(task.chance for task in tasks)
-        drawn = bootstrap([np.stack([task.scores, task.dense]) for task in tasks], seed).sum(axis=-1) - chance
-        own, dense = (sum(np.mean(task[i]) for task in tasks) - chance for i in (0, 1))
-        values.append((own, dense))
-        draws.append(drawn.T)
-    number = sum(len(task.dense) for tasks in groups for task in tasks)
-    with np.errstate(divide="ignore", invalid="ignore"):  # a draw in which the dense model is at chance
-        (value, *others), (drawn, *less) = ([own / dense for own, dense in pairs] for pairs in (values, draws))
-        return drawn_interval(value - sum(others), drawn - sum(less), number)
+    found = []
+    for seed, (statistic, tasks) in enumerate(sides):
+        means = np.stack([scores.mean(axis=1) for scores in tasks], axis=-1)
+        with np.errstate(divide="ignore", invalid="ignore"):  # a draw in which a share is of nothing
+            found.append((statistic(means), statistic(bootstrap(tasks, seed))))
+    value, draws = (first - sum(second) for first, *second in zip(*found, strict=True))
+    low, high = np.percentile(draws, (2.5, 97.5), method="inverted_cdf")
+    return Interval(
+        float(value), float(low), float(high), sum(scores.shape[1] for _, tasks in sides for scores in tasks)
+    )
 
 
-def floor(tasks: Sequence[Compared]) -> str | None:
+def floor(tasks: Sequence[tuple[Sequence[float], float]]) -> str | None:
     """Why nothing can be lost on some tasks together: ``FLOOR``, ``FEW``, or None if the dense model is above chance.
+
+    Of each task it takes the scores of the dense model (0 to 1, by question) and what guessing would get.
 
     Above is by two standard errors, at least those of guessing, so that a few lucky guesses are not taken for skill.
     At the floor means that there were questions enough to see a lead of five points, and there is none.
     """
-    if not tasks or any(len(task.dense) < 2 for task in tasks):
+    if not tasks or any(len(dense) < 2 for dense, _ in tasks):
         return FEW
-    number, mean, chance = np.array([(len(task.dense), np.mean(task.dense), task.chance) for task in tasks]).T
-    error = np.maximum([stats.sem(task.dense) for task in tasks], np.sqrt(chance * (1 - chance) / number))
+    number, mean, chance = np.array([(len(dense), np.mean(dense), chance) for dense, chance in tasks]).T
+    error = np.maximum([stats.sem(dense) for dense, _ in tasks], np.sqrt(chance * (1 - chance) / number))
     if np.mean(mean - chance) > ABOVE * np.sqrt(np.sum(error**2)) / len(tasks):
         return None
     rate = (mean * number + 2) / (number + 4)  # Agresti and Coull

@@ -9,7 +9,7 @@ import pandas as pd
 
 from harp_lib import config
 from harp_lib.measure.evaluation import ALL_BENCHMARKS
-from harp_lib.report.comparisons import Compared, floor
+from harp_lib.report.comparisons import floor
 from harp_lib.results import Cells, read_results
 
 _QUANTITIES = {
@@ -20,21 +20,17 @@ _QUANTITIES = {
     ("document", "layer"): "similarity, projected similarity, block influence, attention influence, value gap, "
     "branch gap, without first",
     ("document", "layer", "head"): "entropy, ratios",
-    ("variant", "repetition", "part"): "seconds",
-    ("variant",): "bytes, cache_bytes, peak_bytes",
-    ("pairs", "variant"): "flops",
     ("item",): "layers",
 }
 AXES = {name: axes for axes, names in _QUANTITIES.items() for name in names.split(", ")}
 """What each index of a stored quantity counts, from the outside in; a quantity that is not here is a single number.
 
 A list counts from 0 and a dictionary has its keys, as numbers where they are numbers. A quantity may have fewer axes
-than are named here (``seconds`` of a plan is one number). Where a quantity belongs to the hidden states, as
+than are named here. Where a quantity belongs to the hidden states, as
 ``similarity``, layer i is what enters layer i, and one more is what leaves the last.
 """
 
 _OTHERWISE = {  # tasks whose cells mean something else by the same name
-    "counted": {"flops": ("pairs", "item", "part")},
     "selection": {"scores": ("layer",)},
     "document": {"nll": ("plan",)},
     "repeated-tokens": {"tokens": ("token",), "logit difference": ("token",), "similarity": ("token", "layer")}
@@ -42,7 +38,6 @@ _OTHERWISE = {  # tasks whose cells mean something else by the same name
 }
 _TASKS = (  # what the names of cells say: columns of their own
     r"document-(?P<document>\d+)",
-    r"(prefill|decode|split)-(?P<length>\d+)",
     r"search-(?P<corpus>.+)",
     r"(?P<corpus>.+)-(?P<split>train|test|validation)",
 )
@@ -70,7 +65,7 @@ def tidy(profile: str, experiment: str, *quantities: str) -> pd.DataFrame:
     -------
     DataFrame
         Columns model, method, task, quantity, the axes of the quantities (``AXES``), what the task's name says
-        (document, length, corpus, split), and value. Cells that failed have the quantity ``failed``, with the reason.
+        (document, corpus, split), and value. Cells that failed have the quantity ``failed``, with the reason.
     """
     rows = []
     for (model, method, task), cell in cells(profile, experiment).items():
@@ -165,15 +160,19 @@ class Source:
         return found
 
 
-def compared(task: str, answers: pd.DataFrame, method: str = "dense") -> Compared:
-    """A method's scores on a task beside those of the dense model and of guessing."""
-    choices = ALL_BENCHMARKS[task].choices
-    return Compared(answers[method].to_numpy(), answers["dense"].to_numpy(), 1 / choices if choices else 0.0)
+def lacking(answers: Mapping[str, pd.DataFrame]) -> str | None:
+    """Why the dense model has nothing to lose on some tasks together, if it has not (:func:`comparisons.floor`)."""
+    return floor([(asked["dense"], chance(task)) for task, asked in answers.items()])
 
 
 def above(answers: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """Those of some tasks on which the dense model is above chance."""
-    return {task: asked for task, asked in answers.items() if not floor([compared(task, asked)])}
+    return {task: asked for task, asked in answers.items() if not lacking({task: asked})}
+
+
+def chance(task: str) -> float:
+    """What guessing scores on a task."""
+    return 1 / ALL_BENCHMARKS[task].choices if ALL_BENCHMARKS[task].choices else 0.0
 
 
 def _leaves(value: Any, index: tuple = ()) -> Iterator[tuple[tuple, Any]]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.pyplot import get_cmap, setp
+from matplotlib.pyplot import get_cmap
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from harp_lib.measure.models import display_name
@@ -12,7 +12,7 @@ from harp_lib.report import data, figure, plots
 from harp_lib.report.comparisons import log_change
 from harp_lib.report.figures_layers import rank_trend
 from harp_lib.report.plots import HARP, LOOKS, PAPER, Look, about, span, with_paper
-from harp_lib.report.scores import KINDS, STRATEGIES, named, of_kind, scores
+from harp_lib.report.scores import STRATEGIES
 from harp_lib.report.tables import perplexities
 
 
@@ -65,15 +65,12 @@ def alpha_held_out(profile: dict) -> Figure:
     frame = with_paper(ours, printed.assign(kind="paper"))
     own = frame["method"] == "searched-on-" + frame["corpus"]
     searched = own.map({True: "α searched on this text", False: "α searched on the other"})
-    labels = frame["method"].map({method: look.label for method, look in LOOKS.items()})
-    frame["name"] = labels.fillna(searched)
+    frame["name"] = frame["method"].map({method: look.label for method, look in LOOKS.items()}).fillna(searched)
     frame["text"] = frame["corpus"].map(TITLES)
-    layout = {"panel": ["model", "text"], "size": (3.4, 2.6), "dodge": 0}
-    drawn, grid = plots.dots(frame, "value", "name", "kind", **layout)
+    drawn, grid = plots.dots(frame, "value", "name", "kind", panel=["model", "text"], size=(3.4, 2.6), dodge=0)
     plots.log_axis(grid[0][0], "x")
     mean = {kind: span(part["value"], ".0f") for kind, part in ours.groupby("kind")}
-    title = f"On held-out text perplexity is {mean['harp']} with a searched α, {mean['alpha-1']} with α = 1, "
-    title += f"{mean['alpha-0']} with α = 0, {mean['dense']} dense"
+    title = f"On held-out text perplexity is {mean['harp']} with a searched α, {mean['alpha-1']} with α = 1"
     note = about(ours, "95 % intervals over {} documents; the paper's perplexities are per word")
     return plots.finish(drawn, grid, title, note, x="perplexity per token (log scale)", legend=False)
 
@@ -81,26 +78,17 @@ def alpha_held_out(profile: dict) -> Figure:
 @figure("ablations")
 def ablation_layers(profile: dict) -> Figure:
     """Which layers each strategy picks, here and in the paper."""
-    ours = data.tidy(profile["name"], "ablations", "layers", "inputs.total")
-    total = ours[ours["quantity"] == "inputs.total"].groupby("model")["value"].max()
-    ours = ours[ours["quantity"] == "layers"].rename(columns={"layer": "rank", "value": "layer"})
+    ours = data.tidy(profile["name"], "ablations", "layers").rename(columns={"layer": "rank", "value": "layer"})
     frame = with_paper(ours, data.paper("selected_layers"))
     frame["name"] = frame["method"].map(STRATEGIES)
     frame = frame.iloc[frame["method"].map(list(STRATEGIES).index).argsort(kind="stable")]
     looks = {"ours": Look("ours", HARP, "s"), "paper": Look("paper", PAPER, "s")}
     layout = {"share": (False, True), "size": (5, 2.0), "dodge": 0, "wrap": 2}
     drawn, grid = plots.dots(frame, "layer", "name", "source", looks, **layout)
-    for axis, part in grid:
-        axis.set_xlim(-1, total.get(part["model"].iloc[0], part["layer"].max() + 1))
     picked = frame.pivot_table("layer", ["source", "model"], "method", aggfunc=set)
-    shared = pd.Series(
-        [len(top & alike) for top, alike in zip(picked["top"], picked["similarity"], strict=True)], picked.index
-    )
-    said = {
-        source: f"{span(shared[source], '.0f')} of {span(picked.loc[source, 'top'].map(len), '.0f')}"
-        for source in looks
-    }
-    title = f"Similarity picks {said['ours']} layers that HARP prunes; in the paper {said['paper']}"
+    shared = [len(top & alike) / len(top) for top, alike in zip(picked["top"], picked["similarity"], strict=True)]
+    said = {source: span(100 * part, ".0f") for source, part in pd.Series(shared, picked.index).groupby("source")}
+    title = f"Of the layers that HARP prunes, Similarity picks {said['ours']} %; in the paper {said['paper']} %"
     return plots.finish(drawn, grid, title, x="layer index (0 is the bottom)", legend=False)
 
 
@@ -131,29 +119,3 @@ def ablation_single_layers(profile: dict) -> Figure:
     title += "without attention"
     axes = {"x": "layer index (0 is the bottom)", "y": "rise of log perplexity\n(nats per token; linear below 0.1)"}
     return plots.finish(drawn, grid, title, about(frame, "95 % intervals over {} held-out documents"), **axes, level=0)
-
-
-@figure("ablations")
-def teaser_right(profile: dict) -> Figure:
-    """The paper's Figure 1, right: α = 1 against searched α on all benchmarks, and ours beneath."""
-    methods, parts = {"dense": "dense", "top": "alpha-1", "harp": "harp"}, []
-    for kind in KINDS:
-        paper = pd.concat([data.paper("alpha_ablation"), data.paper(kind)])
-        paper = paper.query("model == 'LLaMA3.1-8B' and quantity == 'score'")
-        paper = paper.replace({"task": {f"average {kind}": "average"}}).drop_duplicates(["method", "task"])
-        ours = scores(profile, ("ablations", "main_tables"), of_kind(kind), methods)
-        found = with_paper(ours, paper[paper["task"].isin([*of_kind(kind), "average"])])
-        parts.append(found.assign(kind=kind))
-    frame = pd.concat(parts, ignore_index=True).dropna(subset="value")
-    frame = frame[frame["method"].isin(methods)].replace({"method": methods})
-    origin = frame["source"].map({"paper": "hub", "ours": profile["datasets"]})
-    frame["title"] = [named(task, source) for task, source in zip(frame["task"], origin, strict=True)]
-    layout = {"panel": ["model", "kind"], "size": (9.5, 2.4), "wrap": 1, "share": (False, False)}
-    looks = {method: LOOKS[method] for method in methods.values()}
-    drawn, grid = plots.bars(frame, "value", "title", "method", looks, **layout)
-    for axis, _ in grid:
-        setp(axis.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor", size="small")
-    mean = frame.query("source == 'ours' and task == 'average'").set_index(["kind", "method", "model"])["value"]
-    gains = [f"{span(mean[kind]['harp'] - mean[kind]['alpha-1'], '+.1f')} points on {kind}" for kind in KINDS]
-    title = f"Searching α changes the average by {' and '.join(gains)} tasks"
-    return plots.finish(drawn, grid, title, "scores ± standard error, which the paper does not print", y="score (%)")

@@ -5,12 +5,12 @@ A title says what is seen, in numbers of these results; with several models, fro
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from harp_lib.report import data, figure, plots
-from harp_lib.report.comparisons import change, mean_interval, rank_correlation
+from harp_lib.report.comparisons import mean_interval, rank_correlation
 from harp_lib.report.plots import FIRST, HARP, LOOKS, RANDOM, SECOND, Look, about, span
+from harp_lib.report.tables import ENDS, perplexities
 
 TOP = 0.8  # from here up is the top fifth of the layers
 TRAINED = {"trained": Look("trained weights", plots.DENSE, "."), "random": Look("random weights", RANDOM, ".", "--")}
@@ -35,19 +35,6 @@ def similarity_by_layer(profile: dict) -> Figure:
     )
     axes = {"x": "layer index (the last point: what leaves the top)", "y": "Sim(H), mean cosine of token pairs"}
     return plots.finish(drawn, grid, title, about(frame), **axes, level=1, ylim=(min(0, frame["low"].min()), 1.05))
-
-
-@figure("similarity")
-def block_influence(profile: dict) -> Figure:
-    """How far each layer turns its tokens, and its attention alone."""
-    looks = {"block influence": Look("whole layer", FIRST, ".")}
-    looks |= {"attention influence": Look("attention alone", SECOND, ".", "--")}
-    frame = by_layer(profile, *looks).query("method == 'trained'")
-    drawn, grid = plots.lines(frame, "value", "layer", "quantity", looks)
-    plots.log_axis(grid[0][0], "y")
-    whole, alone = (span(rank_trend(frame[frame["quantity"] == name]), "+.2f") for name in looks)
-    title = f"Does BI fall with the layer index? Rank correlation {whole}, of attention alone {alone}"
-    return plots.finish(drawn, grid, title, about(frame), x="layer index", y="BI = 1 − cosine of input and output")
 
 
 @figure("theory")
@@ -91,19 +78,19 @@ def attention_entropy(profile: dict) -> Figure:
 
 
 @figure("similarity")
-def value_gap(profile: dict) -> Figure:
-    """How far ÂV is from V, and what the layer's residual stream loses with queries and keys."""
+def layer_changes(profile: dict) -> Figure:
+    """How far ÂV is from V, what the stream loses with queries and keys, and how far a layer turns its tokens."""
     names = {"value gap": "values: ‖ÂV − V‖ / ‖V‖", "branch gap": "stream: ‖A − B‖ / ‖H‖"}
+    names |= {"block influence": "BI: 1 − cos(input, output)", "attention influence": "BI of attention alone"}
     frame = by_layer(profile, *names).replace({"quantity": names})
-    layout = {"panel": ["model", "quantity"], "wrap": 2, "share": (False, False)}
+    layout = {"panel": ["model", "quantity"], "wrap": 2, "share": (False, False), "size": (4.4, 2.6)}
     drawn, grid = plots.lines(frame, "value", "layer", "method", TRAINED, **layout)
-    for values, stream in zip(grid[::2], grid[1::2], strict=True):
-        values[0].set_ylim(0, None)
-        plots.log_axis(stream[0], "y")
+    for axis, _ in grid:
+        plots.log_axis(axis, "y")
     own = frame[frame["method"] == "trained"]
-    values, stream = (span(top_fifth(own[own["quantity"] == name])) for name in names.values())
-    title = f"Without queries and keys the top fifth's values change by {values} of their norm, the stream by {stream}"
-    return plots.finish(drawn, grid, title, about(frame), x="layer index", y="change, relative to the norm")
+    falls = [span(rank_trend(own[own["quantity"] == name]), "+.2f") for name in list(names.values())[2:]]
+    title = f"Does BI fall with the layer index? Rank correlation {falls[0]}, of attention alone {falls[1]}"
+    return plots.finish(drawn, grid, title, about(frame), x="layer index", y="change (log scale)")
 
 
 @figure("theory")
@@ -123,15 +110,16 @@ def norm_change(profile: dict) -> Figure:
 
 @figure("norm_change")
 def value_norms(profile: dict) -> Figure:
-    """‖ÂV‖/‖V‖ of every head and layer, mean over documents, as a map."""
+    """‖ÂV‖/‖V‖ of every head, mean over documents, a point for each head."""
     frame = over_documents(data.tidy(profile["name"], "norm_change", "ratios"), "model", "layer", "head")
-    scale = LogNorm(*frame["value"].quantile([0.02, 0.98]))
-    bar = {"label": "‖ÂV‖ / ‖V‖ (log scale)", "ticks": (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2)}
-    drawn, grid = plots.tiles(frame, "value", "head", "layer", scale, bar=bar, size=(4.4, 4.4))
+    looks = {"head": Look("a head", FIRST, ".", "none")}
+    drawn, grid = plots.lines(frame.drop(columns=["low", "high"]), "value", "layer", None, looks)
+    plots.log_axis(grid[0][0], "y")
     median = frame.groupby("model")["value"].median()
     kept = ((frame["value"] - 1).abs() <= 0.05).groupby(frame["model"]).mean()
     title = f"Averaging leaves {span(median)} of a head's norm (median); {span(100 * kept, '.0f')} % keep it within 5 %"
-    return plots.finish(drawn, grid, title, about(frame, "mean over {} documents"), x="head", y="layer index")
+    note = about(frame, "a point for each head, mean over {} documents; 1 is the norm kept")
+    return plots.finish(drawn, grid, title, note, x="layer index", y="‖ÂV‖ / ‖V‖ (log scale)", level=1)
 
 
 @figure("norm_change")
@@ -156,23 +144,13 @@ def stream_norms(profile: dict) -> Figure:
 @figure("norm_change")
 def rescaling_perplexity(profile: dict) -> Figure:
     """Perplexity of every way to choose α, against the searched α, paired by document."""
-    found = data.tidy(profile["name"], "norm_change", "nll", "tokens")
-    nll, tokens = (
-        found[found["quantity"] == name].pivot_table("value", ["model", "document"], "method")
-        for name in ("nll", "tokens")
-    )
-    rows = []
-    for model, part in nll.groupby("model", sort=False):
-        for rule in (rule for rule in RULES if rule != "searched"):
-            found_here = change(part["searched"], part[rule], tokens.loc[part.index, "dense"]) * 100
-            rows.append((model, rule, RULES[rule].label, *found_here))
-    frame = pd.DataFrame(rows, columns=["model", "rule", "name", "value", "low", "high", "documents"])
-    drawn, grid = plots.dots(frame, "value", "name", "rule", RULES, size=(4.8, 2.4), dodge=0)
-    for axis, _ in grid:
-        axis.axvline(0, color=HARP, linewidth=1.2)
-    norm = span(frame[frame["rule"] == "norm-matching"]["value"], "+.1f")
+    frame = perplexities(profile, "norm_change", "searched").query("method != 'searched'")
+    frame[list(ENDS)] = 100 * frame[["searched" + end for end in ENDS.values()]].to_numpy()
+    frame["name"] = [RULES[rule].label for rule in frame["method"]]
+    drawn, grid = plots.dots(frame, "value", "name", "method", RULES, size=(4.8, 2.4), dodge=0)
+    norm = span(frame[frame["method"] == "norm-matching"]["value"], "+.1f")
     title = f"The α that keeps the norm has {norm} % perplexity against the searched α"
-    note = about(frame, "95 % intervals over {} held-out documents")
+    note = about(frame, "95 % intervals over {} held-out documents; the searched α is at 0")
     return plots.finish(drawn, grid, title, note, x="perplexity, change against the searched α (%)", legend=False)
 
 
@@ -200,9 +178,3 @@ def rank_trend(frame: pd.DataFrame) -> pd.Series:
     """Spearman's rank correlation of the value with the layer, for each model."""
     parts = frame.astype({"value": float}).groupby("model", sort=False)
     return pd.Series({model: rank_correlation(part["layer"], part["value"]).value for model, part in parts})
-
-
-def top_fifth(frame: pd.DataFrame) -> pd.Series:
-    """Mean of the top fifth of the layers, for each model."""
-    count = frame.groupby("model")["layer"].transform("max") + 1
-    return frame[frame["layer"] >= TOP * count].groupby("model")["value"].mean()

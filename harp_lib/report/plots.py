@@ -1,4 +1,4 @@
-"""Dots with intervals, lines, bars and tiles: every figure is one of these, in one look, each colour with one meaning.
+"""Dots with intervals, lines and bars: every figure is one of these, in one look, each colour with one meaning.
 
 Each kind takes a long frame (one row a mark; its interval in ``low`` and ``high``, or its standard ``error``), draws
 one panel for each value of ``panel``, the models by default, and returns the figure and its panels as (axis, rows).
@@ -13,7 +13,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
@@ -114,24 +113,8 @@ def bars(frame: pd.DataFrame, value: str, by: str, hue=None, looks=LOOKS, **layo
     return figure, grid
 
 
-def tiles(
-    frame: pd.DataFrame, value: str, x: str, y: str, norm: Normalize, *, cmap="cividis", bar=None, **layout: Any
-) -> tuple[Figure, Panels]:
-    """A map of ``value`` for each panel, ``y`` rising, all on one scale of colours; ``bar``: its label and ticks."""
-    figure, grid = panels(frame, **layout)
-    for axis, part in grid:
-        table = part.pivot_table(index=y, columns=x, values=value)
-        cells = (table.columns, table.index, table.to_numpy())
-        image = axis.pcolormesh(*cells, cmap=cmap, norm=norm, shading="nearest", edgecolor="white", linewidth=0.4)
-        axis.xaxis.set_major_locator(MaxNLocator(9, integer=True))
-    if bar:
-        shown = figure.colorbar(image, ax=[axis for axis, _ in grid], format="%g", extend="both", **bar)
-        shown.minorticks_off()
-    return figure, grid
-
-
 def finish(
-    figure: Figure, grid: Panels, title: str, note="", *, x="", y="", level=None, ylim=None, legend=True, handles=()
+    figure: Figure, grid: Panels, title: str, note="", *, x="", y="", level=None, ylim=None, legend=True
 ) -> Figure:
     """Title (what is seen), note (of what, on how much), names of the axes with units, a line across, one legend."""
     (width, height), columns = figure.get_size_inches(), grid[0][0].get_gridspec().ncols
@@ -146,7 +129,6 @@ def finish(
         if place % columns == 0:
             axis.set_ylabel(axis.get_ylabel() or y)
     found = {name: mark for axis, _ in grid for mark, name in zip(*axis.get_legend_handles_labels(), strict=True)}
-    found |= {mark.get_label(): mark for mark in handles}
     if legend and len(found) > 1:
         fit = max(1, int(width / (0.08 * max(map(len, found)) + 0.6)))
         figure.legend(found.values(), found, loc="outside lower center", ncols=min(fit, len(found)))

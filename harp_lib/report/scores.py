@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from itertools import product
+from itertools import chain, product
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,7 @@ ALPHAS = {"dense": "dense", "top": "HARP, α = 1", "harp": "HARP, α searched"}
 KINDS = ("generation", "discriminative")
 AVERAGE = "average"
 CELL = ["model", "method", "task"]
+RATIOS = {"removed_fraction": "parameters removed", "head_ratio": "heads removed"}  # and their columns
 
 
 def of_kind(kind: str) -> list[str]:
@@ -33,19 +34,17 @@ def scores(profile: dict, stores: str | tuple, tasks: Iterable[str], methods: It
     Columns: model, method, task, value, error (in per cent), questions, reason (of no score), removed_fraction and
     head_ratio (fractions of 1).
     """
-    tasks, names = list(tasks), list(methods)
-    stores = (stores,) if isinstance(stores, str) else stores
-    wanted = ("scores", "removed_fraction", "head_ratio", "failed")
-    found = pd.concat([data.tidy(profile["name"], store, *wanted) for store in stores])
-    found = found[found["task"].isin(tasks) & found["method"].isin(names)]
-    found = found.drop_duplicates([name for name in found if name != "value"])  # what two stores have
-    asked = found[found["quantity"] == "scores"].astype({"value": float}).groupby(CELL)["value"]
-    frame = pd.DataFrame({"value": 100 * asked.mean(), "error": 100 * asked.sem(), "questions": asked.size()})
-    failed = found[found["quantity"] == "failed"].set_index(CELL)["value"].rename("reason")
-    frame = frame.join(failed, how="outer").reset_index()
+    rows, tasks, names = [], list(tasks), list(methods)
+    for store in (stores,) if isinstance(stores, str) else stores:
+        for key, cell in data.cells(profile["name"], store).items():
+            if key[1] in names and key[2] in tasks:
+                result, asked = cell["result"], pd.Series(cell["result"].get("scores"), dtype=float)
+                row = {"value": 100 * asked.mean(), "error": 100 * asked.sem(), "questions": len(asked) or np.nan}
+                row |= {"reason": result.get("failed")} | {ratio: result.get(ratio) for ratio in RATIOS}
+                rows.append(dict(zip(CELL, key, strict=True)) | row)
+    frame = pd.DataFrame(rows).drop_duplicates(CELL)  # what two stores have
     frame = pd.concat([frame, *(_average(part) for _, part in by_model(frame))], ignore_index=True)
-    ratios = found[found["quantity"].isin(wanted[1:3])].astype({"value": float})
-    frame = frame.join(ratios.pivot_table("value", CELL[:2], "quantity"), on=CELL[:2])
+    frame[list(RATIOS)] = frame.groupby(CELL[:2])[list(RATIOS)].transform("first").astype(float)
     order = {name: i for i, name in enumerate([*tasks, AVERAGE, *names])}
     frame = frame.sort_values(CELL, key=lambda part: part.map(order) if part.name != "model" else part)
     return frame.reset_index(drop=True)
@@ -66,14 +65,16 @@ def differences(profile: dict, store: str, groups: Mapping[str, Iterable[str]], 
     Columns: model, method, group (the key of the tasks that are averaged), value, low, high, questions, silent (both
     scored zero on all of these). Tasks that one of the two lacks are left out.
     """
-    found, rows = data.tidy(profile["name"], store, "scores"), []
-    for model, mine in by_model(found):
-        kept = {key: part.to_numpy(float) for key, part in mine.groupby(["method", "task"])["value"]}
+    found, rows = {}, []
+    for (model, method, task), cell in data.cells(profile["name"], store).items():
+        if "scores" in cell["result"]:
+            found.setdefault(model, {})[method, task] = cell["result"]["scores"]
+    for model, kept in found.items():
         for method, (group, tasks) in product([one for one in ROWS if one != reference], groups.items()):
             both = [(kept.get((reference, task)), kept.get((method, task))) for task in tasks]
             both = [pair for pair in both if pair[0] is not None and pair[1] is not None]
             if both:
-                silent = not any(part.any() for pair in both for part in pair)
+                silent = not any(map(any, chain(*both)))
                 rows.append((model, method, group, *comparisons.paired_difference(both) * 100, silent))
     return pd.DataFrame(rows, columns=["model", "method", "group", "value", "low", "high", "questions", "silent"])
 
@@ -87,24 +88,21 @@ def score_table(
     highest = paper["value"].where(paper["method"].isin(bold)).groupby([paper["model"], paper["task"]]).transform("max")
     paper["best"] = paper["method"].isin(bold) & (paper["value"] == highest)
     tasks, here, blocks = list(paper["task"].unique()), profile["datasets"], []
-    heads = {"removed_fraction": "parameters removed", "head_ratio": "heads removed"}
-    for frame, unit in ((paper, "{removed_fraction:.1f}%"), (ours, "{removed_fraction:.2%}")):
+    for frame, scale, unit in ((paper, 1, "{share:.1f} %"), (ours, 100, "{share:.2f} %")):
         for model, part in by_model(frame):
             shown = block(part, "method", "task").reindex(columns=["method", *tasks], fill_value=MISSING)
-            first = part.drop_duplicates("method").set_index("method").reindex(columns=list(heads)).loc[shown["method"]]
-            ratio = [written(row, unit).replace("%", " %") for row in first.to_dict("records")]
-            shown[heads["removed_fraction"]] = ratio
-            shares = [Fraction(share).limit_denominator(1000) for share in first["head_ratio"].fillna(0)]
-            shown[heads["head_ratio"]] = [str(share) for share in shares]
+            first = part.groupby("method").first().reindex(columns=list(RATIOS)).loc[shown["method"]]
+            shown["removed_fraction"] = [written({"share": scale * r}, unit) for r in first["removed_fraction"]]
+            shown["head_ratio"] = [str(Fraction(r).limit_denominator(1000)) for r in first["head_ratio"].fillna(0)]
             shown["method"] = [titles[method] for method in shown["method"]]
-            if frame is ours:
+            if frame is not paper:
                 own = {task: named(task, here) for task in tasks} if here == "embedded" else {}
                 asked = part.groupby("task")["questions"].max().map("{:.0f}".format).to_dict() | {"method": "questions"}
                 shown = pd.concat([pd.DataFrame([own] if own else []), shown, pd.DataFrame([asked])])
-            blocks.append(shown.assign(model=display_name(model) if frame is ours else f"{model} (paper)"))
-    whole = stacked(*blocks)[["model", "method", *(heads[name] for name in ratios), *tasks]]
+            blocks.append(shown.assign(model=f"{model} (paper)" if frame is paper else display_name(model)))
+    shown = stacked(*blocks)[["model", "method", *ratios, *tasks]]
     numbers = pd.concat([paper.assign(source="paper"), ours.assign(source="ours")]).drop(columns=["quantity", "best"])
-    return whole.rename(columns={task: named(task, "hub") for task in tasks}), numbers
+    return shown.rename(columns={task: named(task, "hub") for task in tasks} | RATIOS), numbers
 
 
 def named(task: str, source: str) -> str:
@@ -191,11 +189,8 @@ def at_a_glance(profile: dict) -> Table:
         asked = f"{frame['questions'].max():.0f} {'home-made ' * (profile['datasets'] == 'embedded')}questions"
         parts.append(frame.assign(what=f"{kind} ({asked})"))
     numbers = pd.concat([frame[["model", "method", "what", "value", "error"]] for frame in parts])
-    removed = parts[1].assign(what="parameters removed", value=100 * parts[1]["removed_fraction"], error=np.nan)
-    blocks = []
-    for model, part in by_model(pd.concat([removed.assign(unit=" %"), numbers.assign(unit="")])):
-        shown = block(part, "method", "what", "{value:.1f}{unit} ± {error:.1f}").set_index("method")
-        shown = shown.loc[[method for method in ROWS if method in shown.index]]
-        blocks.append(shown.rename(index=TITLES).reset_index().assign(model=display_name(model)))
-    whole = stacked(*blocks)
-    return whole[["model", *whole.columns.drop("model")]], numbers
+    removed = frame.assign(what="parameters removed (%)", value=100 * frame["removed_fraction"], error=np.nan)
+    shown = block(pd.concat([removed, numbers]), ["model", "method"], "what", "{value:.1f} ± {error:.1f}")
+    shown = shown.sort_values("method", key=lambda part: part.map(list(ROWS).index)).sort_values("model", kind="stable")
+    shown = shown.replace({"method": TITLES}).assign(model=shown["model"].map(display_name))
+    return stacked(shown), numbers

@@ -70,6 +70,11 @@ def ends(prefix: str, found: Iterable[float] | None) -> dict[str, float]:
     return dict(zip((prefix + end for end in ENDS.values()), found or (np.nan,) * 3, strict=False))
 
 
+def interval(row: Mapping[str, Any], prefix: str = "", n: str = "documents") -> comparisons.Interval:
+    """The interval that these three columns of a row are; ``n`` is the column of how many items it is over."""
+    return comparisons.Interval(*(row[prefix + end] for end in ENDS.values()), row[n])
+
+
 def told(value: float, low: float, high: float, form: str = "+.1f") -> str:
     """A number with its interval, for a title or a sentence."""
     return f"{value:{form}} [{low:{form}}, {high:{form}}]".replace("-", "−")
@@ -91,13 +96,13 @@ def method_properties(profile: dict) -> pd.DataFrame:
 def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
     """Perplexity of each plan on each text, and its paired change against other plans on the same text.
 
-    Columns: model, method, corpus, split (of held-out text after calibration on another sample, that sample: seed-1),
-    value, error, low, high, documents, and by :func:`ends` of each reference (a method) how much higher it is, as a
-    fraction.
+    Columns: model, method, corpus, split (of held-out text after calibration on another sample, that sample: seed-1;
+    of notebook 02's, ``reading``), value, error, low, high, documents, and by :func:`ends` of each reference (a method)
+    how much higher it is, as a fraction.
     """
     stored, rows = data.cells(profile["name"], store), []
     for (model, method, task), cell in stored.items():
-        said, result = re.fullmatch(r"(.+)-(test|validation|train)(-seed-\d+)?", task), cell["result"]
+        said, result = re.fullmatch(r"(?:(.+)-)?(test|validation|train|reading)(-seed-\d+)?", task), cell["result"]
         if not said or "nll" not in result:
             continue
         value, error = comparisons.perplexity(result["nll"], result["tokens"])
@@ -118,16 +123,17 @@ def ranges(profile: dict) -> pd.DataFrame:
     Columns: model, method, start, end (open), layers, value, error, documents, tuned (the method's best), by
     :func:`ends` "above" (how much higher it is than the best, paired by document), and alike (not told from the best).
     """
-    found, rows = data.cells(profile["name"], "baselines"), []
-    found = pd.DataFrame([(*key[:2], cell) for key, cell in found.items() if key[2].startswith("range-")])
-    for (model, method), part in found.groupby([0, 1], sort=False):
-        results = [(*cell["inputs"]["layers"], cell["result"]["nll"], cell["result"]["tokens"]) for cell in part[2]]
-        best = min(results, key=lambda result: sum(result[2]) / sum(result[3]))
-        for result in results:
-            start, end, nll, tokens = result
+    tried, rows = {}, []
+    for (model, method, task), cell in data.cells(profile["name"], "baselines").items():
+        if task.startswith("range-") and "nll" in cell["result"]:
+            tried.setdefault((model, method), {})[tuple(map(int, task.split("-")[1:]))] = cell["result"]
+    for (model, method), results in tried.items():
+        best = min(results.values(), key=lambda result: sum(result["nll"]) / sum(result["tokens"]))
+        for (start, end), result in results.items():
+            nll, tokens = result["nll"], result["tokens"]
             row = {"model": model, "method": method, "start": start, "end": end, "layers": end - start}
             row |= dict(zip(("value", "error"), comparisons.perplexity(nll, tokens), strict=True))
-            above = comparisons.change(best[2], nll, tokens)
+            above = comparisons.change(best["nll"], nll, tokens)
             row |= {"documents": len(nll), "tuned": result is best} | ends("above", above)
             rows.append(row | {"alike": not above.low > 0})
     return pd.DataFrame(rows)
@@ -175,24 +181,25 @@ def efficiency(profile: dict, kind: str) -> pd.DataFrame:
     times these models' seconds, paired by repetition; "flops full" and "flops causal" (all query-key pairs, and the
     visible ones), bytes (moved for a token), cache_bytes, peak_bytes; the same with " of dense", as a ratio.
     """
-    found = data.tidy(profile["name"], "efficiency", "seconds", "flops", "bytes", "cache_bytes", "peak_bytes")
-    found, rows = found[found["task"].astype(str).str.startswith(kind)].astype({"value": float}), []
-    if found.empty:
-        return pd.DataFrame()
-    pairs = found["pairs"] if "pairs" in found else pd.Series(np.nan, found.index)
-    found["name"] = found["quantity"] + (" " + pairs.astype(object)).where(pairs.notna(), "")
-    for (model, length), part in found.groupby(["model", "length"]):
-        seconds = part[part["quantity"] == "seconds"].pivot_table("value", "repetition", "variant")
-        counts = part[part["quantity"] != "seconds"].pivot_table("value", "name", "variant")
+    rows = []
+    for (model, _, task), cell in data.cells(profile["name"], "efficiency").items():
+        name, _, length = task.partition("-")
+        if name != kind or "failed" in cell["result"]:
+            continue
+        result = cell["result"]
+        counts = {f"flops {pairs}": counted for pairs, counted in result.get("flops", {}).items()}
+        counts |= {name: result[name] for name in ("bytes", "cache_bytes", "peak_bytes") if name in result}
+        seconds = result["seconds"]
         for variant in [name for name in VARIANTS if name in seconds]:
-            row = {"model": model, "length": int(length), "variant": variant, "repetitions": len(seconds)}
+            row = {"model": model, "length": int(length), "variant": variant, "repetitions": len(seconds[variant])}
             row |= ends("seconds", comparisons.mean_interval(seconds[variant]))
             for other in ("dense", "thinned"):
                 there = other in seconds and other != variant
                 row |= ends(f"of {other}", comparisons.time_ratio(seconds[other], seconds[variant]) if there else None)
-            row |= counts[variant].to_dict() | (counts[variant] / counts["dense"]).add_suffix(" of dense").to_dict()
+            mine = {name: counted[variant] for name, counted in counts.items() if counted.get(variant) is not None}
+            row |= mine | {f"{name} of dense": value / counts[name]["dense"] for name, value in mine.items()}
             rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).sort_values(["model", "length"], kind="stable") if rows else pd.DataFrame()
 
 
 def paper_times() -> pd.Series:

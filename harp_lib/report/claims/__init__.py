@@ -190,11 +190,11 @@ def headline(profile: Mapping[str, Any]) -> str:
         return "Whether HARP leads the baselines has not been measured here."
     leads = {Outcome.REPRODUCED: "HARP+FLAP leads", Outcome.NOT: "HARP+FLAP does not lead"}
     asked = "home-made questions" if profile["datasets"] == "embedded" else "questions"
-    parts = []
-    for row in known.to_dict("records"):
-        told = leads.get(row["outcome"], "no lead of HARP+FLAP can be told")
-        told += f" on {display_name(row['model'])}: {_here(row)}, the closest baseline, on {row['n']:.0f} {asked}"
-        parts.append(told)
+    parts = [
+        f"{leads.get(row['outcome'], 'no lead of HARP+FLAP can be told')} on {display_name(row['model'])}: {_here(row)}"
+        f", the closest baseline, on {row['n']:.0f} {asked}"
+        for row in known.to_dict("records")
+    ]
     return f"At equal parameters, on average of the generation tasks, {'; '.join(parts)}."
 
 

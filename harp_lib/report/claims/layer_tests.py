@@ -1,4 +1,4 @@
-"""The tests of layers, ranges and times, most of them of one claim, named in ``data/paper/claims.yaml`` too."""
+"""The tests of layers, perplexities and times, most of them of one claim, named in ``data/paper/claims.yaml`` too."""
 
 import numpy as np
 from scipy import stats
@@ -7,10 +7,17 @@ from harp_lib import accounting
 from harp_lib.measure.text import TITLES as CORPORA
 from harp_lib.methods import TITLES
 from harp_lib.report import comparisons
-from harp_lib.report.claims.score_tests import NOTHING, Finding, named, paper_model, weakest
+from harp_lib.report.claims.score_tests import NOTHING, Finding, named, named_in, paper_model, weakest
 from harp_lib.report.comparisons import Interval
 from harp_lib.report.data import Missing, paper
-from harp_lib.report.tables import pruning_ratios
+from harp_lib.report.tables import (
+    efficiency,
+    interval,
+    paper_times,
+    perplexities,
+    pruning_ratios,
+    ranges,
+)
 
 NEARLY_ONE = 0.95  # from here on Sim and normalised entropy count as close to 1
 HIGH = 0.8  # "high" are the layers above this share of the depth: the top fifth
@@ -101,18 +108,18 @@ def norm_restored(source, model) -> list[Finding]:
 @named("norm_change")
 def norm_reason(source, model) -> list[Finding]:
     """Is the α that keeps the norm better than others that shrink, and no worse than the searched α?"""
-
-    def worse(first: str, second: str, about: str, **told) -> Finding:
-        low, high = (source.result("norm_change", model, plan, "reading") for plan in (first, second))
-        return Finding(comparisons.change(low["nll"], high["nll"], low["tokens"]), "%", about, **told)
-
-    won = worse("searched", "alpha-1", "α = 1", reason="the search wins nothing over α = 1")
-    if not won.interval.low > 0:
-        return [won]
-    others = {"alpha-1": "α = 1", "reconstructing": "branch-keeping α", "constant": "α = 0.5"}
-    pieces = [worse("norm-matching", plan, f"with {others[plan]} against the norm-keeping") for plan in others]
-    norm = worse("searched", "norm-matching", "with the norm-keeping α against the searched", less=True)
-    return [weakest([*pieces, norm])]
+    plans = {"alpha-1": "α = 1", "reconstructing": "branch-keeping α", "constant": "α = 0.5"}
+    frame = perplexities({"name": source.profile}, "norm_change", "searched", "norm-matching")
+    rows = dict(frame[frame["model"] == model].set_index("method").iterrows()) if len(frame) else {}
+    if not rows.keys() >= {"searched", "norm-matching", *plans}:
+        raise Missing("needs perplexities of norm_change")
+    won = interval(rows["alpha-1"], "searched")
+    if not won.low > 0:
+        return [Finding(won, "%", "α = 1", reason="the search wins nothing over α = 1")]
+    worse = {plan: interval(rows[plan], "norm-matching") for plan in plans}
+    pieces = [Finding(worse[plan], "%", f"with {name} against the norm-keeping") for plan, name in plans.items()]
+    norm = interval(rows["norm-matching"], "searched")
+    return [weakest([*pieces, Finding(norm, "%", "with the norm-keeping α against the searched", less=True)])]
 
 
 @named("alpha_search")
@@ -135,39 +142,49 @@ def similar_layers(source, model) -> list[Finding]:
     return [Finding(exactly(np.mean(np.isin(picked, top)), len(top)), "share", "of its layers", goal=0.5, paper=told)]
 
 
-@named("ablations")
-def layer_gains(source, model) -> list[Finding]:
-    """The least that one layer's searched α lowers perplexity: by itself, after those above, or after all others."""
-    found, pieces = source.of("ablations", model, "gain"), []
-    alphas = source.cells("ablations")[model, "gain", next(iter(found))]["inputs"]["alphas"]
-    for k, layer in enumerate(sorted(map(int, alphas), reverse=True)):
-        ways = {"by itself": ("top-0", f"only-{layer}"), "after those above": (f"top-{k}", f"top-{k + 1}")}
-        ways["after all others"] = (f"without-{layer}", f"top-{len(alphas)}")
-        for about, plans in ways.items() if alphas[str(layer)] != 1 else ():  # at 1 there is nothing to gain
-            before, after = ([result["nll"][plan] for result in found.values()] for plan in plans)
-            gain = comparisons.change(after, before, [result["tokens"] for result in found.values()])
-            pieces.append(Finding(gain, "%", f"layer {layer} {about}"))
-    if not pieces:
-        raise Missing("every searched α is 1")
-    return [weakest(pieces)]
+# ---- perplexities: notebooks 03 and 04
 
 
-# ---- baselines: notebook 04
+@named("alpha_search")
+def perplexity_change(source, model, worse, better, splits, at_most=None, store="alpha_search") -> list[Finding]:
+    """How much higher perplexity is with each of some plans than with another, on each text.
+
+    In the plans' names ``{own}`` stands for the text's corpus, ``{other}`` for the other one.
+    """
+    texts = [task for task in source.of(store, model, "dense") if task.endswith(tuple(splits))]
+    corpora = list(dict.fromkeys(text.rpartition("-")[0] for text in texts))
+    frame = perplexities({"name": source.profile}, store, *{better.format(own=corpus) for corpus in corpora})
+    frame = frame[(frame["model"] == model) & frame["split"].isin(splits)]
+    word = paper("alpha_robustness").pivot_table("value", "method", "task").to_numpy()  # searched on × evaluated on
+    told = {"goal": at_most, "less": True, "paper": tuple((word[::-1] / word).diagonal() - 1)} if at_most else {}
+    found = []
+    for (corpus, split), text in frame.groupby(["corpus", "split"], sort=False):
+        rows, pieces = dict(text.set_index("method").iterrows()), []
+        other = next((name for name in corpora if name != corpus), corpus)
+        for plan in named_in(worse):
+            pair = [name.format(own=corpus, other=other) for name in (plan, better)]
+            if not rows.keys() >= {*pair}:
+                raise Missing(f"needs {' and '.join(pair)} of {store}")
+            about = f"with {({'alpha-1': 'α = 1'} | TITLES).get(plan, 'the other α')}, {CORPORA[corpus]}, "
+            about += "held out" if split == "validation" else "searched"
+            pieces.append(Finding(interval(rows[pair[0]], pair[1]), "%", about, **told))
+        found.append(weakest(pieces))
+    return found
 
 
 @named("baselines")
 def tuned_ranges(source, model) -> list[Finding]:
     """How much higher perplexity is with the paper's range of each baseline than with the best of ours."""
-    rows, found = paper("layer_ranges"), []
-    for row in rows[rows["model"] == paper_model(model)].itertuples():
-        tried = source.of("baselines", model, row.method, "range-")
-        best = min(tried.values(), key=lambda read: sum(read["nll"]) / sum(read["tokens"]))
-        if (theirs := tried.get(f"{row.start:02}-{row.end:02}")) is not None:
-            change = comparisons.change(best["nll"], theirs["nll"], best["tokens"])
-            found.append(Finding(change, "%", f"with {TITLES[row.method]}", goal=CHANGED, less=True))
-    if not found:
+    theirs, tried = paper("layer_ranges").set_index("model"), ranges({"name": source.profile})
+    theirs = theirs[theirs.index == paper_model(model)]
+    found = tried[tried["model"] == model].merge(theirs, on=["method", "start", "end"]) if len(tried) else tried
+    if found.empty:
         raise Missing("needs one of the paper's models")
-    return [weakest(found)]
+    pieces = []
+    for row in found.to_dict("records"):
+        about = f"with {TITLES[row['method']]}"
+        pieces.append(Finding(interval(row, "above"), "%", about, goal=CHANGED, less=True))
+    return [weakest(pieces)]
 
 
 @named()
@@ -184,47 +201,52 @@ def exact(source, model, quantity) -> list[Finding]:
 # ---- times and operations: notebooks 02 and 08
 
 
-def _timed(source, model: str, kind: str) -> dict[int, dict]:
-    """The lengths that were timed more than once, from the shortest on."""
-    found = {int(n): result["seconds"] for n, result in source.of("efficiency", model, "all", f"{kind}-").items()}
-    return {length: found[length] for length in sorted(found) if len(found[length]["dense"]) > 1}
+@named("efficiency")
+def time_saved(source, model, against, at="every", goal=0.0, only=None) -> list[Finding]:
+    """Which share of the time of a prefill HARP saves, where it is least of every length, at the longest, or at one."""
+    told = tuple(1 - paper_times()) if against == "dense" else ()
+    told = told if at == "every" else told[-1:]
+    source.of("efficiency", model, "all", "prefill-")  # raises Missing
+    frame = efficiency({"name": source.profile}, "prefill")
+    frame = frame.query("model == @model and variant == 'harp' and repetitions > 1").dropna(subset=f"of {against}")
+    if frame.empty:
+        raise Missing(f"needs repeated prefills of {against}")
+    longest = frame["length"].max()
+    if only and (at != longest or paper_model(model) != only):
+        return [Finding(NOTHING, "%", reason=f"needs {only} and {at:,} tokens", paper=told)]
+    found = []
+    for row in frame[(frame["length"] == longest) | (at == "every")].to_dict("records"):
+        value, low, high, n = interval(row, f"of {against}", "repetitions")
+        about = f"of the time at {row['length']:,} tokens"
+        found.append(Finding(Interval(1 - value, 1 - high, 1 - low, n), "%", about, goal, paper=told))
+    return [weakest(found)]
 
 
 @named("efficiency")
-def time_saved(source, model, against, at, goal=0.0, only=None) -> list[Finding]:
-    """Which share of the time of a prefill HARP saves: at every length, at the longest, at one, or how it grows."""
-    timed = {n: runs for n, runs in _timed(source, model, "prefill").items() if against in runs}
-    if not timed:
-        raise Missing(f"needs repeated prefills of {against}")
-    first, last = min(timed), max(timed)
-    if at == "growth":
-        if first == last:
-            raise Missing("needs prefills of two lengths")
-        logs = [np.log(np.divide(timed[n]["harp"], timed[n][against])) for n in (first, last)]
-        ends = stats.ttest_ind(*logs, equal_var=False).confidence_interval()
-        fall = [1 - np.exp(-end) for end in (logs[0].mean() - logs[1].mean(), *ends)]
-        about = f"less time, relative to {against}, at {last:,} than at {first:,} tokens"
-        return [Finding(Interval(*map(float, fall), sum(map(len, logs))), "%", about)]
-    seconds = paper("efficiency").query("quantity == 'seconds'").pivot_table("value", "length", "method")
-    told, found = tuple(1 - seconds["harp"] / seconds["dense"]) if against == "dense" else (), []
-    if only and (at not in timed or paper_model(model) != only):
-        return [Finding(NOTHING, "%", reason=f"needs {only} and {at:,} tokens", paper=told[-1:])]
-    for n in timed if at == "every" else [at if only else last]:
-        logs = [np.log(timed[n][plan]) for plan in (against, "harp")]
-        saved, about = -comparisons.change(*logs, np.ones(len(logs[0]))), f"of the time at {n:,} tokens"
-        found.append(Finding(saved, "%", about, goal, paper=told if at == "every" else told[-1:]))
-    return [weakest(found)]
+def time_saved_grows(source, model) -> list[Finding]:
+    """How much less of the dense model's time HARP takes at the longest prefill than at the shortest (Welch's t)."""
+    found = {int(n): result["seconds"] for n, result in source.of("efficiency", model, "all", "prefill-").items()}
+    lengths = [length for length in found if len(found[length]["dense"]) > 1]
+    if len(lengths) < 2:
+        raise Missing("needs repeated prefills of two lengths")
+    first, last = min(lengths), max(lengths)
+    logs = [np.log(np.divide(found[n]["harp"], found[n]["dense"])) for n in (first, last)]
+    ends = stats.ttest_ind(*logs, equal_var=False).confidence_interval()
+    fall = [1 - np.exp(-end) for end in (logs[0].mean() - logs[1].mean(), *ends)]
+    about = f"less time, relative to dense, at {last:,} than at {first:,} tokens"
+    return [Finding(Interval(*map(float, fall), sum(map(len, logs))), "%", about)]
 
 
 @named("efficiency")
 def attention_share(source, model) -> list[Finding]:
     """Attention's share of the time of attention and FFN, on the side of one half that the claim puts it."""
     width, found = source.result("efficiency", model, "all", "counted")["intermediate_size"], []
-    for length, runs in _timed(source, model, "split").items():
-        shares = [run["attention"] / (run["attention"] + run["ffn"]) for run in runs["dense"]]
-        about = f"in attention at {length:,} tokens, d_ff = {width:,}"
-        share = comparisons.mean_interval(shares).within(0, 1)
-        found += [Finding(share, "share", about, 0.5, length < width)] if length != width else []
+    for name, result in source.of("efficiency", model, "all", "split-").items():
+        runs, length = result["seconds"]["dense"], int(name)
+        if len(runs) > 1 and length != width:
+            share = comparisons.mean_interval([run["attention"] / (run["attention"] + run["ffn"]) for run in runs])
+            about = f"in attention at {length:,} tokens, d_ff = {width:,}"
+            found.append(Finding(share.within(0, 1), "share", about, 0.5, length < width))
     if not found:
         raise Missing("needs repeated splits")
     return [weakest(found)]

@@ -20,7 +20,7 @@ from harp_lib.measure.text import TITLES as CORPORA
 from harp_lib.methods import BASELINES, TITLES
 from harp_lib.report import comparisons, data
 from harp_lib.report.comparisons import Interval
-from harp_lib.report.data import Missing, above, compared, paper
+from harp_lib.report.data import Missing, above, chance, lacking, paper
 
 KINDS = ("generation", "discriminative")
 NAMES = {kind: [name for name, task in BENCHMARKS.items() if task.kind == kind] for kind in KINDS}
@@ -111,7 +111,7 @@ def score_lead(source, model, left, right, tasks, each=False, on_par=(), store="
             means, pieces = [block[group].mean(axis=1) for block in printed(model, store)], []
             same = {
                 "goal": -PAR if paper_model(model) in on_par else 0.0,
-                "reason": comparisons.floor([compared(task, asked[task]) for task in group]) or "",
+                "reason": lacking({task: asked[task] for task in group}) or "",
                 "paper": tuple(mean[left] - mean.reindex(rivals).max() for mean in means),
             }
             for rival in rivals:
@@ -124,50 +124,43 @@ def score_lead(source, model, left, right, tasks, each=False, on_par=(), store="
 
 
 @named("main_tables")
-def lead_gap(source, model, left, right, tasks, elsewhere, store="main_tables") -> list[Finding]:
+def gap(source, model, left, right, tasks, elsewhere, store="main_tables", kept=False) -> list[Finding]:
     """By how many points more ``left`` leads on some tasks than elsewhere, over the rival with the highest average.
 
-    The best rival of each task by itself would be chosen by luck.
+    The best rival of each task by itself would be chosen by luck. With ``kept`` it is by how much the share is larger
+    that ``left`` has of the rival's score above chance.
     """
-    rivals, there = named_in(right), named_in(tasks)
-    others = [task for task in named_in(elsewhere) if task not in there]
+    there = named_in(tasks)
+    groups = [there, [task for task in named_in(elsewhere) if task not in there]]
+    both = [*chain(*groups)]
 
-    def gap(means: pd.DataFrame, *sides: list[str]) -> tuple[str, float]:
-        best = means.reindex(index=rivals, columns=[*sides[0], *sides[1]]).mean(axis=1).idxmax()
-        lead = means.loc[left] - means.loc[best]
-        return best, float(lead[sides[0]].mean() - lead[sides[1]].mean())
+    def best(means: pd.DataFrame) -> str:  # method × task
+        return means.reindex(named_in(right)).mean(axis=1).idxmax()
 
-    told = tuple(gap(block, there, others)[1] for block in printed(model, store))
-    asked = above(source.answers(store, model, (left, *rivals), [*there, *others]))
-    sides = [[task for task in side if task in asked] for side in (there, others)]
-    if not all(sides):
-        return [Finding(NOTHING, reason=comparisons.FEW, paper=told)]
-    best, value = gap(pd.DataFrame({task: scores.mean() for task, scores in asked.items()}), *sides)
-    leads = []
-    for seed, side in enumerate(sides):
-        drawn = comparisons.bootstrap([asked[task][[left, best]].T for task in side], seed)
-        leads.append((drawn[:, 0] - drawn[:, 1]).mean(axis=-1))
-    found = comparisons.drawn_interval(value, leads[0] - leads[1], sum(map(len, asked.values())))
-    return [Finding(found * 100, about=f"against {TITLES[best]}", paper=told)]
+    def lead(group: list[str]) -> Callable[[np.ndarray], np.ndarray]:  # (…, 2, T) → (…)
+        guessed = sum(map(chance, group))
+        if kept:
+            return lambda means: np.divide(*np.moveaxis(means.sum(axis=-1) - guessed, -1, 0))
+        return lambda means: means[..., 0, :].mean(axis=-1) - means[..., 1, :].mean(axis=-1)
 
-
-@named("main_tables")
-def kept_gap(source, model, method, easy, hard) -> list[Finding]:
-    """How much more of the dense score above chance a method keeps on easy tasks than on hard ones."""
-
-    def kept(*sides: dict[str, pd.DataFrame]) -> Interval:
-        groups = [[compared(task, scores, method) for task, scores in side.items()] for side in sides]
-        return comparisons.share_kept(*groups) * 100
-
-    sides = [named_in(easy), named_in(hard)]
-    blocks = [block.T / 100 for block in printed(model, "main_tables")]  # one "question" a task: its mean
-    told = tuple(kept(*({task: block.loc[[task]] for task in side} for side in sides)).value for block in blocks)
-    known = [source.answers("main_tables", model, [method], side) for side in sides]
-    for side in known:
-        if not above(side):
-            reason = comparisons.floor([compared(task, scores) for task, scores in side.items()])
-            return [Finding(NOTHING, reason=reason or comparisons.FEW, paper=told)]
-    return [Finding(kept(*map(above, known)), about="of the dense score", paper=told)]
+    told = []
+    for block in printed(model, store):
+        pair = block.loc[[left, best(block.reindex(columns=both))]]
+        first, second = (100 * lead(group)(pair[group].to_numpy() / 100) for group in groups)
+        told.append(float(first - second))
+    known = source.answers(store, model, (left, *named_in(right)), both)
+    asked = above(known)
+    sides = [[task for task in group if task in asked] for group in groups]
+    for group in groups:
+        if asked.keys().isdisjoint(group):
+            reason = lacking({task: known[task] for task in group if task in known})
+            return [Finding(NOTHING, reason=reason or comparisons.FEW, paper=tuple(told))]
+    rival = best(pd.DataFrame({task: asked[task].mean() for side in sides for task in side}))
+    found = comparisons.resampled(
+        *((lead(side), [asked[task][[left, rival]].to_numpy().T for task in side]) for side in sides)
+    )
+    about = "of the dense score" if kept else f"against {TITLES[rival]}"
+    return [Finding(found * 100, about=about, paper=tuple(told))]
 
 
 @named("longbench")
@@ -182,36 +175,8 @@ def ahead_of_all(source, model, left, right) -> list[Finding]:
     asked = above(source.answers("longbench", model, methods, LONGBENCH))
     if not asked:
         return [Finding(NOTHING, reason=comparisons.FEW, paper=told)]
-    scores = [part[methods].to_numpy().T for part in asked.values()]
-    value, draws = ahead(np.stack([part.mean(axis=1) for part in scores], axis=-1)), comparisons.bootstrap(scores)
-    found = comparisons.drawn_interval(value, ahead(draws), sum(map(len, asked.values())))
-    return [Finding(found, "share", f"of {len(scores)} benchmarks above chance", goal=0.5, paper=told)]
-
-
-@named("alpha_search")
-def perplexity_change(source, model, worse, better, splits, at_most=None, store="alpha_search") -> list[Finding]:
-    """How much higher perplexity is with each of some plans than with another, on each text.
-
-    In the plans' names ``{own}`` stands for the text's corpus, ``{other}`` for the other one.
-    """
-    texts = [task for name, method, task in source.cells(store) if (name, method) == (model, "dense")]
-    texts = [text.rpartition("-") for text in texts if text.endswith(tuple(splits))]
-    if not texts:
-        raise Missing(f"needs texts of {store}")
-    word = paper("alpha_robustness").pivot_table("value", "method", "task").to_numpy()  # searched on × evaluated on
-    told = {"goal": at_most, "less": True, "paper": tuple((word[::-1] / word).diagonal() - 1)} if at_most else {}
-    found = []
-    for corpus, _, split in texts:
-        names, pieces = {"own": corpus, "other": next((name for name, *_ in texts if name != corpus), corpus)}, []
-        low = source.result(store, model, better.format(**names), f"{corpus}-{split}")
-        for plan in named_in(worse):
-            high = source.result(store, model, plan.format(**names), f"{corpus}-{split}")
-            about = f"with {({'alpha-1': 'α = 1'} | TITLES).get(plan, 'the other α')}, {CORPORA[corpus]}, "
-            about += "held out" if split == "validation" else "searched"
-            change = comparisons.change(low["nll"], high["nll"], high["tokens"])
-            pieces.append(Finding(change, "%", about, **told))
-        found.append(weakest(pieces))
-    return found
+    found = comparisons.resampled((ahead, [part[methods].to_numpy().T for part in asked.values()]))
+    return [Finding(found, "share", f"of {len(asked)} benchmarks above chance", goal=0.5, paper=told)]
 
 
 @named("similarity")
