@@ -12,7 +12,7 @@ from harp_lib.measure.text import make_batches, total_nll
 from harp_lib.methods.refit import refit_values
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
-from harp_lib.report import figures_frontier
+from harp_lib.report import figures_harp
 from harp_lib.results import read_results
 
 MODEL = "tiny-llama"
@@ -68,10 +68,10 @@ def test_a_key_is_named_once_and_asked_for_at_the_end():
 
 def test_multiples_are_of_the_dense_model_or_of_harp(stored):
     profile = load_profile("smoke", models=[MODEL])
-    found = figures_frontier.changes(profile).set_index(["kind", "layers", "corpus"])
+    found = figures_harp.changes(profile).set_index(["kind", "layers", "corpus"])
     row = found.loc["harp", 2, "python-docs"]
     assert row["value"] == pytest.approx(row["perplexity"] / row["dense"])
-    against = figures_frontier.changes(profile, "harp").set_index(["kind", "layers", "corpus"])
+    against = figures_harp.changes(profile, "harp").set_index(["kind", "layers", "corpus"])
     again = against.loc["harp+refit", 2, "python-docs"]
     assert again["harp"] == row["perplexity"]
     assert "harp" not in against.index.get_level_values(0)

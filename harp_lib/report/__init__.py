@@ -16,10 +16,9 @@ from harp_lib import config
 FORMATS = {"png": None, "pdf": {"CreationDate": None}, "svg": {"Date": None}}  # and what dates a file
 MODULES = (
     "figures_layers",
-    "figures_alpha",
+    "figures_harp",
     "figures_costs",
     "figures_scores",
-    "figures_frontier",
     "scores",
     "tables",
     "claims",
