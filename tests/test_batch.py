@@ -18,8 +18,8 @@ from harp_lib.config import ROOT, RESULTS
 folder, cells = RESULTS / profile / "{store}", []
 for task in ("one", "two"):
     if not (folder / "toy" / "any" / f"{{task}}.json").exists():
-        time.sleep({seconds})
         write_json(folder / "toy" / "any" / f"{{task}}.json", {{"inputs": {{"seed": seed}}, "result": {result}}})
+        time.sleep({seconds})
     cells.append(["toy", "any", task, digest({{"seed": seed}})])
 write_json(folder / "run-{unit}.json", {{"cells": cells}})
 with (ROOT / "seen").open("a") as file:
@@ -84,7 +84,7 @@ def test_failures_are_named_and_the_same_command_continues(tmp_path):
 
 def test_killed_waiting_and_interrupted(tmp_path):
     """The first run is killed while a second one waits, which goes on alone and is interrupted; the third ends well."""
-    work = Checkout(tmp_path / "work", {"01_slow": toy("01", seconds=8)})
+    work = Checkout(tmp_path / "work", {"01_slow": toy("01", seconds=100)})
     one = work.results / "similarity" / "toy" / "any" / "one.json"
     first = work.start("--only", "01")
     wait_until(one.exists)
@@ -103,6 +103,7 @@ def test_killed_waiting_and_interrupted(tmp_path):
     shown = work.shown.read_text()
     assert "the same command continues" in shown
     wait_until(lambda: not working(work), 10)
+    work.write("01_slow", toy("01"))
     assert work.run("--only", "01")[0] == 0
     assert one.stat().st_mtime_ns == written  # a cell that was finished was not computed again
     assert not list(work.results.rglob("*.error"))
