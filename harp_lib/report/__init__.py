@@ -129,7 +129,7 @@ def write_readme(profile: dict) -> None:
 
 def rendered(text: str, profile: dict) -> str:
     """A page whose blocks (results, claims, time) are written again."""
-    from harp_lib.report import claims, figures_costs, scores
+    from harp_lib.report import claims, figures_costs, figures_harp, scores
 
     def counted() -> str:
         counts = claims.counts(claims.judge(profile))
@@ -142,6 +142,7 @@ def rendered(text: str, profile: dict) -> str:
             "*± standard error. Perplexity per token on held-out documents, less is better; averages in per cent.*"
         ),
         "claims": counted,
+        "refit": lambda: "\n".join(f"- {line}" for line in figures_harp.refit_found(profile)),
         "time": lambda: "\n".join(f"- {line}" for line in figures_costs.time_found(profile)),
     }
     return BLOCK.sub(lambda block: f"{block[1]}{blocks[block[2]]()}\n{block[3]}", text)

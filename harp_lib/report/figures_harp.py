@@ -167,6 +167,19 @@ def told(profile: dict) -> str:
     return said + (f", {more} more" if more else ", none more")
 
 
+def refit_found(profile: dict) -> list[str]:
+    """The same with its numbers: a line for each model and text."""
+    found = changes(profile, "harp").query("kind == @REFIT")
+    found = found[found["layers"] == found["model"].map(_usual(profile))]
+    dense = changes(profile).set_index(["model", "kind", "layers", "corpus"])["dense"]
+    return [
+        f"{display_name(row.model)}, {row.layers} layers, {row.text}: perplexity "
+        f"{dense[row.model, row.kind, row.layers, row.corpus]:.1f} dense, {row.harp:.1f} by HARP, {row.perplexity:.1f} "
+        f"refitted, {row.value:.2f} [{row.low:.2f}, {row.high:.2f}] times HARP's."
+        for row in found.itertuples()
+    ]
+
+
 def _usual(profile: dict) -> pd.Series:
     """By model, how many layers go in the other notebooks: rivals are compared there."""
     found = changes(profile)
