@@ -17,18 +17,7 @@ from harp_lib.methods.refit import RIDGE, Refit, refit_values
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 
-KEY = [
-    "31",
-    "62",
-    "94",
-    "87",
-    "50",
-    "13",
-    "76",
-    "49",
-    "28",
-    "65",
-]  # pass keys are four of these digits, from each place on
+KEY = "31629487501376492865"  # pass keys are four of its digits
 FILLER = "The river runs past the mill. Boats come up at noon, and leave before dark. Somebody mends a net. "
 Change = Callable[[], AbstractContextManager[None]]
 
@@ -136,7 +125,8 @@ def passkeys(job: Job, tokens: int, depths: int, keys: int) -> Text:
     room, texts, windows = int(tokens * per_token), [], []
     for depth in range(depths):
         for number in range(keys):
-            key = "".join(KEY[(number + depth + step) % len(KEY)] for step in range(2))
+            first = 2 * (number + depth) % len(KEY)
+            key = (KEY + KEY)[first : first + 4]
             place = room * depth // max(1, depths - 1)
             told = f"{filler[:place]}\nThe pass key is {key}. Remember it.\n{filler[: room - place]}"
             asked = f"Find the pass key in this text.\n{told}\nWhat is the pass key? The pass key is"
