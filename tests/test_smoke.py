@@ -16,7 +16,7 @@ LEFTOVERS = ("*.tmp", "*.partial", "*.error", "*.unreadable*", "*.unfinished.ipy
 def test_every_notebook_runs(smoke):
     assert smoke.code == 0, smoke.log[-3000:]
     executed = sorted((smoke.root / "notebooks" / "executed" / "smoke").glob("*.ipynb"))
-    assert [file.name[:2] for file in executed] == [f"0{number}" for number in range(9)]
+    assert [file.name[:2] for file in executed] == [f"0{number}" for number in range(10)]
     for file in executed:
         text = file.read_text(encoding="utf-8")
         assert str(smoke.root) not in text, file.name
@@ -33,7 +33,7 @@ def test_every_notebook_runs(smoke):
 def test_what_is_done_is_left_alone_and_what_is_gone_comes_back(smoke):
     code, shown = smoke.run()
     assert code == 0
-    assert shown.count("up to date") == 10  # the notebooks, and the figures
+    assert shown.count("up to date") == 11  # the notebooks, and the figures
     before = smoke.cells()
     next(smoke.results.glob("norm_change/tiny-llama/*/*.json")).unlink()
     code, shown = smoke.run("--only", "01,02")
@@ -83,7 +83,7 @@ def test_the_book_reads_offline(smoke):
     book = smoke.root / "book" / "smoke"
     assert "README.html" in (book / "index.html").read_text()
     pages = sorted((book / "notebooks" / "executed" / "smoke").glob("*.html"))
-    assert len(pages) == 9
+    assert len(pages) == 10
     for page in [book / "README.html", *pages]:
         text = page.read_text(encoding="utf-8")
         assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?://[^"]+', text)
