@@ -1,7 +1,8 @@
 # The batch engine behind run_all.sh, which starts it in data/results/<profile>, with .run.json as configuration:
 #
 #     search ──▶ plans ──▶ scores, longbench ──▶ notebook ──▶ last (00_start_here) ──▶ figures
-#           └──▶ layers ─▶ ablations ────────────▶
+#           ├──▶ layers ─▶ ablations ────────────▶
+#           └──▶ efficiency, frontier ───────────▶
 #
 # A job's output is a flag: it came to its end, made this, took so long. Results are cells of the result store, where a
 # job that runs again finds what it had. Where one job runs at a time, notebooks compute their own cells.

@@ -94,7 +94,8 @@ def plans(job: Job) -> None:
         if method == "dense":
             return None, 0.0
         if method == REFIT:
-            return job.refit().plan, job.refit().seconds
+            found = job.refit()
+            return found.plan, found.seconds
         if method in ranges:
             plan_for, before = setting.planner(method, seed)
             begin = time.perf_counter()

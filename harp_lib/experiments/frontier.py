@@ -11,7 +11,7 @@ from tqdm import tqdm
 from harp_lib import accounting
 from harp_lib.experiments.job import CALIBRATION, HELD_OUT, REFIT, SEARCHED, Job, Text, described
 from harp_lib.experiments.rivals import RIVALS
-from harp_lib.measure.text import Corpus, Window, calibration_blocks, load_corpus
+from harp_lib.measure.text import Corpus, Window, load_corpus
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.methods.refit import RIDGE, Refit, refit_values
 from harp_lib.pruning.plan import PruningPlan
@@ -29,23 +29,15 @@ def frontier(job: Job) -> None:
         texts[corpus] = job.text(corpus, HELD_OUT, settings["held_out"])
     texts["passkey"] = passkeys(job, **settings["passkey"])
     whole = Text(texts["passkey"].corpus, [part for text in texts.values() for part in text.documents], job)
-    read = {corpus: load_corpus(corpus, CALIBRATION, job.profile["datasets"]) for corpus in job.corpora}
+    read = [load_corpus(corpus, CALIBRATION, job.profile["datasets"]) for corpus in job.corpora]
     size = job.profile["baselines"]["calibration"][REFIT]
     inputs = job.inputs | {"calibration": size, "seed": job.seed, "ridge": RIDGE, "context": job.context}
-    inputs |= {"read": [described(text) for text in read.values()]}
+    inputs |= {"read": [described(text) for text in read]}
     counts = sorted({job.num_pruned, *(round(share * job.num_layers) for share in settings["shares"])} - {0})
-
-    @functools.cache
-    def blocks(kinds: int) -> torch.Tensor:
-        """Calibration text of one kind, or of as much in all of two."""
-        parts = [
-            calibration_blocks(read[corpus], job.tokenizer, size[0] // kinds, size[1], job.seed) for corpus in read
-        ]
-        return torch.cat(parts[:kinds])
 
     changes: list[tuple[str, int, Change]] = [("dense", 0, lambda: temporarily_pruned(job.model, _plan(job, {})))]
     for count in counts:
-        changes += [(name, count, change) for name, change in _changes(job, count, counts[-1], blocks, inputs).items()]
+        changes += [(name, count, change) for name, change in _changes(job, count, counts[-1], inputs).items()]
     for name, count, change in tqdm(changes, desc="frontier", unit="model"):
         measured = functools.cache(lambda change=change, count=count: whole.nll(_top(job, count), change()))
         start = 0
@@ -59,7 +51,7 @@ def frontier(job: Job) -> None:
             job.cell(f"{name}-{count:02d}" if count else name, f"{corpus}-{HELD_OUT}", wanted, compute)
 
 
-def _changes(job: Job, count: int, most: int, blocks: Callable, inputs: dict[str, Any]) -> dict[str, Change]:
+def _changes(job: Job, count: int, most: int, inputs: dict[str, Any]) -> dict[str, Change]:
     """What happens to the ``count`` top layers, by name; rivals where as many go as in the other notebooks."""
     model, layers = job.model, range(job.num_layers - count, job.num_layers)
     alphas = dict(list(_searched(job, most).items())[:count])
@@ -71,7 +63,7 @@ def _changes(job: Job, count: int, most: int, blocks: Callable, inputs: dict[str
         @functools.cache
         def fit(kinds: int = kinds) -> Refit:
             own = kinds == 1 and count == job.num_pruned
-            return job.refit() if own else refit_values(model, blocks(kinds), count)
+            return job.refit() if own else refit_values(model, job.refit_blocks(kinds), count)
 
         def about(fit: Callable[[], Refit] = fit) -> dict[str, Any]:
             return {"seconds": fit().seconds, "explained": fit().explained} | _left(job, harp)
@@ -80,7 +72,7 @@ def _changes(job: Job, count: int, most: int, blocks: Callable, inputs: dict[str
         job.cell(f"{name}-{count:02d}", "fit", inputs | {"layers": count, "kinds": kinds}, about)
         found[name] = lambda fit=fit: temporarily_pruned(model, fit().plan, weights=fit().weights)
     if count == job.num_pruned:
-        found |= {name: lambda rival=rival: rival(model, blocks(1), layers) for name, rival in RIVALS.items()}
+        found |= {name: lambda rival=rival: rival(model, job.refit_blocks(), layers) for name, rival in RIVALS.items()}
     return found
 
 

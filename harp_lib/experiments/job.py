@@ -150,14 +150,17 @@ class Job:
         stored = self.read("baselines", method, task)["plan"]
         return stored and PruningPlan.from_dict(stored)
 
-    def refit_blocks(self) -> torch.Tensor:
-        """The calibration text that layers are refitted on, of the baselines' kind: (samples, tokens)."""
-        text = load_corpus(self.corpora[0], CALIBRATION, self.profile["datasets"])
-        return calibration_blocks(text, self.tokenizer, *self.profile["baselines"]["calibration"][REFIT], self.seed)
+    def refit_blocks(self, kinds: int = 1) -> torch.Tensor:
+        """Calibration text that layers are refitted on, of the baselines' kind or of as much in all of two kinds."""
+        samples, tokens = self.profile["baselines"]["calibration"][REFIT]
+        read = (load_corpus(corpus, CALIBRATION, self.profile["datasets"]) for corpus in self.corpora[:kinds])
+        blocks = [calibration_blocks(text, self.tokenizer, samples // kinds, tokens, self.seed) for text in read]
+        return torch.cat(blocks)  # (samples, tokens)
 
     def refit(self) -> Refit:
         """HARP's layers refitted: once, and kept beside the results."""
-        if not (file := self._refit_file).is_file():
+        file, began = self._refit_file, self.store_of(self.store).began.timestamp()
+        if not file.is_file() or (self.force and file.stat().st_mtime < began):
             found = refit_values(self.model, self.refit_blocks(), self.num_pruned)
             file.parent.mkdir(parents=True, exist_ok=True)
             partial = file.with_suffix(f".{os.getpid()}")

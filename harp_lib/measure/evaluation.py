@@ -224,8 +224,8 @@ class Evaluator:
 
         inputs, name = self.inputs(benchmark), benchmark.name
         if name not in self._loaded:
-            same, folder = {"same_shots": self.settings.get("same_shots")}, Path(self._folder.name, name)
-            settings = self.settings["tasks"][name] | same
+            settings = self.settings["tasks"][name] | {"same_shots": self.settings.get("same_shots")}
+            folder = Path(self._folder.name, name)
             self._loaded[name] = load_tasks(benchmark, self.datasets, settings, folder, self.settings["subtasks"])
         loaded = self._loaded[name]
         runner = Runner(model, tokenizer, inputs["batch_size"], inputs.get("context"))

@@ -168,16 +168,27 @@ def told(profile: dict) -> str:
 
 
 def refit_found(profile: dict) -> list[str]:
-    """The same with its numbers: a line for each model and text."""
+    """The same with its numbers: a line for each model and text, and one on the seconds that both took."""
     found = changes(profile, "harp").query("kind == @REFIT")
     found = found[found["layers"] == found["model"].map(_usual(profile))]
     dense = changes(profile).set_index(["model", "kind", "layers", "corpus"])["dense"]
-    return [
-        f"{display_name(row.model)}, {row.layers} layers, {row.text}: perplexity "
-        f"{dense[row.model, row.kind, row.layers, row.corpus]:.1f} dense, {row.harp:.1f} by HARP, {row.perplexity:.1f} "
-        f"refitted, {row.value:.2f} [{row.low:.2f}, {row.high:.2f}] times HARP's."
-        for row in found.itertuples()
-    ]
+    fits, searches, said = (*(data.cells(profile["name"], name) for name in ("frontier", "alpha_search")), [])
+    for model, part in found.groupby("model", sort=False):
+        for row in part.itertuples():
+            before = dense[model, row.kind, row.layers, row.corpus]
+            ratio = f"{row.value:.2f} [{row.low:.2f}, {row.high:.2f}]"
+            said.append(
+                f"{display_name(model)}, {row.layers} layers, {row.text}: perplexity {before:.1f} dense, {row.harp:.1f}"
+                f" by HARP, {row.perplexity:.1f} refitted, {ratio} times HARP's."
+            )
+        fit = fits[model, f"{REFIT}-{part['layers'].iloc[0]:02d}", "fit"]
+        search = searches[model, "harp", f"search-{part['corpus'].iloc[0]}"]["result"]
+        read, seconds = np.prod(fit["inputs"]["calibration"]), fit["result"]["seconds"]
+        said.append(
+            f"{display_name(model)}: fitted in {seconds:.0f} s on {read:,} tokens; α was searched in "
+            f"{search['seconds']:.0f} s on {search['tokens']:,}."
+        )
+    return said
 
 
 def _usual(profile: dict) -> pd.Series:

@@ -34,7 +34,7 @@ PAPER = "#949494"  # printed in the paper, beside ours
 RANDOM = "#ca9161"  # an untrained twin
 FIRST, SECOND = "#3b1f6b", "#a58ac9"  # two of anything that is neither a method nor a model
 _MARKERS = {"dense": "s", "mag-sp": "v", "wanda-sp": "^", "llm-pruner": "D", "flap": "P", "harp": "o", "harp+flap": "X"}
-_MARKERS["harp+refit"] = "*"
+_MARKERS |= {"harp+refit": "*"}
 LOOKS = {method: Look(TITLES[method], COLOURS[method], marker) for method, marker in _MARKERS.items()} | {
     "alpha-1": Look("HARP, α = 1", HARP, "o", "--", hollow=True),
     "alpha-0": Look("HARP, α = 0", HARP, "v", ":", hollow=True),
