@@ -3,9 +3,9 @@
     python data/costs/fast_evaluation.py [--model smollm2-135m] [--rows 8] [--datasets DIR]
 
 The eleven benchmarks of the profile mini on the embedded rows, as the profile asks them; with a folder of real rows
-also 5-shot MMLU, and 25-shot ARC-Challenge twice: as lm-eval asks it, with other examples for each question, and with
-the same examples for all. Prints seconds, their ratio, the largest difference between two log-likelihoods, and how many
-texts differ.
+also six subjects of 5-shot MMLU, and 25-shot ARC-Challenge twice: as lm-eval asks it, with other examples for each
+question, and with the same examples for all. Prints seconds, their ratio, the largest difference between two
+log-likelihoods, and how many texts differ.
 """
 
 import argparse
@@ -60,10 +60,10 @@ def main() -> None:
     arguments = parser.parse_args()
     model, tokenizer = load_model(arguments.model)
     asked = load_profile("mini")["evaluation"]
-    same = {"same_shots": asked["same_shots"]}
+    same = {key: asked[key] for key in ("same_shots", "subtasks")}
     cases = [(task_title(name, "embedded"), name, "embedded", asked["tasks"][name] | same) for name in BENCHMARKS]
     if arguments.datasets:
-        cases.append(("MMLU, 5-shot", "mmlu", arguments.datasets, {"shots": 5, "rows": 2}))
+        cases.append(("MMLU, 5-shot", "mmlu", arguments.datasets, {"shots": 5, "rows": 20, "subtasks": 6}))
         for title, same in (("ARC-Challenge, 25-shot", False), ("ARC-Challenge, the same 25 shots for all", True)):
             cases.append((title, "arc_challenge", arguments.datasets, {"shots": 25, "rows": 25, "same_shots": same}))
     print("| task | stock lm-eval, s | here, s | ratio | largest difference | texts that differ |")
@@ -72,7 +72,7 @@ def main() -> None:
     whole = [0.0, 0.0]
     with tempfile.TemporaryDirectory() as folder:
         for number, (title, name, source, settings) in enumerate(cases):
-            loaded = load_tasks(BENCHMARKS[name], source, settings, Path(folder, str(number)))
+            loaded = load_tasks(BENCHMARKS[name], source, settings, Path(folder, str(number)), settings.get("subtasks"))
             slow, fast, difference, texts = compare(runners, loaded, arguments.rows or settings.get("rows"))
             print(f"| {title} | {slow:.1f} | {fast:.1f} | {slow / fast:.1f} | {difference:.1e} | {texts} |", flush=True)
             if source == "embedded":
