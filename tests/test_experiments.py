@@ -136,17 +136,9 @@ def test_ranges_are_tuned_on_the_text_that_alpha_is_searched_on():
     assert sum(text.tokens) == search["result"]["tokens"]
 
 
-def test_other_seeds_and_the_other_reading_of_flap():
+def test_the_other_reading_of_flap():
     inputs = {key[1:]: cell["inputs"] for key, cell in read_results("smoke", "baselines").items()}
     stored = cells("baselines")
-    for method in CALIBRATED:
-        plans = [inputs[method, task] for task in ("plan", "plan-seed-1", "plan-seed-2")]
-        assert [plan.pop("seed") for plan in plans] == [0, 1, 2]
-        assert plans[0] == plans[1] == plans[2], "the same range, the same budget"
-        if method == "flap":  # whose plan holds numbers
-            assert stored[method, "plan"]["plan"] != stored[method, "plan-seed-1"]["plan"]
-        tokens = stored[method, f"{FIRST}-validation"]["tokens"]
-        assert stored[method, f"{FIRST}-validation-seed-1"]["tokens"] == tokens[:2], "paired by document"
     squared = stored["flap-squared", "plan"]
     layers = stored["flap", "plan"]["plan"]["layers"]
     removed = {(layer["layer"], group) for layer in layers for group in layer.get("removed_groups", [])}
@@ -154,14 +146,14 @@ def test_other_seeds_and_the_other_reading_of_flap():
     assert {tuple(pair) for pair in squared["only_printed"]} <= removed
     assert not {tuple(pair) for pair in squared["only_squared"]} & removed
     setting = Setting(the_job())
-    calibration = setting.calibration("flap", 0)
+    calibration = setting.calibration("flap")
     for budget, differs in {4: True, 5: False}.items():  # on these weights
         options = {"kv_groups": budget, "layers": range(6)}
         printed, other = (
             make_plan("flap", load_model(MODEL)[0], calibration, **options, squared=q) for q in (False, True)
         )
-        assert setting.planner("flap", 0)[0](budget, range(6)) == printed
-        assert setting.planner("flap-squared", 0)[0](budget, range(6)) == other
+        assert setting.planner("flap")[0](budget, range(6)) == printed
+        assert setting.planner("flap-squared")[0](budget, range(6)) == other
         assert (printed != other) == differs
 
 
@@ -224,7 +216,6 @@ def test_parts_are_all_of_it_and_share_nothing(finished, tmp_path, monkeypatch):
     monkeypatch.setattr(config, "RESULTS", tmp_path)
     monkeypatch.setattr(Evaluator, "evaluate", lambda self, model, tokenizer, benchmark: {"scores": [1.0]})
     profile = settings()
-    profile["evaluation"]["seed_tasks"] = []
     counts = [compute("scores", profile, MODEL, part=(i, 2)) for i in range(2)]
     assert [count["computed"] for count in counts] == [16, 8]
     assert compute("scores", profile, MODEL) == {"computed": 0, "read": 24, "failed": 0}
@@ -246,7 +237,6 @@ def test_a_score_that_fails_is_kept_with_its_reason(finished, tmp_path, monkeypa
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "piqa").symlink_to(config.DATA / "mini" / "piqa")
     profile = settings(datasets=str(tmp_path / "rows"))
-    profile["evaluation"]["seed_tasks"] = []
     assert compute("scores", profile, MODEL) == {"computed": 0, "read": 0, "failed": 24}
     files = {task: next(tmp_path.rglob(f"harp/{task}.json")).read_text() for task in TASKS}
     assert json.loads(files["piqa"])["result"]["failed"] == "OutOfMemoryError: CUDA out of memory."

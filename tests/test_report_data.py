@@ -83,12 +83,8 @@ def test_nothing_stored_is_an_empty_frame():
 
 def test_answers_are_of_the_tasks_that_all_methods_have(monkeypatch):
     known = {(method, task): {"scores": [1.0]} for method in ("dense", "harp") for task in ("boolq", "piqa")}
-    known |= {("harp", "boolq"): {"failed": "out of memory"}, ("flap", "piqa-seed-1"): {"scores": [0.0]}}
+    known |= {("harp", "boolq"): {"failed": "out of memory"}}
     known = {("m", *key): {"result": result} for key, result in known.items()}
     monkeypatch.setattr(data, "cells", lambda profile, store: known if store == "main_tables" else {})
     source, tasks = Source("none"), ["boolq", "piqa"]
     assert list(source.answers("ablations", "m", ["harp"], tasks)) == ["piqa"]  # those of the main tables
-    again = source.answers("main_tables", "m", ["flap", "harp"], tasks, seed=1)["piqa"]
-    assert again.iloc[0].to_dict() == {"dense": 1, "flap": 0, "harp": 1}
-    with pytest.raises(Missing, match="other calibration texts"):
-        source.answers("main_tables", "m", ["harp"], tasks, seed=2)

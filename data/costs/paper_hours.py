@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 BANDWIDTH = 3.35e12  # bytes per second: NVIDIA's data sheet of the H100 with 80 GB of HBM3
 DECODING_SHARE = 0.2  # of it that decoding is taken to reach: between two small kernels the GPU waits for Python
 CACHE_MOVES = 3  # of all keys and values for each new token, see harp_lib/experiments/efficiency.py
-METHODS, VARIANTS, CORPORA = 7, 5, 2  # with the dense model; timed in 08; of the α search
+METHODS, VARIANTS, CORPORA = 8, 5, 2  # with the dense model and harp+refit; timed in 08; of the α search
 CALIBRATED = {"wanda-sp": 2, "llm-pruner": 4, "flap": 1, "harp+flap": 1}  # times that each reads its samples
 LARGE = "meta-llama/Llama-3.1-70B"  # whose config is not in data/configs; from Table 3 of "The Llama 3 Herd of Models"
 OF_LARGE = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
@@ -84,20 +84,19 @@ def hours(profile: dict, model: str) -> dict[str, Counter]:
         return found
     found["03"]["perplexities"] = 5 * 2 * CORPORA * text
 
-    settings, seeds = profile["baselines"], 1 + len(profile["baselines"]["seeds"])
+    settings = profile["baselines"]
     groups = gpu.config.num_key_value_heads * pruned
     counts = [groups // each for each in settings["groups_per_layer"][model]] * 3 + settings["flap_layers"][model]
     found["04"]["layer ranges"] = sum(gpu.layers - count + 1 for count in counts) * text
     samples = {name: settings["calibration"][name] for name in CALIBRATED}
     reads = sum(CALIBRATED[name] * number * gpu.body(length) for name, (number, length) in samples.items())
-    found["04"] += {"calibration": seeds * reads, "perplexities": 9 * (1 + CORPORA) * text}
+    found["04"] += {"calibration": reads, "perplexities": 9 * (1 + CORPORA) * text}
 
     settings = profile["evaluation"]
     for task in settings["tasks"]:
         seconds = questions(gpu, task, settings["batch_size"])
         kind = "choices" if QUESTIONS.loc[task, "answer_tokens"] == 0 else f"answers to {BENCHMARKS[task].title}"
-        extra = (seeds - 1) * len(CALIBRATED) if task in settings["seed_tasks"] else 0
-        found["05"][kind] += seconds * (METHODS + extra)
+        found["05"][kind] += seconds * METHODS
         found["06"][kind] += seconds * (4 if kind == "choices" else 1)  # strategies; dense and HARP are of 05
     number, length = profile["ablations"]["single_layer"]
     found["06"]["layers one by one"] = number * (gpu.layers + 3) * gpu.read(length, predicted=2 * gpu.layers)

@@ -36,14 +36,16 @@ class Setting:
         method = method.removesuffix("-squared")
         return self.settings["calibration"].get(method, CALIBRATION_SIZE) if method in (*CALIBRATED, REFIT) else None
 
-    def calibration(self, method: str, seed: int) -> torch.Tensor | None:
+    def calibration(self, method: str) -> torch.Tensor | None:
         size = self.size(method)
-        return size and calibration_blocks(self.text, self.job.tokenizer, *size, seed=seed)  # (samples, tokens)
+        return size and calibration_blocks(
+            self.text, self.job.tokenizer, *size, seed=self.job.seed
+        )  # (samples, tokens)
 
-    def _planner(self, method: str, seed: int) -> tuple[Callable[[int, range], PruningPlan], float]:
+    def _planner(self, method: str) -> tuple[Callable[[int, range], PruningPlan], float]:
         """Plans of a baseline for any range, from statistics that are computed once; the seconds these took."""
         begin, options = time.perf_counter(), {"squared": True} if self.squared(method) else {}
-        calibration = self.calibration(method, seed)
+        calibration = self.calibration(method)
         found = planner(method.removesuffix("-squared"), self.job.model, calibration, **options)
         return found, time.perf_counter() - begin
 
@@ -61,11 +63,11 @@ class Setting:
             counts = [self.kv_groups // each for each in parts]
         return [range(low, low + count) for count in sorted(counts) for low in range(self.num_layers - count + 1)]
 
-    def inputs(self, method: str, seed: int) -> dict[str, Any]:
+    def inputs(self, method: str) -> dict[str, Any]:
         inputs = self.job.inputs | {"context": self.job.context, "kv_groups": self.kv_groups, "corpus": self.corpus}
         if (size := self.size(method)) is not None:
             source = {key: value for key, value in described(self.text).items() if key in ("source", "sha256")}
-            inputs |= {"calibration": size, "calibration_split": CALIBRATION, "seed": seed, **source}
+            inputs |= {"calibration": size, "calibration_split": CALIBRATION, "seed": self.job.seed, **source}
         if self.squared(method):
             inputs["squared"] = True
         return inputs
@@ -90,39 +92,37 @@ def plans(job: Job) -> None:
     search = job.read("alpha_search", "harp", f"search-{setting.corpus}")
     tokens = setting.settings["cost_tokens"]
 
-    def make(method: str, seed: int) -> tuple[PruningPlan | None, float]:
+    def make(method: str) -> tuple[PruningPlan | None, float]:
         if method == "dense":
             return None, 0.0
         if method == REFIT:
             found = job.refit()
             return found.plan, found.seconds
         if method in ranges:
-            plan_for, before = setting.planner(method, seed)
+            plan_for, before = setting.planner(method)
             begin = time.perf_counter()
             return plan_for(setting.kv_groups, ranges[method]), before + time.perf_counter() - begin
-        begin, calibration = time.perf_counter(), setting.calibration(method, seed)
+        begin, calibration = time.perf_counter(), setting.calibration(method)
         options = {"kv_groups": setting.kv_groups, "alphas": search["alphas"]}
         plan = make_plan(method, job.model, calibration, **options)
         return plan, search["seconds"] + time.perf_counter() - begin
 
-    work = [(method, job.seed) for method in ("dense", *EVALUATED, SQUARED)]
-    work += [(method, seed) for seed in setting.settings["seeds"] for method in CALIBRATED]
-    for method, seed in tqdm(work, desc="plans", unit="plan"):
+    for method in tqdm(("dense", *EVALUATED, SQUARED), desc="plans", unit="plan"):
 
-        def compute(method=method, seed=seed) -> dict[str, Any]:
-            plan, seconds = make(method, seed)
+        def compute(method=method) -> dict[str, Any]:
+            plan, seconds = make(method)
             samples, length = setting.size(method) or (0, 0)
             read = {"calibration_tokens": samples * length, "seconds": seconds}
             read["searched_tokens"] = search["tokens"] if method in ("harp", "harp+flap") else 0
             other = _difference(job.plan("flap"), plan) if method == SQUARED else {}
             return {"plan": plan and plan.to_dict(), **read, **_costs(job, setting, plan, tokens), **other}
 
-        inputs = setting.inputs(method, seed) | {"cost_tokens": tokens}
+        inputs = setting.inputs(method) | {"cost_tokens": tokens}
         if method in ranges:
             inputs["layers"] = [ranges[method].start, ranges[method].stop]
         elif method in ("harp", "harp+flap"):
             inputs["alphas"] = search["alphas"]
-        job.cell(method, "plan" if seed == job.seed else f"plan-seed-{seed}", inputs, compute)
+        job.cell(method, "plan", inputs, compute)
 
 
 def _tune(job: Job, setting: Setting) -> dict[str, range]:
@@ -134,9 +134,9 @@ def _tune(job: Job, setting: Setting) -> dict[str, range]:
     for method, window in tqdm(work, desc="layer ranges", unit="range"):
 
         def compute(method=method, window=window) -> dict[str, Any]:
-            return text.nll(setting.planner(method, job.seed)[0](setting.kv_groups, window))
+            return text.nll(setting.planner(method)[0](setting.kv_groups, window))
 
-        inputs = setting.inputs(method, job.seed) | {"layers": [window.start, window.stop]}
+        inputs = setting.inputs(method) | {"layers": [window.start, window.stop]}
         inputs |= {"tuning_sha256": text.corpus.sha256, "documents": len(text.documents)}
         result = job.cell(method, f"range-{window.start:02d}-{window.stop:02d}", inputs, compute)
         found[method][window] = sum(result["nll"]) / sum(result["tokens"])
@@ -177,18 +177,14 @@ def _costs(job: Job, setting: Setting, plan: PruningPlan | None, tokens: int) ->
 
 def baselines(job: Job) -> None:
     """Every plan on the searched text and on held-out texts, document by document."""
-    first, settings = job.corpora[0], job.profile["baselines"]
+    first = job.corpora[0]
     main = {method: job.plan(method) for method in ("dense", *EVALUATED)}
-    held_out = job.text(first, HELD_OUT)
     _evaluate(job, job.text(first, SEARCHED), main)
-    _evaluate(job, held_out, main | {SQUARED: job.plan(SQUARED)})
+    _evaluate(job, job.text(first, HELD_OUT), main | {SQUARED: job.plan(SQUARED)})
     _evaluate(job, job.text(job.corpora[1], HELD_OUT), main)
-    for seed in settings["seeds"]:  # of the calibration text; the tuned ranges stay
-        drawn = {method: job.plan(method, f"plan-seed-{seed}") for method in CALIBRATED}
-        _evaluate(job, held_out[: settings["seed_documents"]], drawn, f"-seed-{seed}")
 
 
-def _evaluate(job: Job, text: Text, plans: Mapping[str, PruningPlan | None], suffix: str = "") -> None:
+def _evaluate(job: Job, text: Text, plans: Mapping[str, PruningPlan | None]) -> None:
     """Negative log-likelihood of each document under each plan."""
     known = {"dense": "dense", "harp": f"searched-on-{job.corpora[0]}"}  # computed for notebook 03
     lowest_first = sorted(plans.items(), key=lambda item: min(item[1].layers) if item[1] else job.num_layers)
@@ -202,4 +198,4 @@ def _evaluate(job: Job, text: Text, plans: Mapping[str, PruningPlan | None], suf
             return text.nll(plan)
 
         inputs = text.inputs | job.plan_inputs(plan) | {"documents": len(text.documents)}
-        job.cell(method, task + suffix, inputs, compute)
+        job.cell(method, task, inputs, compute)

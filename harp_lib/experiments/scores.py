@@ -6,7 +6,7 @@ from typing import Any
 from tqdm import tqdm
 
 from harp_lib.accounting import head_ratio, removed_fraction
-from harp_lib.experiments.job import CALIBRATED, CALIBRATION, HELD_OUT, Job, Text, described, or_failed
+from harp_lib.experiments.job import CALIBRATION, HELD_OUT, Job, Text, described, or_failed
 from harp_lib.measure.evaluation import ALL_BENCHMARKS, BENCHMARKS, DISCRIMINATIVE, Evaluator, MissingTaskError
 from harp_lib.measure.text import calibration_blocks, load_corpus
 from harp_lib.methods import EVALUATED
@@ -18,14 +18,9 @@ SINGLE_ALPHAS = (1.0, 0.0)  # queries and keys removed; the whole attention remo
 
 
 def scores(job: Job) -> None:
-    """Every method's plan on the eleven benchmarks; calibrated ones also with other calibration seeds."""
+    """Every method's plan on the eleven benchmarks."""
     plans = {method: job.plan(method) for method in ("dense", *EVALUATED)}
-    tasks = job.tasks("evaluation")
-    _score(job, "main_tables", tasks, plans)
-    for seed in job.profile["baselines"]["seeds"]:
-        seeded = [task for task in job.profile["evaluation"]["seed_tasks"] if task in tasks]
-        drawn = {method: job.plan(method, f"plan-seed-{seed}") for method in CALIBRATED} if seeded else {}
-        _score(job, "baselines", seeded, drawn, suffix=f"-seed-{seed}")
+    _score(job, "main_tables", job.tasks("evaluation"), plans)
 
 
 def longbench(job: Job) -> None:
@@ -56,7 +51,6 @@ def _score(
     tasks: Iterable[str],
     plans: Mapping[str, PruningPlan | None],
     section: str = "evaluation",
-    suffix: str = "",
 ) -> None:
     """Score plans on tasks. A cell that fails says why and is shown as missing; the others go on."""
     evaluator, work = Evaluator(job.profile, job.seed, section), [(task, method) for task in tasks for method in plans]
@@ -74,7 +68,7 @@ def _score(
                 missing = inputs.get("missing")
                 return {"failed": missing} if missing else or_failed(lambda: _result(job, evaluator, plan, benchmark))
 
-            job.store_of(store).cell(job.name, method, task + suffix, inputs, compute)
+            job.store_of(store).cell(job.name, method, task, inputs, compute)
 
 
 def _result(job: Job, evaluator: Evaluator, plan: PruningPlan | None, benchmark: Any) -> dict[str, Any]:

@@ -134,25 +134,19 @@ class Source:
             raise Missing(f"needs {method}/{prefix}… of {store}")
         return found
 
-    def answers(
-        self, store: str, model: str, methods: Iterable[str], tasks: Iterable[str], seed: int = 0
-    ) -> dict[str, pd.DataFrame]:
+    def answers(self, store: str, model: str, methods: Iterable[str], tasks: Iterable[str]) -> dict[str, pd.DataFrame]:
         """Scores of the tasks that the dense model and all the methods have: every average is of these.
 
         By task, question × method. Those of the ablations that are HARP's and the dense model's are in the main tables.
-        With a seed: after calibration on another draw of the text, for the methods that have such scores.
         """
-        stores = dict.fromkeys(("main_tables", "baselines", store))
+        stores = dict.fromkeys(("main_tables", store))
         known = {
             key[1:]: cell["result"] for name in stores for key, cell in self.cells(name).items() if key[0] == model
         }
         known = {key: result["scores"] for key, result in known.items() if result.get("scores")}
-        again = f"-seed-{seed}" if seed else ""
-        if seed and not any(task.endswith(again) for _, task in known):
-            raise Missing("needs scores after other calibration texts")
         found = {}
         for task in tasks:
-            own = {name: known.get((name, task + again)) or known.get((name, task)) for name in ("dense", *methods)}
+            own = {name: known.get((name, task)) for name in ("dense", *methods)}
             if all(own.values()):
                 found[task] = pd.DataFrame(own)
         if not found:

@@ -39,14 +39,13 @@ def baseline_groups(profile: dict) -> Figure:
 
 @figure("baselines")
 def baseline_change(profile: dict) -> Figure:
-    """How many times the held-out perplexity of HARP and HARP+FLAP each baseline has, with other samples as well."""
+    """How many times the held-out perplexity of HARP and HARP+FLAP each baseline has."""
     found, parts = perplexities(profile, "baselines", HARP, FLAPPED), []
-    found = found[found["method"].isin(BASELINES) & ~found["split"].isin(["test", "train"])]
+    found = found[found["method"].isin(BASELINES) & (found["split"] == "validation")]
     for reference, equal in ((HARP, "heads"), (FLAPPED, "parameters")):
         part = found[["model", "method", "documents"]].assign(reference=reference)
         part[list(ENDS)] = 1 + found[[reference + end for end in ENDS.values()]].to_numpy()
-        text = found["corpus"].map(TEXTS).where(found["split"] == "validation", "calibration sample " + found["split"])
-        parts.append(part.assign(panel=f"as many {equal} as {TITLES[reference]}\n" + text))
+        parts.append(part.assign(panel=f"as many {equal} as {TITLES[reference]}\n" + found["corpus"].map(TEXTS)))
     frame = pd.concat(parts, ignore_index=True).dropna(subset="value")
     frame["title"] = frame["method"].map(TITLES)
     frame = frame.sort_values("method", key=lambda part: part.map(list(BASELINES).index), kind="stable")

@@ -96,18 +96,17 @@ def method_properties(profile: dict) -> pd.DataFrame:
 def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
     """Perplexity of each plan on each text, and its paired change against other plans on the same text.
 
-    Columns: model, method, corpus, split (of held-out text after calibration on another sample, that sample: seed-1;
-    of notebook 02's, ``reading``), value, error, low, high, documents, and by :func:`ends` of each reference (a method)
-    how much higher it is, as a fraction.
+    Columns: model, method, corpus, split (of notebook 02's, ``reading``), value, error, low, high, documents, and by
+    :func:`ends` of each reference (a method) how much higher it is, as a fraction.
     """
     stored, rows = data.cells(profile["name"], store), []
     for (model, method, task), cell in stored.items():
-        said, result = re.fullmatch(r"(?:(.+)-)?(test|validation|train|reading)(-seed-\d+)?", task), cell["result"]
+        said, result = re.fullmatch(r"(?:(.+)-)?(test|validation|train|reading)", task), cell["result"]
         if not said or "nll" not in result:
             continue
         value, error = comparisons.perplexity(result["nll"], result["tokens"])
         _, low, high, documents = comparisons.perplexity_interval(result["nll"], result["tokens"])
-        row = {"model": model, "method": method, "corpus": said[1], "split": (said[3] or said[2]).strip("-")}
+        row = {"model": model, "method": method, "corpus": said[1], "split": said[2]}
         row |= {"value": value, "error": error, "low": low, "high": high, "documents": documents}
         for reference in references:
             other = stored.get((model, reference, task), cell)

@@ -99,27 +99,23 @@ def named_in(names: str | Sequence[str]) -> list[str]:
 
 
 @named("main_tables")
-def score_lead(source, model, left, right, tasks, each=False, on_par=(), store="main_tables", seeds=(0,)):
-    """By how many points ``left`` scores higher than the closest rival, on average over tasks or on each of them.
-
-    Other seeds are other draws of the calibration text.
-    """
+def score_lead(source, model, left, right, tasks, each=False, on_par=(), store="main_tables"):
+    """By how many points ``left`` scores higher than the closest rival, on average over tasks or on each of them."""
     rivals, found = named_in(right), []
-    for seed in seeds:
-        asked = source.answers(store, model, (left, *rivals), named_in(tasks), seed)
-        for group in [[task] for task in asked] if each else [list(asked)]:
-            means, pieces = [block[group].mean(axis=1) for block in printed(model, store)], []
-            same = {
-                "goal": -PAR if paper_model(model) in on_par else 0.0,
-                "reason": lacking({task: asked[task] for task in group}) or "",
-                "paper": tuple(mean[left] - mean.reindex(rivals).max() for mean in means),
-            }
-            for rival in rivals:
-                lead = comparisons.paired_difference([(asked[task][left], asked[task][rival]) for task in group])
-                about = "against " + {"top": "α = 1", **TITLES}.get(rival, rival.capitalize())
-                about += f", {ALL_BENCHMARKS[group[0]].title}" if each else f", calibration text {seed}" if seed else ""
-                pieces.append(Finding(lead * 100, about=about, **same))
-            found.append(weakest(pieces))
+    asked = source.answers(store, model, (left, *rivals), named_in(tasks))
+    for group in [[task] for task in asked] if each else [list(asked)]:
+        means, pieces = [block[group].mean(axis=1) for block in printed(model, store)], []
+        same = {
+            "goal": -PAR if paper_model(model) in on_par else 0.0,
+            "reason": lacking({task: asked[task] for task in group}) or "",
+            "paper": tuple(mean[left] - mean.reindex(rivals).max() for mean in means),
+        }
+        for rival in rivals:
+            lead = comparisons.paired_difference([(asked[task][left], asked[task][rival]) for task in group])
+            about = "against " + {"top": "α = 1", **TITLES}.get(rival, rival.capitalize())
+            about += f", {ALL_BENCHMARKS[group[0]].title}" if each else ""
+            pieces.append(Finding(lead * 100, about=about, **same))
+        found.append(weakest(pieces))
     return found
 
 
