@@ -9,6 +9,7 @@ from harp_lib.experiments.frontier import passkeys
 from harp_lib.experiments.job import HELD_OUT, Job
 from harp_lib.experiments.rivals import RIVALS
 from harp_lib.measure.text import make_batches, total_nll
+from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.refit import refit_values
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
@@ -42,8 +43,8 @@ def test_cells_are_likelihoods_of_the_whole_changed_model(stored):
         "harp-02": temporarily_pruned(model, PruningPlan.value_only(6, searched[:2])),
         "harp-03": temporarily_pruned(model, PruningPlan.value_only(6, searched)),
         "harp+refit-02": temporarily_pruned(model, fit.plan, weights=fit.weights),
-        "boundary-02": RIVALS["boundary"](model, job.refit_blocks(), [4, 5]),
-        "nbl-02": RIVALS["nbl"](model, job.refit_blocks(), [4, 5]),
+        "boundary-02": RIVALS["boundary"](model, LayerStream(model, job.refit_blocks()), [4, 5]),
+        "nbl-02": RIVALS["nbl"](model, LayerStream(model, job.refit_blocks()), [4, 5]),
     }
     for name, change in changes.items():
         with change:

@@ -6,6 +6,7 @@ import torch
 from harp_lib.experiments import rivals
 from harp_lib.experiments.rivals import RIVALS, from_boundary, mapped, windowed
 from harp_lib.methods import refit
+from harp_lib.methods.calibration import LayerStream
 from harp_lib.pruning.architecture import decoder_layers
 
 
@@ -37,7 +38,7 @@ def test_a_map_of_full_rank_is_least_squares(tiny, tokens, monkeypatch, as_nbl, 
     monkeypatch.setattr(refit, "RIDGE", 0.0)
     model = tiny("tiny-llama")
     dense = {layer: states(model, tokens, layer) for layer in (2, 4)}
-    with mapped(model, tokens, [2, 4], as_nbl=as_nbl):
+    with mapped(model, LayerStream(model, tokens), [2, 4], as_nbl=as_nbl):
         for layer in (2, 4):
             now = states(model, tokens, layer)
             if as_nbl and layer == 4:  # fitted where nothing was changed below
@@ -54,7 +55,7 @@ def test_a_window_as_wide_as_the_text_is_the_dense_model(tiny, tokens, monkeypat
     model = tiny("tiny-llama")
     dense = states(model, tokens, 0)["logits"]
     monkeypatch.setattr(rivals, "WINDOW", tokens.shape[1])
-    with windowed(model, tokens, [3, 5]):
+    with windowed(model, LayerStream(model, tokens), [3, 5]):
         torch.testing.assert_close(states(model, tokens, 0)["logits"], dense)
         monkeypatch.setattr(rivals, "WINDOW", 2)
         narrow = states(model, tokens, 0)["logits"]
@@ -68,9 +69,9 @@ def test_keys_and_values_of_one_layer_are_found_in_what_enters_it(tiny, tokens, 
     monkeypatch.setattr(refit, "RIDGE", 1e-12)
     model = tiny("tiny-llama")
     dense = states(model, tokens, 4)["logits"]
-    with from_boundary(model, tokens, [4]):
+    with from_boundary(model, LayerStream(model, tokens), [4]):
         torch.testing.assert_close(states(model, tokens, 4)["logits"], dense, rtol=0, atol=1e-3)
-    with from_boundary(model, tokens, [3, 4]):
+    with from_boundary(model, LayerStream(model, tokens), [3, 4]):
         assert not torch.allclose(states(model, tokens, 4)["logits"], dense, atol=1e-2)
 
 
@@ -79,6 +80,6 @@ def test_keys_and_values_of_one_layer_are_found_in_what_enters_it(tiny, tokens, 
 def test_every_rival_takes_other_families_and_goes_without_a_trace(tiny, tokens, family, rival):
     model = tiny(family)
     dense = states(model, tokens, 4)["logits"]
-    with RIVALS[rival](model, tokens, [4, 5]):
+    with RIVALS[rival](model, LayerStream(model, tokens), [4, 5]):
         assert model(tokens).logits.isfinite().all()
     assert torch.equal(states(model, tokens, 4)["logits"], dense)

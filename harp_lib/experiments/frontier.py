@@ -13,6 +13,7 @@ from harp_lib.experiments.job import CALIBRATION, HELD_OUT, REFIT, SEARCHED, Job
 from harp_lib.experiments.rivals import RIVALS
 from harp_lib.measure.text import Corpus, Window, load_corpus
 from harp_lib.methods.alpha_search import search_alphas
+from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.refit import RIDGE, Refit, refit_values
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
@@ -35,9 +36,10 @@ def frontier(job: Job) -> None:
     inputs |= {"read": [described(text) for text in read]}
     counts = sorted({job.num_pruned, *(round(share * job.num_layers) for share in settings["shares"])} - {0})
 
-    changes: list[tuple[str, int, Change]] = [("dense", 0, lambda: temporarily_pruned(job.model, _plan(job, {})))]
-    for count in counts:
+    changes: list[tuple[str, int, Change]] = []
+    for count in reversed(counts):  # the lowest layers first: what lies below is run once
         changes += [(name, count, change) for name, change in _changes(job, count, counts[-1], inputs).items()]
+    changes.append(("dense", 0, lambda: temporarily_pruned(job.model, _plan(job, {}))))
     for name, count, change in tqdm(changes, desc="frontier", unit="model"):
         measured = functools.cache(lambda change=change, count=count: whole.nll(_top(job, count), change()))
         start = 0
@@ -72,8 +74,16 @@ def _changes(job: Job, count: int, most: int, inputs: dict[str, Any]) -> dict[st
         job.cell(f"{name}-{count:02d}", "fit", inputs | {"layers": count, "kinds": kinds}, about)
         found[name] = lambda fit=fit: temporarily_pruned(model, fit().plan, weights=fit().weights)
     if count == job.num_pruned:
-        found |= {name: lambda rival=rival: rival(model, job.refit_blocks(), layers) for name, rival in RIVALS.items()}
+        stream = functools.cache(lambda: _stream(job, layers[0]))
+        found |= {name: lambda rival=rival: rival(model, stream(), layers) for name, rival in RIVALS.items()}
     return found
+
+
+def _stream(job: Job, layer: int) -> LayerStream:
+    """What enters a layer of the dense model on the text that layers are refitted on."""
+    stream = LayerStream(job.model, job.refit_blocks())
+    stream.entering(layer)
+    return stream
 
 
 def _searched(job: Job, most: int) -> dict[int, float]:

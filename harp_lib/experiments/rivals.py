@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from harp_lib.measure.text import Tokens
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.refit import Moments, with_one
 from harp_lib.pruning.architecture import decoder_layers
@@ -43,14 +42,14 @@ def neighbours(x: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def mapped(
-    model: PreTrainedModel, tokens: Tokens, layers: Iterable[int], read: Read = with_one, as_nbl: bool = False
+    model: PreTrainedModel, stream: LayerStream, layers: Iterable[int], read: Read = with_one, as_nbl: bool = False
 ) -> Iterator[None]:
     """Attention by least squares of full rank, from the lowest layer up on the stream of the model as changed so far.
 
     ``as_nbl``: as NBL (LIONS-EPFL, NeurIPS 2025) has it: from the stream *before* the norm, all layers from dense
     activations.
     """
-    stream, weights = LayerStream(model, tokens), {}
+    stream, weights = stream.fork(), {}
     with ExitStack() as undo:
         for index in sorted(layers):
             layer, moments = decoder_layers(model)[index], Moments(read)
@@ -85,7 +84,7 @@ def _replace(undo: ExitStack, layer: nn.Module, name: str, module: nn.Module) ->
 
 
 @contextmanager
-def windowed(model: PreTrainedModel, tokens: Tokens, layers: Iterable[int]) -> Iterator[None]:
+def windowed(model: PreTrainedModel, stream: LayerStream, layers: Iterable[int]) -> Iterator[None]:
     """Each token sees the last ``WINDOW`` tokens and the first ``SINKS`` (StreamingLLM); queries and keys stay."""
 
     def narrow(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -104,13 +103,13 @@ def windowed(model: PreTrainedModel, tokens: Tokens, layers: Iterable[int]) -> I
 
 
 @contextmanager
-def from_boundary(model: PreTrainedModel, tokens: Tokens, layers: Iterable[int]) -> Iterator[None]:
+def from_boundary(model: PreTrainedModel, stream: LayerStream, layers: Iterable[int]) -> Iterator[None]:
     """Keys and values of contiguous layers by least squares from the stream below them; queries stay.
 
     SwiftKV in closed form: the cache stays, but a prompt need not enter these layers.
     """
     layers = sorted(layers)
-    stream, weights = LayerStream(model, tokens), {}
+    stream, weights = stream.fork(), {}
     boundary = [_scaled(states) for states in stream.entering(layers[0])]
     for index in layers:
         attention = decoder_layers(model)[index].self_attn
@@ -144,4 +143,4 @@ RIVALS = {
     "windowed": windowed,
     "boundary": from_boundary,
 }
-"""Contexts ``rival(model, tokens, layers)`` by the name of their cells."""
+"""Contexts ``rival(model, stream, layers)`` by the name of their cells; the stream is at or below these layers."""

@@ -1,5 +1,6 @@
 """What methods share: statistics of the calibration text inside a model, and budgets of key/value groups."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -110,6 +111,10 @@ class LayerStream:
                     self._hidden.append(recorders[0].hidden)
         finally:
             decoder.layers = self.layers
+
+    def fork(self) -> "LayerStream":
+        """A stream that goes on from here by itself; this one stays."""
+        return copy.copy(self)
 
     def entering(self, layer: int) -> list[torch.Tensor]:
         """Hidden states (B, N, d) of each batch as they enter ``layer`` of the dense model.
