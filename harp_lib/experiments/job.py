@@ -175,7 +175,7 @@ class Job:
         text = load_corpus(self.corpora[0], CALIBRATION, self.profile["datasets"])
         inputs = self.inputs | described(text) | {"size": self.profile["baselines"]["calibration"][REFIT]}
         inputs |= {"seed": self.seed, "layers": self.num_pruned, "ridge": RIDGE}
-        return config.RESULTS / self.profile["name"] / "refit" / f"{slug(self.name)}-{digest(inputs)}.pt"
+        return config.RESULTS / self.profile["name"] / ".refit" / f"{slug(self.name)}-{digest(inputs)}.pt"
 
     def plan_inputs(self, plan: PruningPlan | None) -> dict[str, Any]:
         """What a cell records of the plan under which it was computed; None is the dense model."""
