@@ -34,7 +34,8 @@ def frontier(job: Job) -> None:
     size = job.profile["baselines"]["calibration"][REFIT]
     inputs = job.inputs | {"calibration": size, "seed": job.seed, "ridge": RIDGE, "context": job.context}
     inputs |= {"read": [described(text) for text in read]}
-    counts = sorted({job.num_pruned, *(round(share * job.num_layers) for share in settings["shares"])} - {0})
+    shares = settings["shares"].get(job.name, ())
+    counts = sorted({job.num_pruned, *(round(share * job.num_layers) for share in shares)} - {0})
 
     changes: list[tuple[str, int, Change]] = []
     for count in reversed(counts):  # the lowest layers first: what lies below is run once

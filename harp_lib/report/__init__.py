@@ -143,6 +143,7 @@ def rendered(text: str, profile: dict) -> str:
         ),
         "claims": counted,
         "refit": lambda: "\n".join(f"- {line}" for line in figures_harp.refit_found(profile)),
+        "small": lambda: f"*{figures_harp.told(config.load_profile('small'))}.*",
         "time": lambda: "\n".join(f"- {line}" for line in figures_costs.time_found(profile)),
     }
     return BLOCK.sub(lambda block: f"{block[1]}{blocks[block[2]]()}\n{block[3]}", text)
