@@ -160,11 +160,14 @@ def changes(profile: dict, reference: str = "dense") -> pd.DataFrame:
 
 def told(profile: dict) -> str:
     """Refitted against HARP where as many layers go as in the other notebooks, in a sentence."""
-    found = changes(profile, "harp").query("kind == @REFIT and corpus != @PASSKEY")
+    found = changes(profile, "harp").query("corpus != @PASSKEY")
     found = found[found["layers"] == found["model"].map(_usual(profile))]
-    less, more = ((found["high"] < 1).sum(), (found["low"] > 1).sum())
-    said = f"Refitted, {less} of {len(found)} pairs of model and text have less perplexity than HARP"
-    return said + (f", {more} more" if more else ", none more")
+    said = []
+    for kind, fitted in ((REFIT, "one kind of text"), (TWO, "two kinds")):
+        part = found[found["kind"] == kind]
+        more = f", {(part['low'] > 1).sum()} more" if (part["low"] > 1).any() else ""
+        said.append(f"fitted on {fitted} {(part['high'] < 1).sum()} of {len(part)}{more}")
+    return f"Pairs of model and text that have less perplexity refitted than by HARP: {'; '.join(said)}"
 
 
 def refit_found(profile: dict) -> list[str]:

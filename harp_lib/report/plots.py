@@ -149,7 +149,7 @@ def log_axis(axis: plt.Axes, which: str) -> None:
     low, high = getattr(axis, f"get_{which}lim")()
     along = getattr(axis, f"{which}axis")
     steps = (1, 3) if high > 60 * low else (1, 2, 5) if high > 8 * low else (1, 1.5, 2, 3, 4, 5, 6, 8)
-    along.set_major_locator(LogLocator(subs=steps, numticks=9))
+    along.set_major_locator(LogLocator(subs=steps, numticks=9) if high > 2 * low else MaxNLocator(5))
     along.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     along.set_minor_locator(NullLocator())
 
