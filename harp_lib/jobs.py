@@ -124,7 +124,9 @@ def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
     notebook.metadata.pop("papermill", None)  # times, and paths of this machine
     notebook.metadata["harp"] = {"source_sha256": hashlib.sha256(source.read_bytes()).hexdigest()}
     text = nbformat.writes(notebook)
-    for folder, name in ((config.ROOT, "."), (Path(sys.prefix), "<environment>"), (Path.home(), "~")):
+    rows = Path(parameters.get("datasets") or "")
+    known = [(config.ROOT, "."), (Path(sys.prefix), "<environment>"), (Path.home(), "~")]
+    for folder, name in [(rows, rows.name)] * rows.is_absolute() + known:
         text = re.sub(rf"(?<![\w./-]){re.escape(str(folder))}(?![\w-])", name, text)
     beside.write_text(text, encoding="utf-8")
     beside.replace(output)
