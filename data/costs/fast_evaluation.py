@@ -60,8 +60,8 @@ def main() -> None:
     arguments = parser.parse_args()
     model, tokenizer = load_model(arguments.model)
     asked = load_profile("mini")["evaluation"]
-    same = {key: asked[key] for key in ("same_shots", "subtasks")}
-    cases = [(task_title(name, "embedded"), name, "embedded", asked["tasks"][name] | same) for name in BENCHMARKS]
+    common = {key: asked[key] for key in ("same_shots", "subtasks")}
+    cases = [(task_title(name, "embedded"), name, "embedded", asked["tasks"][name] | common) for name in BENCHMARKS]
     if arguments.datasets:
         cases.append(("MMLU, 5-shot", "mmlu", arguments.datasets, {"shots": 5, "rows": 20, "subtasks": 6}))
         for title, same in (("ARC-Challenge, 25-shot", False), ("ARC-Challenge, the same 25 shots for all", True)):

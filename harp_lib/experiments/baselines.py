@@ -37,10 +37,9 @@ class Setting:
         return self.settings["calibration"].get(method, CALIBRATION_SIZE) if method in (*CALIBRATED, REFIT) else None
 
     def calibration(self, method: str) -> torch.Tensor | None:
+        """Tokens (samples, tokens of each) that a method is calibrated on."""
         size = self.size(method)
-        return size and calibration_blocks(
-            self.text, self.job.tokenizer, *size, seed=self.job.seed
-        )  # (samples, tokens)
+        return size and calibration_blocks(self.text, self.job.tokenizer, *size, seed=self.job.seed)
 
     def _planner(self, method: str) -> tuple[Callable[[int, range], PruningPlan], float]:
         """Plans of a baseline for any range, from statistics that are computed once; the seconds these took."""
