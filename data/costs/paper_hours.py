@@ -9,7 +9,8 @@ An order of magnitude, for one GPU like the paper's (H100, 80 GB), from three nu
   makes somewhat more tokens of a text than those of the paper's models; ``questions`` is how many the benchmark has.
 
 Every method is counted as the dense model, every written answer as long as it may get, every text of the α search as
-WikiText-2's test pages. Notebooks 01 and 02 are not counted, their time goes into eigenvalues in double precision; nor is 09, beyond the paper.
+WikiText-2's test pages. Notebooks 01 and 02 are not counted, their time goes into eigenvalues in double precision; nor
+is 09, which goes beyond the paper.
 """
 
 import json
