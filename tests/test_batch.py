@@ -157,3 +157,12 @@ def test_jobs_share_gpus(tmp_path, monkeypatch):
     jobs._held.pop(0).release()  # as at the end of a process
     jobs._take_gpu(["4", "GPU-x"])
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4"
+
+
+def test_an_executed_notebook_does_not_say_where_rows_lie(tmp_path):
+    work, rows = Checkout(tmp_path / "work", {"01_rows": "print(datasets)"}), tmp_path / "elsewhere" / "rows"
+    executed = tmp_path / "executed" / "01_rows.ipynb"
+    jobs.execute(work.root / "notebooks" / "01_rows.ipynb", executed, {"datasets": str(rows)})
+    text = executed.read_text(encoding="utf-8")
+    assert 'datasets = \\"rows\\"' in text
+    assert str(rows.parent) not in text
