@@ -1,5 +1,6 @@
 """All notebooks on tiny models, once from beginning to end, and some once more: side by side, killed, and continued."""
 
+import contextlib
 import random
 import re
 import time
@@ -49,15 +50,24 @@ def test_kills_and_another_way_to_run_change_nothing(smoke, tmp_path):
     def cells():
         return {file: file.stat().st_mtime_ns for file in work.results.glob("[!.]*/*/*/[!.]*.json")}
 
+    def kill(running, victim):
+        """As soon as there is one: between two jobs there may be none."""
+        runner = psutil.Process(running.pid)
+        while running.poll() is None:
+            with contextlib.suppress(psutil.NoSuchProcess):  # ended while we looked
+                family = [process for process in (runner, *runner.children(recursive=True)) if process.name() != "bash"]
+                if found := [process for process in family if victim in process.cmdline()]:
+                    return found[0].kill()
+            time.sleep(0.01)
+        raise AssertionError(f"the run ended, and no {victim} was seen")
+
     for victim in ("harp_lib.cli", "harp_lib.jobs"):
         running = work.start(*SOME)
         wanted = len(written) + random.randrange(1, 25)
         while len(cells()) < wanted:
             assert running.poll() is None
             time.sleep(0.1)
-        runner = psutil.Process(running.pid)
-        family = [process for process in (runner, *runner.children(recursive=True)) if process.name() != "bash"]
-        next(process for process in family if victim in process.cmdline()).kill()
+        kill(running, victim)
         assert running.wait(600) != 0
         assert written.items() <= cells().items()  # no finished cell is computed again
         written = cells()
