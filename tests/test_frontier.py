@@ -10,7 +10,7 @@ from harp_lib.experiments.job import HELD_OUT, Job
 from harp_lib.experiments.rivals import RIVALS
 from harp_lib.measure.text import make_batches, total_nll
 from harp_lib.methods.calibration import LayerStream
-from harp_lib.methods.refit import refit_values
+from harp_lib.methods.refit import explained_by_layer, refit_values
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.report import figures_harp
@@ -34,15 +34,19 @@ def test_cells_are_likelihoods_of_the_whole_changed_model(stored):
     text, searched = job.text(corpus, HELD_OUT, (3, 64)), stored["harp", f"search-{corpus}"]["alphas"]
     assert list(job.alphas(corpus).values()) == searched[:2], "a longer greedy search begins like the shorter one"
     kinds = {kind for kind, _ in (method.rsplit("-", 1) for method, _ in stored if "-" in method)}
-    assert kinds == {"alpha-0", "harp", "harp+refit", "harp+refit-two", *RIVALS}
+    assert kinds == {"alpha-0", "harp", "harp+refit", "harp+refit-two", "harp+refit-chosen", *RIVALS}
     fit = refit_values(model, job.refit_blocks(), 2)
     assert stored["harp+refit-02", "fit"]["explained"] == pytest.approx({str(k): v for k, v in fit.explained.items()})
+    explained = explained_by_layer(model, job.refit_blocks(2))
+    assert explained[4] == pytest.approx(refit_values(model, job.refit_blocks(2), 1, [4]).explained[4])
+    best = refit_values(model, job.refit_blocks(2), 3, sorted(range(6), key=lambda layer: -explained[layer])[:3])
     changes = {
         "dense": temporarily_pruned(model, PruningPlan(6, {})),
         "alpha-0-03": temporarily_pruned(model, PruningPlan.value_only(6, [0.0] * 3)),
         "harp-02": temporarily_pruned(model, PruningPlan.value_only(6, searched[:2])),
         "harp-03": temporarily_pruned(model, PruningPlan.value_only(6, searched)),
         "harp+refit-02": temporarily_pruned(model, fit.plan, weights=fit.weights),
+        "harp+refit-chosen-03": temporarily_pruned(model, best.plan, weights=best.weights),
         "boundary-02": RIVALS["boundary"](model, LayerStream(model, job.refit_blocks()), [4, 5]),
         "nbl-02": RIVALS["nbl"](model, LayerStream(model, job.refit_blocks()), [4, 5]),
     }

@@ -14,13 +14,16 @@ from harp_lib.experiments.rivals import RIVALS
 from harp_lib.measure.text import Corpus, Window, load_corpus
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.methods.calibration import LayerStream
-from harp_lib.methods.refit import RIDGE, Refit, refit_values
+from harp_lib.methods.layer_selection import lowest_layers
+from harp_lib.methods.refit import RIDGE, Refit, explained_by_layer, refit_values
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 
 KEY = "31629487501376492865"  # pass keys are four of its digits
 FILLER = "The river runs past the mill. Boats come up at noon, and leave before dark. Somebody mends a net. "
-Change = Callable[[], AbstractContextManager[None]]
+CHOSEN = f"{REFIT}-chosen"
+Change = tuple[Callable[[], PruningPlan], Callable[[], AbstractContextManager[None]]]
+"""A plan that says which layers change (what lies below them is run once), and the context in which they are."""
 
 
 def frontier(job: Job) -> None:
@@ -37,12 +40,18 @@ def frontier(job: Job) -> None:
     shares = settings["shares"].get(job.name, ())
     counts = sorted({job.num_pruned, *(round(share * job.num_layers) for share in shares)} - {0})
 
-    changes: list[tuple[str, int, Change]] = []
+    def ranked() -> dict[str, Any]:
+        return {"explained": explained_by_layer(job.model, job.refit_blocks(2))}
+
+    explained, changes = job.cell("dense", "explained", inputs, ranked)["explained"], []
     for count in reversed(counts):  # the lowest layers first: what lies below is run once
-        changes += [(name, count, change) for name, change in _changes(job, count, counts[-1], inputs).items()]
-    changes.append(("dense", 0, lambda: temporarily_pruned(job.model, _plan(job, {}))))
-    for name, count, change in tqdm(changes, desc="frontier", unit="model"):
-        measured = functools.cache(lambda change=change, count=count: whole.nll(_top(job, count), change()))
+        best = lowest_layers([-share for share in explained], count)
+        made = _changes(job, count, counts[-1], inputs, best)
+        changes += [(name, count, change) for name, change in made.items()]
+    none = _plan(job, {})
+    changes.append(("dense", 0, (lambda: none, lambda: temporarily_pruned(job.model, none))))
+    for name, count, (plan, change) in tqdm(changes, desc="frontier", unit="model"):
+        measured = functools.cache(lambda plan=plan, change=change: whole.nll(plan(), change()))
         start = 0
         for corpus, text in texts.items():
             part = slice(start, start := start + len(text.documents))
@@ -54,29 +63,39 @@ def frontier(job: Job) -> None:
             job.cell(f"{name}-{count:02d}" if count else name, f"{corpus}-{HELD_OUT}", wanted, compute)
 
 
-def _changes(job: Job, count: int, most: int, inputs: dict[str, Any]) -> dict[str, Change]:
-    """What happens to the ``count`` top layers, by name; rivals where as many go as in the other notebooks."""
+def _changes(job: Job, count: int, most: int, inputs: dict[str, Any], best: list[int]) -> dict[str, Change]:
+    """What happens to ``count`` layers, by name; rivals where as many go as in the other notebooks.
+
+    Above that number, where the top layers are no longer the obvious ones, also the ``best`` explained ones.
+    """
     model, layers = job.model, range(job.num_layers - count, job.num_layers)
     alphas = dict(list(_searched(job, most).items())[:count])
     zero, harp = (_plan(job, values) for values in (dict.fromkeys(layers, 0.0), alphas))
-    found: dict[str, Change] = {"alpha-0": lambda: temporarily_pruned(model, zero)}
-    found["harp"] = lambda: temporarily_pruned(model, harp)
-    for kinds in (1, 2):
+    found: dict[str, Change] = {}
+    for name, kinds in ((CHOSEN, 2), (REFIT, 1), (f"{REFIT}-two", 2)):
+        if name == CHOSEN and count <= job.num_pruned:
+            continue
 
         @functools.cache
-        def fit(kinds: int = kinds) -> Refit:
+        def fit(name: str = name, kinds: int = kinds) -> Refit:
             own = kinds == 1 and count == job.num_pruned
-            return job.refit() if own else refit_values(model, job.refit_blocks(kinds), count)
+            chosen = best if name == CHOSEN else None
+            return job.refit() if own else refit_values(model, job.refit_blocks(kinds), count, chosen)
 
         def about(fit: Callable[[], Refit] = fit) -> dict[str, Any]:
-            return {"seconds": fit().seconds, "explained": fit().explained} | _left(job, harp)
+            return {"seconds": fit().seconds, "explained": fit().explained} | _left(job, fit().plan)
 
-        name = REFIT if kinds == 1 else f"{REFIT}-two"
         job.cell(f"{name}-{count:02d}", "fit", inputs | {"layers": count, "kinds": kinds}, about)
-        found[name] = lambda fit=fit: temporarily_pruned(model, fit().plan, weights=fit().weights)
+        found[name] = (
+            lambda fit=fit: fit().plan,
+            lambda fit=fit: temporarily_pruned(model, fit().plan, weights=fit().weights),
+        )
+    for name, plan in (("alpha-0", zero), ("harp", harp)):
+        found[name] = (lambda plan=plan: plan, lambda plan=plan: temporarily_pruned(model, plan))
     if count == job.num_pruned:
         stream = functools.cache(lambda: _stream(job, layers[0]))
-        found |= {name: lambda rival=rival: rival(model, stream(), layers) for name, rival in RIVALS.items()}
+        for name, rival in RIVALS.items():
+            found[name] = (lambda: harp, lambda rival=rival: rival(model, stream(), layers))
     return found
 
 
@@ -104,11 +123,6 @@ def _searched(job: Job, most: int) -> dict[int, float]:
 
 def _plan(job: Job, alphas: dict[int, float]) -> PruningPlan:
     return PruningPlan.value_only(job.num_layers, alphas)
-
-
-def _top(job: Job, count: int) -> PruningPlan:
-    """Says which layers change: what lies below them is run once."""
-    return _plan(job, dict.fromkeys(range(job.num_layers - count, job.num_layers), 1.0))
 
 
 def _left(job: Job, plan: PruningPlan) -> dict[str, float]:

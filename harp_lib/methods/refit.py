@@ -7,6 +7,7 @@ keeps HARP's architecture, and the stream of the model as it is pruned so far ar
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -75,17 +76,26 @@ def refit_values(model: PreTrainedModel, tokens: Tokens, num_layers: int, layers
     stream, weights, explained = LayerStream(model, tokens), {}, {}
     with ExitStack() as pruned_so_far:
         for layer in tqdm(chosen, desc="refit", unit="layer", leave=False, delay=10):
-            attention, moments = decoder_layers(model)[layer].self_attn, Moments()
-            hook = attention.register_forward_hook(moments.take, with_kwargs=True)
-            try:
-                for _ in stream.leaving(layer, stream.entering(layer)):
-                    pass
-            finally:
-                hook.remove()
-            weights[layer], explained[layer] = moments.solve(attention.v_proj)
+            weights[layer], explained[layer] = _fit(stream, layer)
             one = PruningPlan.value_only(total, {layer: 1.0})
             pruned_so_far.enter_context(temporarily_pruned(model, one, weights={layer: weights[layer]}))
     return Refit(plan, weights, explained, time.perf_counter() - begin)
+
+
+def explained_by_layer(model: PreTrainedModel, tokens: Tokens) -> list[float]:
+    """Share of the variance of each layer's attention that its fit explains, in a dense model: NBL ranks layers so."""
+    stream = LayerStream(model, tokens)
+    return [_fit(stream, layer)[1] for layer in tqdm(range(len(stream.layers)), "explained", unit="layer", leave=False)]
+
+
+def _fit(stream: LayerStream, layer: int) -> tuple[dict[str, torch.Tensor], float]:
+    attention, moments = stream.layers[layer].self_attn, Moments()
+    hook = attention.register_forward_hook(moments.take, with_kwargs=True)
+    try:
+        deque(stream.leaving(layer, stream.entering(layer)), maxlen=0)
+    finally:
+        hook.remove()
+    return moments.solve(attention.v_proj)
 
 
 def with_one(x: torch.Tensor) -> torch.Tensor:

@@ -15,9 +15,10 @@ from harp_lib.report.plots import HARP, LOOKS, PAPER, Look, about, span, with_pa
 from harp_lib.report.scores import STRATEGIES
 from harp_lib.report.tables import ENDS, Table, lines, perplexities
 
-REFIT, TWO = "harp+refit", "harp+refit-two"
+REFIT, TWO, CHOSEN = "harp+refit", "harp+refit-two", "harp+refit-chosen"
 FRONTIER = {name: LOOKS[name] for name in ("alpha-0", "harp", REFIT)}
 FRONTIER[TWO] = LOOKS[REFIT]._replace(label="HARP+refit, two kinds of text", line="--", hollow=True)
+FRONTIER[CHOSEN] = FRONTIER[TWO]._replace(label="the same, the layers explained best", line=":", marker="D")
 RIVALS = {
     "nbl": Look("NBL", "#a6761d", "v"),
     "linear": Look("least squares, full rank", "#e7298a", "^"),
@@ -206,7 +207,7 @@ def frontier(profile: dict) -> Figure:
     frame = changes(profile).query("kind in @FRONTIER and corpus != @PASSKEY")
     drawn, grid = plots.lines(frame, "value", "layers", "kind", FRONTIER, bars=True, panel=["model", "text"], wrap=2)
     plots.log_axis(grid[0][0], "y")
-    note = about(frame, "95 % intervals over {} documents, as many layers at the top")
+    note = about(frame, "95 % intervals over {} documents; the layers at the top, but for the dotted line")
     axes = {"x": "value-only layers", "y": "times the dense perplexity (log scale)"}
     return plots.finish(drawn, grid, told(profile), note, **axes, level=1)
 
@@ -237,19 +238,22 @@ def frontier_rivals(profile: dict) -> Figure:
 def explained_variance(profile: dict) -> Figure:
     """How much of an attention's variance a linear map of its own token explains, by layer."""
     frame = data.tidy(profile["name"], "frontier", "explained")
-    frame["kind"] = frame["method"].str.rpartition("-")[0]
-    frame["count"] = frame["method"].str.rpartition("-")[2].astype(int)
-    frame = frame[frame["count"] == frame.groupby("model")["count"].transform("max")]
-    looks = {kind: FRONTIER[kind] for kind in (REFIT, TWO)}
+    frame["kind"] = frame["method"].str.replace(r"-\d+$", "", regex=True)
+    frame["count"] = frame["method"].str.extract(r"-(\d+)$", expand=False).astype(float)
+    most = frame["count"] == frame.groupby("model")["count"].transform("max")
+    frame = frame[(frame["kind"] == "dense") | (most & (frame["kind"] != CHOSEN))]
+    looks = {"dense": Look("each layer alone, the others dense", plots.DENSE, "s")}
+    looks |= {kind: FRONTIER[kind] for kind in (REFIT, TWO)}
     drawn, grid = plots.lines(frame, "value", "layer", "kind", looks, wrap=3, share=(False, True))
-    title = f"A token's own values explain {span(frame['value'])} of what attention puts out in the layers at the top"
+    said = span(frame[frame["kind"] == "dense"]["value"])
+    title = f"A token's own values explain {said} of what attention puts out"
     return plots.finish(drawn, grid, title, about(frame, ""), x="layer index", y="explained variance", ylim=(0, 1))
 
 
 @table("frontier")
 def frontier_costs(profile: dict) -> Table:
     """What refitting wins against HARP on each text, what it finds, and what its layers cost."""
-    frame = changes(profile, "harp").query("kind in [@REFIT, @TWO]")
+    frame = changes(profile, "harp").query("kind in [@REFIT, @TWO, @CHOSEN]")
     fits = data.tidy(profile["name"], "frontier", *COSTS).pivot_table("value", ["model", "method"], "quantity")
     frame["method"] = [f"{kind}-{layers:02d}" for kind, layers in zip(frame["kind"], frame["layers"], strict=True)]
     frame = frame.join(fits, on=["model", "method"])
@@ -267,5 +271,7 @@ def frontier_costs(profile: dict) -> Table:
         "cache left": "{cache left:.1%}",
         "fit, s": "{seconds:.0f}",
     }
-    frame["fitted"] = frame["kind"].map({REFIT: "one text", TWO: "two texts"})
+    frame["fitted"] = frame["kind"].map(
+        {REFIT: "one text", TWO: "two texts", CHOSEN: "two texts, layers explained best"}
+    )
     return lines(frame, columns), frame

@@ -14,7 +14,7 @@ from harp_lib.report.plots import LOOKS, about, span, with_paper
 from harp_lib.report.scores import AVERAGE, KINDS, ROWS, differences, named, of_kind, scores
 from harp_lib.report.tables import ENDS, told
 
-HARP, FLAPPED = "harp", "harp+flap"
+HARP, FLAPPED, REFIT = "harp", "harp+flap", "harp+refit"
 CATEGORIES = {
     kind: [n for n, t in LONGBENCH.items() if t.kind == kind] for kind in (t.kind for t in LONGBENCH.values())
 }
@@ -69,8 +69,8 @@ def _leads(frame: pd.DataFrame, whole: pd.DataFrame, **layout: Any) -> Figure:
     drawn, grid = plots.dots(frame, "value", "name", "method", **layout)
     for axis, part in grid:
         axis.axvline(0, color=LOOKS[part["reference"].iloc[0]].colour, linewidth=1.5)
-    title = f"HARP+FLAP leads in {(whole['low'] > 0).sum()} of {len(whole)} comparisons and is led in "
-    title += f"{(whole['high'] < 0).sum()}"
+    title = f"{TITLES[whole['reference'].iloc[0]]} leads in {(whole['low'] > 0).sum()} of {len(whole)} comparisons "
+    title += f"and is led in {(whole['high'] < 0).sum()}"
     note = "(questions), 95 % intervals, paired by question; not drawn where both scored zero on all of them"
     return plots.finish(drawn, grid, title, about(frame, note), x="points ahead")
 
@@ -95,3 +95,13 @@ def longbench_differences(profile: dict) -> Figure:
     frame = differences(profile, "longbench", CATEGORIES | {"all tasks": list(LONGBENCH)}, FLAPPED)
     frame = frame.assign(reference=FLAPPED).query("method != 'dense' and not silent")
     return _leads(frame, frame[frame["group"] == "all tasks"], dodge=0.14, size=(6.5, 4), wrap=2)
+
+
+@figure("main_tables")
+def refit_scores(profile: dict) -> Figure:
+    """By how many points a refit scores higher than HARP and the dense model, by kind of task and of long prompt."""
+    kinds = differences(profile, "main_tables", {f"{kind} tasks": of_kind(kind) for kind in KINDS}, REFIT)
+    groups = {f"LongBench: {kind}": tasks for kind, tasks in CATEGORIES.items()}
+    frame = pd.concat([kinds, differences(profile, "longbench", groups, REFIT)]).assign(reference=REFIT)
+    frame = frame.query("method in ['dense', @HARP] and not silent")
+    return _leads(frame, frame, dodge=0.14, size=(6.5, 3), wrap=2)
