@@ -26,6 +26,7 @@ FIGURES = {
     "06": ("ablation_single_layers", "ablation_layers", "teaser_right"),
     "07": ("longbench_differences",),
     "08": ("time_saved", "memory_and_decode"),
+    "09": ("frontier", "frontier_rivals", "explained_variance", "refit_scores"),
 }
 
 
