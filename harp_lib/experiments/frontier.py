@@ -64,17 +64,12 @@ def frontier(job: Job) -> None:
 
 
 def _changes(job: Job, count: int, most: int, inputs: dict[str, Any], best: list[int]) -> dict[str, Change]:
-    """What happens to ``count`` layers, by name; rivals where as many go as in the other notebooks.
-
-    Above that number, where the top layers are no longer the obvious ones, also the ``best`` explained ones.
-    """
+    """What happens to the ``count`` top layers, or the ``best`` explained; rivals where as many go as elsewhere."""
     model, layers = job.model, range(job.num_layers - count, job.num_layers)
     alphas = dict(list(_searched(job, most).items())[:count])
     zero, harp = (_plan(job, values) for values in (dict.fromkeys(layers, 0.0), alphas))
     found: dict[str, Change] = {}
     for name, kinds in ((CHOSEN, 2), (REFIT, 1), (f"{REFIT}-two", 2)):
-        if name == CHOSEN and count <= job.num_pruned:
-            continue
 
         @functools.cache
         def fit(name: str = name, kinds: int = kinds) -> Refit:

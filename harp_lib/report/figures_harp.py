@@ -160,21 +160,21 @@ def changes(profile: dict, reference: str = "dense") -> pd.DataFrame:
 
 
 def told(profile: dict) -> str:
-    """Refitted against HARP where as many layers go as in the other notebooks, in a sentence."""
-    found = changes(profile, "harp").query("corpus != @PASSKEY")
-    found = found[found["layers"] == found["model"].map(_usual(profile))]
-    said = []
-    for kind, fitted in ((REFIT, "one kind of text"), (TWO, "two kinds")):
-        part = found[found["kind"] == kind]
-        more = f", {(part['low'] > 1).sum()} more" if (part["low"] > 1).any() else ""
-        said.append(f"fitted on {fitted} {(part['high'] < 1).sum()} of {len(part)}{more}")
-    return f"Pairs of model and text that have less perplexity refitted than by HARP: {'; '.join(said)}"
+    """What the most layers cost that go, in a sentence."""
+    found = changes(profile).query("corpus != @PASSKEY")
+    found = found[found["layers"] == found.groupby("model")["layers"].transform("max")]
+    said = {kind: span(part["value"], ".1f") for kind, part in found.groupby("kind")}
+    return (
+        f"Without {span(found['layers'], '.0f')} layers perplexity is {said['harp']} times the dense model's by HARP, "
+        f"{said[REFIT]} refitted, {said[TWO]} on two kinds of text, {said[CHOSEN]} if layers are chosen too"
+    )
 
 
 def refit_found(profile: dict) -> list[str]:
     """The same with its numbers: a line for each model and text, and one on the seconds that both took."""
-    found = changes(profile, "harp").query("kind == @REFIT")
-    found = found[found["layers"] == found["model"].map(_usual(profile))]
+    whole = changes(profile, "harp")
+    found = whole[(whole["kind"] == REFIT) & (whole["layers"] == whole["model"].map(_usual(profile)))]
+    chosen = whole[(whole["kind"] == CHOSEN) & (whole["corpus"] != PASSKEY)]
     dense = changes(profile).set_index(["model", "kind", "layers", "corpus"])["dense"]
     fits, searches, said = (*(data.cells(profile["name"], name) for name in ("frontier", "alpha_search")), [])
     for model, part in found.groupby("model", sort=False):
@@ -191,6 +191,14 @@ def refit_found(profile: dict) -> list[str]:
         said.append(
             f"{display_name(model)}: fitted in {seconds:.0f} s on {read:,} tokens; α was searched in "
             f"{search['seconds']:.0f} s on {search['tokens']:,}."
+        )
+        most = chosen[
+            (chosen["model"] == model) & (chosen["layers"] == chosen[chosen["model"] == model]["layers"].max())
+        ]
+        texts = (f"{row.perplexity:.1f} on {row.text} ({row.harp:.1f} by HARP)" for row in most.itertuples())
+        said.append(
+            f"{display_name(model)}, {most['layers'].iloc[0]} layers, those explained best, fitted on both kinds of "
+            f"text: perplexity {', '.join(texts)}."
         )
     return said
 
