@@ -255,7 +255,8 @@ def explained_variance(profile: dict) -> Figure:
     drawn, grid = plots.lines(frame, "value", "layer", "kind", looks, wrap=3, share=(False, True))
     said = span(frame[frame["kind"] == "dense"]["value"])
     title = f"A token's own values explain {said} of what attention puts out"
-    return plots.finish(drawn, grid, title, about(frame, ""), x="layer index", y="explained variance", ylim=(0, 1))
+    axes = {"x": "layer index", "y": "explained variance", "ylim": (0, 1)}
+    return plots.finish(drawn, grid, title, about(frame, "of the calibration text itself"), **axes)
 
 
 @table("frontier")
