@@ -171,10 +171,11 @@ def told(profile: dict) -> str:
 
 
 def refit_found(profile: dict) -> list[str]:
-    """The same with its numbers: a line for each model and text, and one on the seconds that both took."""
+    """The refit against HARP: for each model a line a text, one on the seconds, one on the layers explained best."""
     whole = changes(profile, "harp")
     found = whole[(whole["kind"] == REFIT) & (whole["layers"] == whole["model"].map(_usual(profile)))]
     chosen = whole[(whole["kind"] == CHOSEN) & (whole["corpus"] != PASSKEY)]
+    chosen = chosen[chosen["layers"] == chosen.groupby("model")["layers"].transform("max")]
     dense = changes(profile).set_index(["model", "kind", "layers", "corpus"])["dense"]
     fits, searches, said = (*(data.cells(profile["name"], name) for name in ("frontier", "alpha_search")), [])
     for model, part in found.groupby("model", sort=False):
@@ -192,9 +193,7 @@ def refit_found(profile: dict) -> list[str]:
             f"{display_name(model)}: fitted in {seconds:.0f} s on {read:,} tokens; α was searched in "
             f"{search['seconds']:.0f} s on {search['tokens']:,}."
         )
-        most = chosen[
-            (chosen["model"] == model) & (chosen["layers"] == chosen[chosen["model"] == model]["layers"].max())
-        ]
+        most = chosen[chosen["model"] == model]
         texts = (f"{row.perplexity:.1f} on {row.text} ({row.harp:.1f} by HARP)" for row in most.itertuples())
         said.append(
             f"{display_name(model)}, {most['layers'].iloc[0]} layers, those explained best, fitted on both kinds of "
