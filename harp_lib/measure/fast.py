@@ -19,6 +19,7 @@ from transformers import DynamicCache
 
 from harp_lib.accounting import attention_window
 from harp_lib.measure.timing import continued
+from harp_lib.pruning.layers import LengthLayer
 
 TOKENS_PER_PASS = 1024  # of the tree, besides what the cache holds
 TOKENS_AT_ONCE = 32_768  # that caches hold while answers are written after several prompts at once
@@ -174,21 +175,22 @@ class PrefixLM(HFLM):
             for leaf, (n,), places in found:
                 rows.append((leaf, [_taken(layer, places) for layer in cache.layers], logits[n]))
             while len(rows) >= most:
-                texts |= self._continue(rows[:most], cache, until, settings)
+                texts |= self._continue(rows[:most], until, settings)
                 rows = rows[most:]
         if rows:
-            texts |= self._continue(rows, cache, until, settings)
+            texts |= self._continue(rows, until, settings)
         return [texts[leaf] for leaf in leaves]
 
     @torch.no_grad()
-    def _continue(self, rows: list, cache: DynamicCache, until: list[str], settings: dict[str, Any]) -> dict[Leaf, str]:
+    def _continue(self, rows: list, until: list[str], settings: dict[str, Any]) -> dict[Leaf, str]:
         """Write after several prompts at once; one that has ended leaves the batch."""
         ends = settings.get("eos_token_id", self.model.generation_config.eos_token_id)
         ends = [ends] if isinstance(ends, int) else list(ends or ())
         leaves, entries, logits = zip(*rows, strict=True)
         logits, written = torch.stack(logits).float(), [[] for _ in rows]  # (B, V)
         lengths, alive = torch.tensor([len(leaf.tokens) for leaf in leaves]), list(range(len(rows)))
-        cache, places = _joined(cache, entries, int(lengths.max())), torch.arange(int(lengths.max()))
+        longest, room = int(lengths.max()), settings["max_gen_toks"]
+        cache, places = _joined(entries, longest, room), torch.arange(longest)
         places = places.expand(len(rows), -1)  # (B, S)
         seen = places < lengths[:, None]
         for step in range(settings["max_gen_toks"]):
@@ -204,7 +206,7 @@ class PrefixLM(HFLM):
                 alive = [alive[i] for i in keep]
                 lengths, places, seen, tokens = (tensor[keep] for tensor in (lengths, places, seen, tokens))
                 for layer in cache.layers:
-                    layer.keys, layer.values = layer.keys[keep], layer.values[keep]
+                    layer.keep(keep)
             places = torch.cat([places, (lengths + step)[:, None]], dim=1)
             seen = torch.cat([seen, torch.ones(len(alive), 1, dtype=torch.bool)], dim=1)
             options = {"input_ids": tokens[:, None].to(self.device), "position_ids": places[:, -1:].to(self.device)}
@@ -267,12 +269,35 @@ def _taken(layer: Any, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     return layer.keys[0][:, places], layer.values[0][:, places]
 
 
-def _joined(cache: DynamicCache, rows: Sequence[list[tuple]], length: int) -> DynamicCache:
-    """One cache (B, K, N, Dh) of several sequences, filled up on the right."""
-    joined = continued(cache)
-    for index, layer in enumerate(joined.layers):
-        layer.keys, layer.values = (
-            torch.stack([F.pad(row[index][part], (0, 0, 0, length - row[index][part].shape[1])) for row in rows])
-            for part in (0, 1)
-        )
+class Roomy(LengthLayer):
+    """Keys and values (B, K, S, Dh) with room for more: what is new is written, where a dynamic cache copies all."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, held: int) -> None:
+        super().__init__()
+        self.lazy_initialization(keys, values)
+        self._hold((keys, values), held)
+
+    def _hold(self, parts: Sequence[torch.Tensor], held: int) -> None:
+        self.parts, self.held = parts, held
+        self.keys, self.values = (part[..., :held, :] for part in parts)
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        held = self.held + keys.shape[-2]
+        for part, new in zip(self.parts, (keys, values), strict=True):
+            part[..., self.held : held, :] = new
+        self._hold(self.parts, held)
+        return self.keys, self.values
+
+    def keep(self, rows: list[int]) -> None:
+        """Some rows of the batch alone."""
+        self._hold([part[rows] for part in self.parts], self.held)
+
+
+def _joined(rows: Sequence[list[tuple]], length: int, room: int) -> DynamicCache:
+    """One cache (B, K, N, Dh) of several sequences, filled up on the right, with room for more tokens."""
+    joined = DynamicCache()
+    for index in range(len(rows[0])):
+        parts = zip(*(row[index] for row in rows), strict=True)
+        parts = [torch.stack([F.pad(one, (0, 0, 0, length + room - one.shape[1])) for one in part]) for part in parts]
+        joined.layers.append(Roomy(*parts, length))
     return joined

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,13 +124,38 @@ def release_memory() -> None:
 
 @contextmanager
 def evaluating(model: "PreTrainedModel") -> Iterator[None]:
-    """Context in which ``model`` is in evaluation mode."""
+    """Context in which ``model`` is in evaluation mode, and its linear layers on a CPU are computed by oneDNN."""
     training = model.training
     model.eval()
     try:
-        yield
+        with _onednn()():
+            yield
     finally:
         model.train(training)
+
+
+@cache
+def _onednn() -> type:
+    """A mode of torch, made here because it needs torch: where no gradient is wanted, oneDNN multiplies by weights.
+
+    In float32 torch asks MKL, which takes a processor that is not Intel's for an older one: it needs twice the time there.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+    class OneDNN(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+            if function is torch.nn.functional.linear and there and not kwargs:
+                x, weight, *bias = args
+                graded = torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in args)
+                plain = all(part.dtype == torch.float32 and part.device.type == "cpu" for part in (x, weight))
+                if plain and not graded and x.numel() and weight.numel() and weight.is_contiguous():
+                    return torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, *(bias or [None]), "none", [], "")
+            return function(*args, **(kwargs or {}))
+
+    return OneDNN
 
 
 def scale_logits(config: "PreTrainedConfig", logits: "torch.Tensor") -> "torch.Tensor":
