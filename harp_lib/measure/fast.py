@@ -189,9 +189,8 @@ class PrefixLM(HFLM):
         leaves, entries, logits = zip(*rows, strict=True)
         logits, written = torch.stack(logits).float(), [[] for _ in rows]  # (B, V)
         lengths, alive = torch.tensor([len(leaf.tokens) for leaf in leaves]), list(range(len(rows)))
-        longest, room = int(lengths.max()), settings["max_gen_toks"]
-        cache, places = _joined(entries, longest, room), torch.arange(longest)
-        places = places.expand(len(rows), -1)  # (B, S)
+        places = torch.arange(int(lengths.max())).expand(len(rows), -1)  # (B, S)
+        cache = _joined(entries, places.shape[1], settings["max_gen_toks"])
         seen = places < lengths[:, None]
         for step in range(settings["max_gen_toks"]):
             if step < settings.get("min_new_tokens", 0):
@@ -206,7 +205,7 @@ class PrefixLM(HFLM):
                 alive = [alive[i] for i in keep]
                 lengths, places, seen, tokens = (tensor[keep] for tensor in (lengths, places, seen, tokens))
                 for layer in cache.layers:
-                    layer.keep(keep)
+                    layer.hold([part[keep] for part in layer.parts], layer.held)
             places = torch.cat([places, (lengths + step)[:, None]], dim=1)
             seen = torch.cat([seen, torch.ones(len(alive), 1, dtype=torch.bool)], dim=1)
             options = {"input_ids": tokens[:, None].to(self.device), "position_ids": places[:, -1:].to(self.device)}
@@ -275,9 +274,9 @@ class Roomy(LengthLayer):
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, held: int) -> None:
         super().__init__()
         self.lazy_initialization(keys, values)
-        self._hold((keys, values), held)
+        self.hold((keys, values), held)
 
-    def _hold(self, parts: Sequence[torch.Tensor], held: int) -> None:
+    def hold(self, parts: Sequence[torch.Tensor], held: int) -> None:
         self.parts, self.held = parts, held
         self.keys, self.values = (part[..., :held, :] for part in parts)
 
@@ -285,12 +284,8 @@ class Roomy(LengthLayer):
         held = self.held + keys.shape[-2]
         for part, new in zip(self.parts, (keys, values), strict=True):
             part[..., self.held : held, :] = new
-        self._hold(self.parts, held)
+        self.hold(self.parts, held)
         return self.keys, self.values
-
-    def keep(self, rows: list[int]) -> None:
-        """Some rows of the batch alone."""
-        self._hold([part[rows] for part in self.parts], self.held)
 
 
 def _joined(rows: Sequence[list[tuple]], length: int, room: int) -> DynamicCache:

@@ -136,9 +136,9 @@ def evaluating(model: "PreTrainedModel") -> Iterator[None]:
 
 @cache
 def _onednn() -> type:
-    """A mode of torch, made here because it needs torch: where no gradient is wanted, oneDNN multiplies by weights.
+    """A mode of torch in which oneDNN multiplies by weights, where no gradient is wanted.
 
-    In float32 torch asks MKL, which takes a processor that is not Intel's for an older one: it needs twice the time there.
+    In float32 torch asks MKL, which does not use all that a processor has if it is not Intel's: up to twice as slow.
     """
     import torch
     from torch.overrides import TorchFunctionMode
