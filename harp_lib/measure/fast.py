@@ -18,6 +18,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from transformers import DynamicCache
 
 from harp_lib.accounting import attention_window
+from harp_lib.measure.models import evaluating
 from harp_lib.measure.timing import continued
 from harp_lib.pruning.layers import LengthLayer
 
@@ -47,14 +48,15 @@ class PrefixLM(HFLM):
             asked.setdefault(tuple((context + continuation)[-(self.max_length + 1) :][:-1]), []).append(number)
         answers: list[Any] = [None] * len(requests)
         leaves = [Leaf(tokens, max(len(requests[n][2]) for n in numbers)) for tokens, numbers in asked.items()]
-        for found, logits, _ in self._read(leaves, keep_cache=False):
-            scores = torch.log_softmax(logits, dim=-1, dtype=self.softmax_dtype)  # (U, V)
-            for leaf, rows, _ in found:
-                for number in asked[leaf.tokens]:
-                    wanted = torch.tensor(requests[number][2], device=scores.device)
-                    part = scores[rows[-len(wanted) :]]
-                    likelihood = float(part.gather(1, wanted[:, None]).sum())
-                    answers[number] = likelihood, bool((part.argmax(-1) == wanted).all())
+        with evaluating(self.model):
+            for found, logits, _ in self._read(leaves, keep_cache=False):
+                scores = torch.log_softmax(logits, dim=-1, dtype=self.softmax_dtype)  # (U, V)
+                for leaf, rows, _ in found:
+                    for number in asked[leaf.tokens]:
+                        wanted = torch.tensor(requests[number][2], device=scores.device)
+                        part = scores[rows[-len(wanted) :]]
+                        likelihood = float(part.gather(1, wanted[:, None]).sum())
+                        answers[number] = likelihood, bool((part.argmax(-1) == wanted).all())
         return answers
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -66,7 +68,8 @@ class PrefixLM(HFLM):
             wanted = [requests[number] for number in numbers]
             settings = normalize_gen_kwargs(wanted[0].args[1], self.max_gen_toks)
             if self._can_share() and self._is_greedy(settings):
-                texts = self._write([request.args[0] for request in wanted], settings)
+                with evaluating(self.model):
+                    texts = self._write([request.args[0] for request in wanted], settings)
             else:
                 texts = super().generate_until(wanted, disable_tqdm)
             for number, text in zip(numbers, texts, strict=True):
@@ -96,8 +99,7 @@ class PrefixLM(HFLM):
                 paths.append([*path, *range(len(ids), len(ids) + len(new))])
                 ids += new
             before, depths = torch.arange(start), torch.zeros(len(ids), dtype=torch.long)
-            seen = torch.ones(len(ids), start + len(ids), dtype=torch.bool)  # (T, S): what the cache holds, all see
-            seen[:, start:] = False
+            seen = (torch.arange(start + len(ids)) < start).repeat(len(ids), 1)  # (T, S): what the cache holds, all see
             for path in map(torch.tensor, paths):
                 depths[path] = start + torch.arange(len(path))
                 seen[path[:, None], start + path] = torch.ones(len(path), len(path), dtype=torch.bool).tril()

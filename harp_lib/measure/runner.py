@@ -21,7 +21,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from harp_lib.measure import longbench
 from harp_lib.measure.evaluation import LONGBENCH, Benchmark, at_hand, folder_of
 from harp_lib.measure.fast import PrefixLM
-from harp_lib.measure.models import evaluating
 from harp_lib.measure.registry import quiet
 
 
@@ -58,7 +57,7 @@ class Runner(PrefixLM):
 
 def evaluate(runner: Runner, loaded: dict[str, Any], rows: int | None, shots_seed: int) -> dict[str, Any]:
     """What ``lm_eval.evaluate`` returns for loaded tasks; nothing is printed."""
-    with quiet_lm_eval(), quiet(), evaluating(runner.model):
+    with quiet_lm_eval(), quiet():
         for task in loaded["tasks"].values():
             task.set_fewshot_seed(shots_seed)
         return lm_eval.evaluate(runner, loaded, limit=rows, bootstrap_iters=0)
