@@ -13,8 +13,9 @@ from matplotlib.colors import to_hex
 
 from harp_lib import report
 from harp_lib.config import NOTEBOOKS, load_profile
-from harp_lib.methods import COLOURS
+from harp_lib.methods import CATALOGUE
 from harp_lib.report import data, plots
+from harp_lib.report.figures_costs import LOOK
 from harp_lib.report.plots import LOOKS
 
 FIGURES = {
@@ -103,7 +104,8 @@ def test_bars_have_their_numbers():
 
 
 def test_one_colour_has_one_meaning():
-    meanings = [*COLOURS.values(), plots.PAPER, plots.RANDOM, plots.FIRST, plots.SECOND]
+    own = [*(method.colour for method in CATALOGUE.values()), *(colour for colour, _ in LOOK.values())]
+    meanings = [*own, plots.DENSE, plots.PAPER, plots.RANDOM, plots.FIRST, plots.SECOND]
     assert len({colour.lower() for colour in meanings}) == len(meanings)
     marks = {(look.marker, look.hollow, look.colour) for look in LOOKS.values()}
     assert len(marks) == len(LOOKS)

@@ -17,7 +17,7 @@ from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import PruningPlan
 
-SQUARED = "flap-squared"  # another reading of FLAP
+SQUARED = "flap-squared"  # FLAP as upstream has it: the scores of W_O are squared once more than the paper prints
 CALIBRATION_SIZE = (128, 128)  # samples, tokens of each, of a baseline that the profile does not name
 
 
@@ -43,14 +43,10 @@ class Setting:
 
     def _planner(self, method: str) -> tuple[Callable[[int, range], PruningPlan], float]:
         """Plans of a baseline for any range, from statistics that are computed once; the seconds these took."""
-        begin, options = time.perf_counter(), {"squared": True} if self.squared(method) else {}
+        begin, options = time.perf_counter(), {"squared": True} if method == SQUARED else {}
         calibration = self.calibration(method)
         found = planner(method.removesuffix("-squared"), self.job.model, calibration, **options)
         return found, time.perf_counter() - begin
-
-    def squared(self, method: str) -> bool:
-        """Whether FLAP squares the scores of W_O once more, as upstream does and the paper's formula does not."""
-        return method == SQUARED or (method == "flap" and self.settings["flap_squared"])
 
     def windows(self, method: str) -> list[range]:
         """The layer ranges among which a method is tuned: all of each length, from the bottom up."""
@@ -67,7 +63,7 @@ class Setting:
         if (size := self.size(method)) is not None:
             source = {key: value for key, value in described(self.text).items() if key in ("source", "sha256")}
             inputs |= {"calibration": size, "calibration_split": CALIBRATION, "seed": self.job.seed, **source}
-        if self.squared(method):
+        if method == SQUARED:
             inputs["squared"] = True
         return inputs
 

@@ -1,7 +1,7 @@
 """Pruning methods: each looks at a model and a calibration text, and returns a plan. None touches a weight.
 
 What they are called and look like is here; torch and a method's module are imported when a plan is asked for. A new
-baseline is a module with ``planner(model, calibration, layers)`` and a row of ``PROPERTIES`` that names it.
+baseline is a module with ``planner(model, calibration, layers)`` and a row of ``CATALOGUE`` that names it.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,90 +16,29 @@ if TYPE_CHECKING:
 
 
 class Method(NamedTuple):
-    """What a pruning method is, in words: a row of the paper's Table "property"."""
+    """What a pruning method is called, its module, and how figures show it."""
 
-    name: str
     title: str
     module: str
-    metric: str  # what ranks key/value groups or chooses alpha, a LaTeX formula
-    calibration: str  # what is run over the calibration text
-    weight_update: str
-    allocation: str  # of what goes, to layers
+    colour: str  # of seaborn's colour-blind palette
+    marker: str
 
 
-EQUALLY = "equally many groups in each layer of the range"
-PROPERTIES = (
-    Method(
-        *("mag-sp", "Mag-sp", "magnitude"),
-        metric=r"\sum_{j \in g} \lVert \mathbf{W}^O_{:,j} \rVert_2",
-        calibration="none",
-        weight_update="none",
-        allocation=EQUALLY,
-    ),
-    Method(
-        *("wanda-sp", "Wanda-sp", "wanda"),
-        metric=r"\sum_{j \in g} \frac{1}{d} \sum_i \lvert \mathbf{W}^O_{ij} \rvert \cdot \lVert \mathbf{X}_j \rVert_2",
-        calibration="forward passes, layer by layer",
-        weight_update="none",
-        allocation=EQUALLY,
-    ),
-    Method(
-        *("llm-pruner", "LLM-Pruner", "llm_pruner"),
-        metric=r"\sum_{w \in g} \lvert w \cdot \partial L / \partial w \rvert",
-        calibration="forward and backward passes",
-        weight_update="none",
-        allocation=EQUALLY,
-    ),
-    Method(
-        *("flap", "FLAP", "flap"),
-        metric=r"\mathrm{mean}_{j \in g} \; z(\mathrm{Var}(\mathbf{X}_j) \cdot \lVert \mathbf{W}^O_{:,j} \rVert_2^2)",
-        calibration="forward pass",
-        weight_update="a bias on the output projection (the mean of what was removed, times its weights)",
-        allocation="one threshold over the range",
-    ),
-    Method(
-        *("harp", "HARP", "harp"),
-        metric=r"\mathrm{ppl}(\alpha)",
-        calibration="a search over forward passes",
-        weight_update="alpha scales the output projection (or the norm after it)",
-        allocation="all query and key heads of the top layers",
-    ),
-    Method(
-        *("harp+flap", "HARP+FLAP", "harp"),
-        metric=r"\mathrm{ppl}(\alpha), z(\mathrm{Var}(\mathbf{X}_j) \lVert \mathbf{W}^\mathrm{down}_{:,j} \rVert_2^2)",
-        calibration="a search over forward passes, and one forward pass",
-        weight_update="as HARP, and a bias on the down projection",
-        allocation="as HARP; FFN channels below one threshold over all layers",
-    ),
-    Method(
-        *("harp+refit", "HARP+refit (beyond the paper)", "refit"),
-        metric="none",
-        calibration="forward passes, layer by layer",
-        weight_update="values and output projections by least squares",
-        allocation="as HARP",
-    ),
-)
-EVALUATED = tuple(method.name for method in PROPERTIES)
+CATALOGUE = {
+    "mag-sp": Method("Mag-sp", "magnitude", "#d55e00", "v"),
+    "wanda-sp": Method("Wanda-sp", "wanda", "#029e73", "^"),
+    "llm-pruner": Method("LLM-Pruner", "llm_pruner", "#cc78bc", "D"),
+    "flap": Method("FLAP", "flap", "#de8f05", "P"),
+    "harp": Method("HARP", "harp", "#0173b2", "o"),
+    "harp+flap": Method("HARP+FLAP", "harp", "#56b4e9", "X"),
+    "harp+refit": Method("HARP+refit", "refit", "#8c1d5b", "*"),
+}
+EVALUATED = tuple(CATALOGUE)
 """All that are compared."""
 METHODS = EVALUATED[:-1]
 """The names that :func:`make_plan` takes; ``harp+refit``, whose plan has weights beside it, is :func:`refit_values`."""
 BASELINES = METHODS[:-2]
-TITLES = {"dense": "dense", **{method.name: method.title.partition(" (")[0] for method in PROPERTIES}}
-COLOURS = {  # one meaning each, in every figure; the methods' are of seaborn's colour-blind palette
-    "dense": "#4d4d4d",
-    "mag-sp": "#d55e00",
-    "wanda-sp": "#029e73",
-    "llm-pruner": "#cc78bc",
-    "flap": "#de8f05",
-    "harp": "#0173b2",
-    "harp+flap": "#56b4e9",
-    "harp+refit": "#8c1d5b",
-    "alpha-1": "#d6c71e",  # HARP's layers, alpha left at 1
-    "alpha-0": "#5d3a9b",  # HARP's layers without any attention
-    "harp-folded": "#7cb518",  # HARP, its output projections folded
-    "harp-tail": "#004d40",  # HARP, the last positions alone in its top layers
-    "thinned": "#920000",  # HARP's number of heads, taken evenly from all layers
-}
+TITLES = {"dense": "dense"} | {name: method.title for name, method in CATALOGUE.items()}
 
 
 def make_plan(
@@ -185,7 +124,7 @@ def planner(
 
 
 def _module(method: str) -> Any:
-    return import_module(f"{__name__}.{PROPERTIES[METHODS.index(method)].module}")
+    return import_module(f"{__name__}.{CATALOGUE[method].module}")
 
 
 def _check_model(

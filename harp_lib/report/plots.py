@@ -16,7 +16,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from harp_lib.methods import COLOURS, TITLES
+from harp_lib.methods import CATALOGUE
 
 
 class Look(NamedTuple):
@@ -29,13 +29,13 @@ class Look(NamedTuple):
     hollow: bool = False
 
 
-DENSE, HARP = COLOURS["dense"], COLOURS["harp"]
+DENSE, HARP = "#4d4d4d", CATALOGUE["harp"].colour
 PAPER = "#949494"  # printed in the paper, beside ours
 RANDOM = "#ca9161"  # an untrained twin
 FIRST, SECOND = "#3b1f6b", "#a58ac9"  # two of anything that is neither a method nor a model
-_MARKERS = {"dense": "s", "mag-sp": "v", "wanda-sp": "^", "llm-pruner": "D", "flap": "P", "harp": "o", "harp+flap": "X"}
-_MARKERS |= {"harp+refit": "*"}
-LOOKS = {method: Look(TITLES[method], COLOURS[method], marker) for method, marker in _MARKERS.items()} | {
+LOOKS = {
+    "dense": Look("dense", DENSE, "s"),
+    **{name: Look(method.title, method.colour, method.marker) for name, method in CATALOGUE.items()},
     "alpha-1": Look("HARP, α = 1", HARP, "o", "--", hollow=True),
     "alpha-0": Look("HARP, α = 0", HARP, "v", ":", hollow=True),
     "paper": Look("paper", PAPER),

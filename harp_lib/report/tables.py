@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 
 from harp_lib import accounting
+from harp_lib.config import DATA
 from harp_lib.measure.models import display_name
-from harp_lib.methods import PROPERTIES, TITLES
+from harp_lib.methods import TITLES
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.report import comparisons, data, table
 
@@ -87,10 +88,8 @@ def by_model(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 @table()
 def method_properties(profile: dict) -> pd.DataFrame:
-    """The paper's Table "property", from what each method's code says of itself."""
-    columns = {"method": "{title}", "pruning metric": "${metric}$"}
-    columns |= {"calibration": "{calibration}", "weight update": "{weight_update}", "what goes where": "{allocation}"}
-    return lines(pd.DataFrame(PROPERTIES), columns)
+    """The paper's Table "property", and where the methods take from."""
+    return pd.read_csv(DATA / "methods.csv")
 
 
 def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
