@@ -59,10 +59,8 @@ def test_hours_are_counted_and_told():
     told = re.search(
         r"05 takes at most (\d+) hours, 07 at most (\d+), 06 at most (\d+), 03, 04 and\n08 some (\d+)", README
     )
-    assert [float(number) for number in told.groups()] == [
-        *hours[["05", "07", "06"]],
-        round(hours[["03", "04", "08"]].sum()),
-    ]
+    counted = [*hours[["05", "07", "06"]], round(hours[["03", "04", "08"]].sum())]
+    assert [float(number) for number in told.groups()] == counted
 
 
 def test_the_drawing_is_the_committed_one(tmp_path):
@@ -114,7 +112,7 @@ def test_thin():
     lines = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in files}
     assert max(lines.values()) <= 300, max(lines, key=lines.get)
     assert max(Counter(file.parent for file in files).values()) <= 10
-    assert sum(lines.values()) <= 9_815  # on the way to 8,500
+    assert sum(lines.values()) <= 9_795  # on the way to 8,500
     assert len(files) <= 60  # on the way to 55
     names = {
         file: ".".join(file.relative_to(CHECKOUT).with_suffix("").parts).removesuffix(".__init__") for file in files

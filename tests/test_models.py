@@ -6,11 +6,12 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils import logging
 
 from harp_lib import load_model
 from harp_lib.measure import registry
-from harp_lib.measure.models import display_name, model_revision, release_memory, slug
+from harp_lib.measure.models import display_name, evaluating, model_revision, release_memory, slug
 from harp_lib.measure.registry import (
     FAMILIES,
     FROM_WHEELS,
@@ -44,6 +45,26 @@ def test_memory_is_given_back_and_revisions_are_known():
     del model
     release_memory()
     assert gone() is None
+
+
+class Called(TorchDispatchMode):
+    names = set()  # of the operations that are computed
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_linear_layers_by_onednn_give_the_same_and_leave_gradients_alone():
+    model, ids = tiny_model("tiny-qwen2"), torch.arange(5, 45).reshape(2, 20)  # which has biases
+    expected = model(ids).logits
+    with evaluating(model), torch.no_grad(), Called() as called:
+        torch.testing.assert_close(model(ids).logits, expected.detach(), atol=1e-5, rtol=1e-5)
+    assert "mkldnn._linear_pointwise.default" in called.names or not torch.backends.mkldnn.is_available()
+    with evaluating(model):
+        torch.testing.assert_close(model(ids).logits, expected, atol=0, rtol=0)
+        model(ids).logits.sum().backward()
+    assert all(weight.grad is not None for weight in model.parameters())
 
 
 def test_the_tiny_tokenizer_is_lossless_and_adds_nothing():

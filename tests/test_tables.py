@@ -9,7 +9,7 @@ import pytest
 
 from harp_lib import config, report
 from harp_lib.config import load_profile
-from harp_lib.measure.evaluation import BENCHMARKS, LONGBENCH
+from harp_lib.measure.evaluation import ALL_BENCHMARKS
 from harp_lib.methods import METHODS, TITLES
 from harp_lib.report import comparisons, data, figures_costs, figures_scores, plots, scores, tables
 from harp_lib.report.tables import MISSING, block, efficiency, lines, ranges, stacked, told, written
@@ -39,12 +39,8 @@ def scored(answers: dict[str, dict[str, list]], model: str = MODEL) -> dict:
         for task, found in tasks.items():
             result = {"failed": found} if isinstance(found, str) else {"scores": found, "subtasks": {task: len(found)}}
             about = {"removed_fraction": 0.05 * (method != "dense"), "head_ratio": 0.2 * (method != "dense")}
-            written_ = {"versions": {task: 1.0}, "answers": ["x"], "answer_tokens": [3]}
-            cells[model, method, task] = {
-                "inputs": {"new_tokens": 8},
-                "result": result | about | written_,
-                "seconds": 1.0,
-            }
+            result |= about | {"versions": {task: 1.0}, "answers": ["x"], "answer_tokens": [3]}
+            cells[model, method, task] = {"inputs": {"new_tokens": 8}, "result": result, "seconds": 1.0}
     return cells
 
 
@@ -87,10 +83,7 @@ def test_the_paper_stands_whole_and_ours_beneath(name, mini):
     shown, numbers = report.entries()[name].make(mini)
     models = [model for model in shown["model"] if model]
     assert models[:-1] == [f"{model} (paper)" for model in (PAPER[:2] if "longbench" in name else PAPER)]
-    printed = data.paper(
-        {"scores_generation": "generation", "longbench_scores": "longbench"}.get(name, "discriminative")
-    )
-    printed = printed[printed["quantity"] == "score"]
+    printed = data.paper("longbench" if "longbench" in name else "generation").query("quantity == 'score'")
     assert len(numbers[numbers["source"] == "paper"]) == len(printed)
     first = printed.query("model == 'LLaMA3.1-8B' and method == 'harp+flap'")["value"]
     line = shown[shown["method"] == "HARP+FLAP"].iloc[0].astype(str).str.strip("*")
@@ -102,9 +95,8 @@ def test_the_paper_stands_whole_and_ours_beneath(name, mini):
     assert ours.loc["HARP"].str.contains("±").any()
     source = data.Source("mini")
     store = "longbench" if "longbench" in name else "main_tables"
-    for task, title in (
-        (task, BENCHMARKS.get(task, LONGBENCH.get(task)).title) for task in printed["task"].unique()[:5]
-    ):
+    for task in printed["task"].unique()[:5]:
+        title = ALL_BENCHMARKS[task].title
         if (found := source.cells(store).get((MODEL, "harp", task))) is not None:
             asked = 100 * pd.Series(found["result"]["scores"])
             assert ours.loc["HARP", title] == f"{asked.mean():.2f} ± {asked.sem():.2f}"
@@ -123,14 +115,9 @@ def test_a_made_up_cell_stands_in_its_row(mini, stored):
     answers["flap"]["triviaqa"] = [1.0] * 4
     stored(main_tables=scored(answers))
     shown, numbers = scores.scores_generation(mini)
-    ours = shown.iloc[list(shown["model"]).index(shown["model"].replace("", np.nan).dropna().iloc[-1]) :].set_index(
-        "method"
-    )
-    assert ours.loc["FLAP", ["TriviaQA", "GSM8K", "Average"]].tolist() == [
-        "100.00 ± 0.00",
-        "0.00 ± 0.00",
-        "50.00 ± 0.00",
-    ]
+    ours = shown[(shown["model"] != "").cumsum() == (shown["model"] != "").sum()].set_index("method")
+    told_ = ours.loc["FLAP", ["TriviaQA", "GSM8K", "Average"]].tolist()
+    assert told_ == ["100.00 ± 0.00", "0.00 ± 0.00", "50.00 ± 0.00"]
     assert ours.loc["HARP", "TriviaQA"] == "75.00 ± 25.00"
     assert ours.loc["FLAP", "BBH"] == MISSING
     assert ours.loc["dense", "parameters removed"] == "0.00 %"
@@ -216,10 +203,9 @@ def test_show_writes_files_and_names_what_it_does_not_know(mini):
     assert files == [f"pruning_ratios.{ending}" for ending in ("csv", "md", "tex")]
     report.show("scores_generation", mini)
     assert r"\textbf{60.06}" in (config.FIGURES / "mini" / "tables" / "scores_generation.tex").read_text("utf-8")
-    assert pd.read_csv(config.FIGURES / "mini" / "tables" / "pruning_ratios.csv")["harp"].iloc[0] == pytest.approx(
-        3.305288
-    )
-    assert r"\toprule" in (config.FIGURES / "mini" / "tables" / "pruning_ratios.tex").read_text("utf-8")
+    file = config.FIGURES / "mini" / "tables" / "pruning_ratios.csv"
+    assert pd.read_csv(file)["harp"].iloc[0] == pytest.approx(3.305288)
+    assert r"\toprule" in file.with_suffix(".tex").read_text("utf-8")
     with pytest.raises(ValueError, match="unknown figure or table 'scroes'; choose from"):
         report.show("scroes", mini)
 
@@ -233,8 +219,7 @@ def test_what_has_no_cells_is_said_and_redraw_writes_nothing_then(mini, stored, 
 
 
 def test_figures_are_saved_alike_twice(mini):
-    names = ("png", "pdf", "svg")
-    contents = []
+    names, contents = ("png", "pdf", "svg"), []
     for _ in range(2):
         report.show("baseline_change", mini)
         contents.append([(config.FIGURES / "mini" / f"baseline_change.{ending}").read_bytes() for ending in names])
