@@ -23,7 +23,7 @@ MODULES = (
     "tables",
     "claims",
 )
-BLOCK = re.compile(r"(<!-- begin (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- begin (\w+)(?: of (\w+))? -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 
 class Entry(NamedTuple):
@@ -128,22 +128,22 @@ def write_readme(profile: dict) -> None:
 
 
 def rendered(text: str, profile: dict) -> str:
-    """A page whose blocks (results, claims, time) are written again."""
+    """A page whose blocks are written again; one that begins with ``NAME of PROFILE`` is of that profile."""
     from harp_lib.report import claims, figures_costs, figures_harp, scores
 
-    def counted() -> str:
+    def results(profile: dict) -> str:
+        return f"{claims.headline(profile)}\n\n{_markdown(scores.at_a_glance(profile)[0])}"
+
+    def counted(profile: dict) -> str:
         counts = claims.counts(claims.judge(profile))
         said = [f"**{number} {outcome}**" for outcome, number in counts.items() if number]
         return f"{counts.sum()} claims of the paper were measured: {', '.join(said)}."
 
     blocks = {
-        "results": lambda: (
-            f"{claims.headline(profile)}\n\n{_markdown(scores.at_a_glance(profile)[0])}\n\n"
-            "*± standard error. Perplexity per token on held-out documents, less is better; averages in per cent.*"
-        ),
+        "results": results,
         "claims": counted,
-        "refit": lambda: "\n".join(f"- {line}" for line in figures_harp.refit_found(profile)),
-        "small": lambda: f"*{figures_harp.told(config.load_profile('small'))}.*",
-        "time": lambda: "\n".join(f"- {line}" for line in figures_costs.time_found(profile)),
+        "frontier": lambda profile: f"*{figures_harp.told(profile)}.*",
+        "refit": lambda profile: "\n".join(f"- {line}" for line in figures_harp.refit_found(profile)),
+        "time": lambda profile: "\n".join(f"- {line}" for line in figures_costs.time_found(profile)),
     }
-    return BLOCK.sub(lambda block: f"{block[1]}{blocks[block[2]]()}\n{block[3]}", text)
+    return BLOCK.sub(lambda b: f"{b[1]}{blocks[b[2]](config.load_profile(b[3]) if b[3] else profile)}\n{b[4]}", text)
