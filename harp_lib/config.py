@@ -52,9 +52,11 @@ def read_profile(
     profile = yaml.safe_load(file.read_text(encoding="utf-8"))
     if models:
         profile["alpha_search"]["extra_models"], profile["efficiency"]["shapes"] = [], None
-        asked = [profile[section] for section in ("ablations", "longbench")]
-        for settings in (*asked, *profile["evaluation"]["tasks"].values()):
-            settings.pop("models", None)
+        for section in ("ablations", "longbench"):
+            profile[section].pop("models", None)
+        for settings in profile["evaluation"]["tasks"].values():
+            if isinstance(rows := settings["rows"], dict):
+                settings["rows"] = {model: rows.get(model, max(rows.values())) for model in models}
     profile |= {"name": name, "models": models or profile["models"], "datasets": datasets or profile["datasets"]}
     if profile["datasets"] not in ("embedded", "hub") and not Path(profile["datasets"]).is_dir():
         raise ValueError(f"unknown datasets {profile['datasets']!r}; choose from embedded, hub, or a folder")
@@ -63,6 +65,16 @@ def read_profile(
             for settings in profile[section]["tasks"].values():
                 settings["rows"] = limit
     return profile | {"corpora": default_corpora(profile["datasets"])}
+
+
+def asked_of(model: str, profile: dict[str, Any]) -> dict[str, Any]:
+    """A profile with the benchmarks that one model is asked, and its own number of rows where models have their own."""
+    tasks = {
+        name: settings | {"rows": rows[model] if isinstance(rows, dict) else rows}
+        for name, settings in profile["evaluation"]["tasks"].items()
+        if not isinstance(rows := settings["rows"], dict) or model in rows
+    }
+    return profile | {"evaluation": profile["evaluation"] | {"tasks": tasks}}
 
 
 def default_corpora(datasets: str) -> tuple[str, str]:

@@ -8,6 +8,8 @@ from collections import Counter
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from harp_lib import config
+
 
 class Unit(NamedTuple):
     """What one job computes for one model."""
@@ -115,7 +117,7 @@ def compute(
     """
     stores = {} if stores is None else stores
     job = import_module(f"{__name__}.job")  # here, because it imports torch
-    work = job.Job(UNITS[unit].store, profile, model, seed, force, part, stores)
+    work = job.Job(UNITS[unit].store, config.asked_of(model, profile), model, seed, force, part, stores)
     getattr(import_module(f"{__name__}.{UNITS[unit].module}"), unit)(work)
     counts = sum((store.counts for store in stores.values()), Counter())
     return {what: counts[what] for what in ("computed", "read", "failed")}

@@ -142,8 +142,7 @@ class Job:
     def tasks(self, section: str) -> list[str]:
         """The tasks of a section of the profile, or this job's part of them."""
         first, step = self.part
-        listed = list(self.profile[section]["tasks"].items())[first::step]
-        return [task for task, settings in listed if self.name in settings.get("models", [self.name])]
+        return list(self.profile[section]["tasks"])[first::step]
 
     def plan(self, method: str, task: str = "plan") -> PruningPlan | None:
         """A method's plan, as notebook 04 has stored it; None is the dense model."""

@@ -195,7 +195,7 @@ class Evaluator:
         of_longbench = benchmark.name in LONGBENCH
         return {
             "task": benchmark.name,
-            **{name: value for name, value in self.settings["tasks"][benchmark.name].items() if name != "models"},
+            **self.settings["tasks"][benchmark.name],
             **({"context": self.settings["context"]} if of_longbench else {}),
             "subtasks": self.settings["subtasks"] if benchmark.is_group else None,
             "source": self.datasets if self.datasets in ("embedded", "hub") else Path(self.datasets).name,
