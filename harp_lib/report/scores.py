@@ -42,7 +42,8 @@ def scores(profile: dict, stores: str | tuple, tasks: Iterable[str], methods: It
                 row = {"value": 100 * asked.mean(), "error": 100 * asked.sem(), "questions": len(asked) or np.nan}
                 row |= {"reason": result.get("failed")} | {ratio: result.get(ratio) for ratio in RATIOS}
                 rows.append(dict(zip(CELL, key, strict=True)) | row)
-    frame = pd.DataFrame(rows).drop_duplicates(CELL)  # what two stores have
+    columns = [*CELL, "value", "error", "questions", "reason", *RATIOS]
+    frame = pd.DataFrame(rows, columns=columns).drop_duplicates(CELL)  # what two stores have
     frame = pd.concat([frame, *(_average(part) for _, part in by_model(frame))], ignore_index=True)
     frame[list(RATIOS)] = frame.groupby(CELL[:2])[list(RATIOS)].transform("first").astype(float)
     order = {name: i for i, name in enumerate([*tasks, AVERAGE, *names])}
