@@ -23,18 +23,24 @@ def baseline_groups(profile: dict) -> Figure:
     for (model, method, task), cell in data.cells(profile["name"], "baselines").items():
         if task == "plan" and cell["result"].get("plan"):
             groups, plan = cell["result"]["groups_per_layer"], cell["result"]["plan"]
-            gone = dict.fromkeys(range(plan["num_layers"]), 0.0)
             for part in plan["layers"]:
-                whole = part.get("alpha") is not None
-                gone[part["layer"]] = 1.0 if whole else len(part.get("removed_groups") or ()) / groups
-            rows += [(model, names[method], layer, share) for layer, share in gone.items()]
-    frame = pd.DataFrame(rows, columns=["model", "title", "layer", "value"])
-    drawn, grid = plots.bars(frame, "value", "layer", panel=["model", "title"], size=(3.2, 2.2))
-    upper = frame[frame["layer"] > frame["layer"].max() / 2].groupby("title")["value"].sum()
+                share = 1.0 if part.get("alpha") is not None else len(part.get("removed_groups") or ()) / groups
+                rows.append((model, method, names[method], part["layer"], share, plan["num_layers"]))
+    frame = pd.DataFrame(rows, columns=["model", "method", "title", "layer", "value", "layers"])
+    drawn, grid = plots.panels(frame, size=(5.2, 2.8), wrap=2, share=(False, True))
+    for axis, part in grid:
+        for row, (method, own) in enumerate(part.groupby("method", sort=False)):
+            colour = LOOKS[method.removesuffix("-squared")].colour
+            axis.scatter(own["layer"], [row] * len(own), 70 * own["value"], colour, "s")
+        axis.set_yticks(range(row + 1), part["title"].unique())
+        axis.set(xlim=(-1, part["layers"].iloc[0]), ylim=(row + 0.5, -0.5))
+        axis.locator_params(axis="x", integer=True)
+    upper = frame["value"].where(2 * frame["layer"] >= frame["layers"], 0).groupby(frame["title"]).sum()
     shares = (upper / frame.groupby("title")["value"].sum()).drop("HARP+FLAP", errors="ignore")
     title = "From the upper half of the layers is, of what goes: "
     title += ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-    return plots.finish(drawn, grid, title, about(frame, ""), x="layer", y="share of groups", legend=False)
+    note = about(frame, "a square is as large as the share of the layer's groups that goes")
+    return plots.finish(drawn, grid, title, note, x="layer", legend=False)
 
 
 @figure("baselines")

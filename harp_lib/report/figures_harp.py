@@ -41,12 +41,13 @@ def alpha_curves(profile: dict) -> Figure:
     depths = sorted(frame["depth"].unique())
     shades = zip(depths, get_cmap("viridis")(np.linspace(0.05, 0.9, len(depths))), strict=True)
     looks = {depth: Look(f"{depth:.0f} below" if depth else "top layer", shade, ".") for depth, shade in shades}
-    drawn, grid = plots.lines(frame, "value", "alpha", "depth", looks, panel=["model", "text"])
+    layout = {"panel": ["model", "text"], "wrap": 2, "size": (4.4, 2.6), "share": (True, False)}
+    drawn, grid = plots.lines(frame, "value", "alpha", "depth", looks, **layout)
     best = frame.loc[frame.groupby(["model", "text", "depth"], sort=False)["value"].idxmin()]
     for axis, part in grid:
         mine = best.loc[best.index.intersection(part.index)]
         axis.scatter(mine["alpha"], mine["value"], s=60, facecolor="none", edgecolor="black", zorder=3, label="best α")
-    plots.log_axis(grid[0][0], "y")
+        plots.log_axis(axis, "y")
     inner = best["alpha"].between(0, 1, inclusive="neither").sum()
     title, axes = f"The best α lies between 0 and 1 in {inner} of {len(best)} searches", {"x": "α of the layer"}
     return plots.finish(drawn, grid, title, about(frame, ""), **axes, y="perplexity per token (log scale)")
@@ -57,7 +58,7 @@ def alpha_by_layer(profile: dict) -> Figure:
     """Searched α against layer index: the paper's figure, from its numbers, and ours."""
     ours = data.tidy(profile["name"], "alpha_search", "alphas")
     frame = with_paper(ours, data.paper("alpha_search").rename(columns={"task": "corpus"}))
-    frame["panel"] = frame["model"].map(display_name) + "\n" + frame["corpus"].map(TITLES)
+    frame["panel"] = frame["model"].map(plots.short) + "\n" + frame["corpus"].map(TITLES)
     frame["kind"] = frame["source"].replace("ours", "harp")
     layout = {"panel": "panel", "share": (False, True), "size": (3, 2.2)}
     drawn, grid = plots.bars(frame, "value", "layer", "kind", **layout)
@@ -227,7 +228,7 @@ def frontier_rivals(profile: dict) -> Figure:
     frame["title"] = frame["kind"].map({kind: look.label for kind, look in SHOWN.items()})
     order = {kind: number for number, kind in enumerate(SHOWN)}
     frame = frame.sort_values("kind", key=lambda kinds: kinds.map(order), kind="stable")
-    frame["panel"] = frame["model"].map(display_name) + "\n" + frame["text"]
+    frame["panel"] = frame["model"].map(plots.short) + "\n" + frame["text"]
     layout = {"panel": "panel", "wrap": 3, "size": (4.6, 2.6), "dodge": 0, "share": (False, True)}
     drawn, grid = plots.dots(frame, "value", "title", "kind", SHOWN, **layout)
     for axis, _ in grid:

@@ -4,6 +4,7 @@ Each kind takes a long frame (one row a mark; its interval in ``low`` and ``high
 one panel for each value of ``panel``, the models by default, and returns the figure and its panels as (axis, rows).
 """
 
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from harp_lib.measure.models import display_name
 from harp_lib.methods import CATALOGUE
 
 
@@ -74,7 +76,7 @@ def panels(
     figure.numbers = frame  # written beside the picture
     named = [i for i, key in enumerate(keys) if len(frame[key].unique()) > 1]
     for axis, (key, _) in zip(axes.flat, parts, strict=False):
-        name = ", ".join(_title(keys[i], key[i]) for i in named)
+        name = ", ".join(short(key[i]) if keys[i] == "model" else str(key[i]) for i in named)
         axis.set_title("\n".join(textwrap.fill(line, int(10 * size[0])) for line in name.splitlines()))
     for axis in axes.flat[len(parts) :]:
         axis.remove()
@@ -163,7 +165,7 @@ def with_paper(ours: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
 def about(frame: pd.DataFrame, note: str = "95 % intervals over {} documents") -> str:
     """A note, with how many documents there are for ``{}``; and the model, where there is one and no panel names it."""
     models, documents = list(frame["model"].unique()), frame["documents"].max() if "documents" in frame else 0
-    model = _title("model", models[0]) if len(models) == 1 else ""
+    model = display_name(models[0]) if len(models) == 1 else ""
     return "; ".join(filter(None, [model, note.format(f"{documents:.0f}")]))
 
 
@@ -173,10 +175,9 @@ def span(values: Iterable[float], form: str = ".2f") -> str:
     return shown[0] if shown[0] == shown[-1] else f"{shown[0]} to {shown[-1]}"
 
 
-def _title(column: str, value: Any) -> str:
-    from harp_lib.measure.models import display_name  # brings torch along
-
-    return display_name(value) if column == "model" else str(value)
+def short(model: str) -> str:
+    """What a panel calls a model: without what its weights were stored in."""
+    return re.sub(r" \([^()]*dequantized\)$", "", display_name(model))
 
 
 def _each(grid: Panels, where: tuple, step: Callable[[int], float]) -> Iterator[tuple]:
