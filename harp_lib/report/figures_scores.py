@@ -64,8 +64,10 @@ def teaser_right(profile: dict) -> Figure:
     return _bars(profile, frame, methods.values(), title, panel=["model", "kind"], share=(False, False))
 
 
-def _leads(frame: pd.DataFrame, whole: pd.DataFrame, **layout: Any) -> Figure:
+def _leads(frame: pd.DataFrame, whole: pd.DataFrame, **layout: Any) -> Figure | None:
     """By how many points a reference is ahead of others, group by group, each with its number of questions."""
+    if frame.empty:
+        return None
     frame = frame.assign(name=[f"{row.group} ({row.questions})" for row in frame.itertuples()])
     drawn, grid = plots.dots(frame, "value", "name", "method", **layout)
     for axis, part in grid:
@@ -77,7 +79,7 @@ def _leads(frame: pd.DataFrame, whole: pd.DataFrame, **layout: Any) -> Figure:
 
 
 @figure("main_tables")
-def score_differences(profile: dict) -> Figure:
+def score_differences(profile: dict) -> Figure | None:
     """By how many points HARP+FLAP and HARP score higher than each baseline, task by task, paired by question."""
     parts = []
     for reference, kind in product((FLAPPED, HARP), KINDS):
@@ -91,7 +93,7 @@ def score_differences(profile: dict) -> Figure:
 
 
 @figure("longbench")
-def longbench_differences(profile: dict) -> Figure:
+def longbench_differences(profile: dict) -> Figure | None:
     """By how many points HARP+FLAP scores higher than each other method, by category, paired by question."""
     frame = differences(profile, "longbench", CATEGORIES | {"all tasks": list(LONGBENCH)}, FLAPPED)
     frame = frame.assign(reference=FLAPPED).query("method != 'dense' and not silent")
@@ -99,7 +101,7 @@ def longbench_differences(profile: dict) -> Figure:
 
 
 @figure("main_tables")
-def refit_scores(profile: dict) -> Figure:
+def refit_scores(profile: dict) -> Figure | None:
     """By how many points a refit scores higher than HARP and the dense model, by kind of task and of long prompt."""
     kinds = differences(profile, "main_tables", {f"{kind} tasks": of_kind(kind) for kind in KINDS}, REFIT)
     groups = {f"LongBench: {kind}": tasks for kind, tasks in CATEGORIES.items()}
