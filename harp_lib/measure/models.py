@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,7 +128,7 @@ def evaluating(model: "PreTrainedModel") -> Iterator[None]:
     training = model.training
     model.eval()
     try:
-        with _onednn()():
+        with _onednn()() if model.device.type == "cpu" else nullcontext():
             yield
     finally:
         model.train(training)

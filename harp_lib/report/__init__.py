@@ -129,7 +129,7 @@ def rendered(text: str, profile: dict) -> str:
     def counted(profile: dict) -> str:
         counts = claims.counts(claims.judge(profile))
         said = [f"**{number} {outcome}**" for outcome, number in counts.items() if number]
-        return f"{counts.sum()} claims of the paper were measured: {', '.join(said)}."
+        return f"{counts.sum()} claims of the paper need a model to be measured: {', '.join(said)}."
 
     blocks = {
         "results": results,

@@ -19,7 +19,7 @@ TIMED = {"harp": LOOKS[HARP]} | {name: Look(VARIANTS[name], *look) for name, loo
 @figure("baselines")
 def baseline_groups(profile: dict) -> Figure:
     """Which share of each layer's key/value groups goes, or of HARP loses its queries and keys."""
-    rows, names = [], TITLES | {"flap-squared": "FLAP, upstream"}
+    rows, names = [], TITLES | {"flap-squared": "FLAP (upstream)"}
     for (model, method, task), cell in data.cells(profile["name"], "baselines").items():
         if task == "plan" and cell["result"].get("plan"):
             groups, plan = cell["result"]["groups_per_layer"], cell["result"]["plan"]
