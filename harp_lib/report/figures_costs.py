@@ -31,7 +31,7 @@ def baseline_groups(profile: dict) -> Figure:
     for axis, part in grid:
         for row, (method, own) in enumerate(part.groupby("method", sort=False)):
             colour = LOOKS[method.removesuffix("-squared")].colour
-            axis.scatter(own["layer"], [row] * len(own), 70 * own["value"], colour, "s")
+            axis.scatter(own["layer"], [row] * len(own), 70 * own["value"], colour, marker="s")
         axis.set_yticks(range(row + 1), part["title"].unique())
         axis.set(xlim=(-1, part["layers"].iloc[0]), ylim=(row + 0.5, -0.5))
         axis.locator_params(axis="x", integer=True)
