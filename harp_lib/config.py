@@ -61,9 +61,9 @@ def read_profile(
     if profile["datasets"] not in ("embedded", "hub") and not Path(profile["datasets"]).is_dir():
         raise ValueError(f"unknown datasets {profile['datasets']!r}; choose from embedded, hub, or a folder")
     if limit is not None:
-        for section in ("evaluation", "longbench"):
-            for settings in profile[section]["tasks"].values():
-                settings["rows"] = limit
+        for settings in (*profile["evaluation"]["tasks"].values(), *profile["longbench"]["tasks"].values()):
+            rows = settings["rows"]
+            settings["rows"] = dict.fromkeys(rows, limit) if isinstance(rows, dict) else limit
     return profile | {"corpora": default_corpora(profile["datasets"])}
 
 

@@ -38,11 +38,6 @@ def style():
     plt.close("all")
 
 
-@pytest.fixture(scope="module")
-def mini() -> dict:
-    return load_profile("mini")
-
-
 def book(number: str):
     return nbformat.read(next(NOTEBOOKS.glob(f"{number}_*.ipynb")), 4)
 
@@ -123,12 +118,13 @@ def test_one_panel_has_no_title_and_several_have_their_models():
 # ---- figures
 
 
+@pytest.mark.parametrize("profile", ["mini", "small"])  # one model; three of different depth
 @pytest.mark.parametrize("name", [name for names in FIGURES.values() for name in names])
-def test_figures_say_what_is_seen_and_in_which_units(mini, name):
+def test_figures_say_what_is_seen_and_in_which_units(name, profile):
     entry = report.entries()[name]
-    if not all(data.cells("mini", store) for store in entry.stores):
+    if not all(data.cells(profile, store) for store in entry.stores):
         pytest.skip("no reference")
-    drawn = entry.make(mini)
+    drawn = entry.make(load_profile(profile))
     title = " ".join(text.get_text() for text in drawn.texts[:1])
     assert re.search(r"\d", title), f"a title renders numbers: {title!r}"
     assert "nan" not in title
