@@ -15,9 +15,7 @@ from harp_lib.report.scores import AVERAGE, KINDS, ROWS, differences, named, of_
 from harp_lib.report.tables import ENDS, told
 
 HARP, FLAPPED, REFIT = "harp", "harp+flap", "harp+refit"
-CATEGORIES = {
-    kind: [n for n, t in LONGBENCH.items() if t.kind == kind] for kind in (t.kind for t in LONGBENCH.values())
-}
+CATEGORIES = {one.kind: [n for n, task in LONGBENCH.items() if task.kind == one.kind] for one in LONGBENCH.values()}
 
 
 def _bars(profile: dict, frame: pd.DataFrame, methods: Any, title: str, **layout: Any) -> Figure:
@@ -32,13 +30,15 @@ def _bars(profile: dict, frame: pd.DataFrame, methods: Any, title: str, **layout
 
 
 @figure("main_tables")
-def teaser_left(profile: dict) -> Figure:
+def teaser_left(profile: dict) -> Figure | None:
     """The paper's Figure 1, left: scores on generation tasks, the paper's first model and then ours."""
     tasks = of_kind("generation")
     printed = data.paper("generation").query("model == 'LLaMA3.1-8B' and quantity == 'score'")
     frame = with_paper(scores(profile, "main_tables", tasks), printed)
     leads = differences(profile, "main_tables", {AVERAGE: tasks}, FLAPPED)
     closest = leads[leads["method"].isin(BASELINES)].sort_values("value").drop_duplicates("model")
+    if closest.empty:
+        return None
     said = [f"{told(*row[list(ENDS)])} points ahead of {TITLES[row['method']]}" for _, row in closest.iterrows()]
     title = f"At equal parameters HARP+FLAP is {' and '.join(said)}, the closest baseline"
     return _bars(profile, frame, ROWS, title, share=(False, True))

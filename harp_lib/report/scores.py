@@ -10,11 +10,10 @@ import pandas as pd
 from harp_lib.measure.evaluation import BENCHMARKS, LONGBENCH, task_title
 from harp_lib.measure.models import display_name
 from harp_lib.methods import TITLES
-from harp_lib.report import comparisons, data, table
+from harp_lib.report import comparisons, data, plots, table
 from harp_lib.report.tables import MISSING, Table, block, by_model, perplexities, stacked, written
 
 ROWS = ("dense", "mag-sp", "llm-pruner", "wanda-sp", "flap", "harp+flap", "harp", "harp+refit")  # the paper's order
-EQUAL = ROWS[1:6]  # these remove as many parameters; the paper prints the best of them bold
 STRATEGIES = {"dense": "dense", "bottom": "Bottom", "hessian": "Hessian", "similarity": "Similarity", "top": "Top"}
 ALPHAS = {"dense": "dense", "top": "HARP, α = 1", "harp": "HARP, α searched"}
 KINDS = ("generation", "discriminative")
@@ -81,7 +80,7 @@ def differences(profile: dict, store: str, groups: Mapping[str, Iterable[str]], 
 
 
 def score_table(
-    profile: dict, printed: pd.DataFrame, ours: pd.DataFrame, ratios=(), titles=TITLES, bold=EQUAL
+    profile: dict, printed: pd.DataFrame, ours: pd.DataFrame, ratios=(), titles=TITLES, bold=ROWS[1:6]
 ) -> Table:
     """The paper's models whole, the highest score of ``bold`` methods bold; then ours, with the number of questions."""
     paper, about = printed[printed["quantity"] == "score"], printed[printed["task"] == "all"]
@@ -161,15 +160,16 @@ def dataset_statistics(profile: dict) -> pd.DataFrame:
     """The paper's Table "stat" with its sentence on generation tasks, and the same of what is asked here."""
     printed = data.paper("dataset_statistics").pivot_table("value", "quantity", "task", sort=False)
     paper = printed.map(lambda number: "" if pd.isna(number) else f"{number:,.0f}")
-    paper, asked = paper.rename(index={"documents": "# Tasks", "choices": "# Choices"}), {}
+    paper, asked, counts = paper.rename(index={"documents": "# Tasks", "choices": "# Choices"}), {}, {}
     for (*_, name), cell in data.cells(profile["name"], "main_tables").items():
         inputs, result, benchmark = cell["inputs"], cell["result"], BENCHMARKS[name]
-        if "scores" in result and name not in asked:
+        if "scores" in result:
+            counts.setdefault(name, []).append(len(result["scores"]))  # of every model
             asked[name] = {
                 "called": task_title(name, profile["datasets"]),
                 "in lm-eval": f"{name}, version {next(iter(result['versions'].values())):g}",
                 "metric": benchmark.metric + ("" if benchmark.filter == "none" else f" ({benchmark.filter})"),
-                "questions": len(result["scores"]),
+                "questions": plots.span(counts[name], ".0f"),
                 "choices": benchmark.choices or "",
                 "examples in the prompt": inputs.get("shots", ""),
                 "new tokens at most": "" if benchmark.choices else inputs.get("new_tokens") or "lm-eval's",
@@ -187,7 +187,7 @@ def at_a_glance(profile: dict) -> Table:
     parts = [texts[texts["corpus"] == texts["corpus"].iloc[0]].assign(what="perplexity")]
     for kind in KINDS:
         frame = scores(profile, "main_tables", of_kind(kind)).query("task == @AVERAGE")
-        asked = f"{frame['questions'].max():.0f} {'home-made ' * (profile['datasets'] == 'embedded')}questions"
+        asked = f"{plots.span(frame['questions'], '.0f')} {'home-made ' * (profile['datasets'] == 'embedded')}questions"
         parts.append(frame.assign(what=f"{kind} ({asked})"))
     numbers = pd.concat([frame[["model", "method", "what", "value", "error"]] for frame in parts])
     removed = frame.assign(what="parameters removed (%)", value=100 * frame["removed_fraction"], error=np.nan)
