@@ -1,6 +1,5 @@
 """Figures of notebooks 05 and 07, and both halves of the paper's Figure 1: what the pruned models score."""
 
-from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -10,12 +9,13 @@ from matplotlib.pyplot import setp
 from harp_lib.measure.evaluation import LONGBENCH
 from harp_lib.methods import BASELINES, TITLES
 from harp_lib.report import data, figure, plots
-from harp_lib.report.plots import LOOKS, about, span, with_paper
+from harp_lib.report.plots import LOOKS, about, short, span, with_paper
 from harp_lib.report.scores import AVERAGE, KINDS, ROWS, differences, named, of_kind, scores
 from harp_lib.report.tables import ENDS, told
 
 HARP, FLAPPED, REFIT = "harp", "harp+flap", "harp+refit"
 CATEGORIES = {one.kind: [n for n, task in LONGBENCH.items() if task.kind == one.kind] for one in LONGBENCH.values()}
+AVERAGES = {f"{kind} tasks": of_kind(kind) for kind in KINDS}
 
 
 def _bars(profile: dict, frame: pd.DataFrame, methods: Any, title: str, **layout: Any) -> Figure:
@@ -39,9 +39,9 @@ def teaser_left(profile: dict) -> Figure | None:
     closest = leads[leads["method"].isin(BASELINES)].sort_values("value").drop_duplicates("model")
     if closest.empty:
         return None
-    said = [f"{told(*row[list(ENDS)])} points ahead of {TITLES[row['method']]}" for _, row in closest.iterrows()]
-    title = f"At equal parameters HARP+FLAP is {' and '.join(said)}, the closest baseline"
-    return _bars(profile, frame, ROWS, title, share=(False, True))
+    said = [f"{told(*r[list(ENDS)])} ({TITLES[r['method']]}, {short(r['model'])})" for _, r in closest.iterrows()]
+    title = f"At equal parameters HARP+FLAP is ahead of the closest baseline by {', '.join(said)} points"
+    return _bars(profile, frame, ROWS, title, share=(False, False))
 
 
 @figure("ablations")
@@ -69,7 +69,7 @@ def _leads(frame: pd.DataFrame, whole: pd.DataFrame, **layout: Any) -> Figure | 
     if frame.empty:
         return None
     frame = frame.assign(name=[f"{row.group} ({row.questions})" for row in frame.itertuples()])
-    drawn, grid = plots.dots(frame, "value", "name", "method", **layout)
+    drawn, grid = plots.dots(frame, "value", "name", "method", dodge=0.15, wrap=2, share=(True, False), **layout)
     for axis, part in grid:
         axis.axvline(0, color=LOOKS[part["reference"].iloc[0]].colour, linewidth=1.5)
     title = f"{TITLES[whole['reference'].iloc[0]]} leads in {(whole['low'] > 0).sum()} of {len(whole)} comparisons "
@@ -81,15 +81,12 @@ def _leads(frame: pd.DataFrame, whole: pd.DataFrame, **layout: Any) -> Figure | 
 @figure("main_tables")
 def score_differences(profile: dict) -> Figure | None:
     """By how many points HARP+FLAP and HARP score higher than each baseline, task by task, paired by question."""
-    parts = []
-    for reference, kind in product((FLAPPED, HARP), KINDS):
-        groups = {named(task, profile["datasets"]): [task] for task in of_kind(kind)} | {AVERAGE: of_kind(kind)}
-        part = differences(profile, "main_tables", groups, reference)
-        parts.append(part.assign(panel=f"{TITLES[reference]}, {kind} tasks", reference=reference))
-    frame = pd.concat(parts).query("method in @BASELINES and not silent")
-    tasks = frame[(frame["reference"] == FLAPPED) & (frame["group"] != AVERAGE)]
-    layout = {"panel": ["model", "panel"], "size": (5.2, 3.4), "wrap": 2, "share": (True, False), "dodge": 0.18}
-    return _leads(frame, tasks, **layout)
+    groups = {named(task, profile["datasets"]): [task] for kind in KINDS for task in of_kind(kind)} | AVERAGES
+    parts = [differences(profile, "main_tables", groups, one).assign(reference=one) for one in (FLAPPED, HARP)]
+    frame = pd.concat(parts).query("method in @BASELINES and not silent").sort_values("model", kind="stable")
+    frame["panel"] = frame["reference"].map(TITLES)
+    tasks = frame[(frame["reference"] == FLAPPED) & ~frame["group"].isin(AVERAGES)]
+    return _leads(frame, tasks, panel=["model", "panel"], size=(5.2, 5.6))
 
 
 @figure("longbench")
@@ -97,14 +94,14 @@ def longbench_differences(profile: dict) -> Figure | None:
     """By how many points HARP+FLAP scores higher than each other method, by category, paired by question."""
     frame = differences(profile, "longbench", CATEGORIES | {"all tasks": list(LONGBENCH)}, FLAPPED)
     frame = frame.assign(reference=FLAPPED).query("method != 'dense' and not silent")
-    return _leads(frame, frame[frame["group"] == "all tasks"], dodge=0.14, size=(6.5, 4), wrap=2)
+    return _leads(frame, frame[frame["group"] == "all tasks"], size=(6.5, 4))
 
 
 @figure("main_tables")
 def refit_scores(profile: dict) -> Figure | None:
     """By how many points a refit scores higher than HARP and the dense model, by kind of task and of long prompt."""
-    kinds = differences(profile, "main_tables", {f"{kind} tasks": of_kind(kind) for kind in KINDS}, REFIT)
+    kinds = differences(profile, "main_tables", AVERAGES, REFIT)
     groups = {f"LongBench: {kind}": tasks for kind, tasks in CATEGORIES.items()}
     frame = pd.concat([kinds, differences(profile, "longbench", groups, REFIT)]).assign(reference=REFIT)
     frame = frame.query("method in ['dense', @HARP] and not silent")
-    return _leads(frame, frame, dodge=0.14, size=(6.5, 3), wrap=2)
+    return _leads(frame, frame, size=(6.5, 3))

@@ -16,8 +16,7 @@ from harp_lib.report.tables import MISSING, Table, block, by_model, perplexities
 ROWS = ("dense", "mag-sp", "llm-pruner", "wanda-sp", "flap", "harp+flap", "harp", "harp+refit")  # the paper's order
 STRATEGIES = {"dense": "dense", "bottom": "Bottom", "hessian": "Hessian", "similarity": "Similarity", "top": "Top"}
 ALPHAS = {"dense": "dense", "top": "HARP, α = 1", "harp": "HARP, α searched"}
-KINDS = ("generation", "discriminative")
-AVERAGE = "average"
+KINDS, AVERAGE = ("generation", "discriminative"), "average"
 CELL = ["model", "method", "task"]
 RATIOS = {"removed_fraction": "parameters removed", "head_ratio": "heads removed"}  # and their columns
 
@@ -31,16 +30,17 @@ def scores(profile: dict, stores: str | tuple, tasks: Iterable[str], methods: It
     """Mean score and standard error of each method on each task, and on average of the tasks that no method lacks.
 
     Columns: model, method, task, value, error (in per cent), questions, reason (of no score), removed_fraction and
-    head_ratio (fractions of 1).
+    head_ratio (fractions of 1). Of several stores together, the models that all of them have.
     """
     rows, tasks, names = [], list(tasks), list(methods)
-    for store in (stores,) if isinstance(stores, str) else stores:
-        for key, cell in data.cells(profile["name"], store).items():
-            if key[1] in names and key[2] in tasks:
-                result, asked = cell["result"], pd.Series(cell["result"].get("scores"), dtype=float)
-                row = {"value": 100 * asked.mean(), "error": 100 * asked.sem(), "questions": len(asked) or np.nan}
-                row |= {"reason": result.get("failed")} | {ratio: result.get(ratio) for ratio in RATIOS}
-                rows.append(dict(zip(CELL, key, strict=True)) | row)
+    found = [data.cells(profile["name"], store) for store in ((stores,) if isinstance(stores, str) else stores)]
+    models = set.intersection(*({model for model, *_ in cells} for cells in found))
+    for key, cell in chain.from_iterable(cells.items() for cells in found):
+        if key[0] in models and key[1] in names and key[2] in tasks:
+            result, asked = cell["result"], pd.Series(cell["result"].get("scores"), dtype=float)
+            row = {"value": 100 * asked.mean(), "error": 100 * asked.sem(), "questions": len(asked) or np.nan}
+            row |= {"reason": result.get("failed")} | {ratio: result.get(ratio) for ratio in RATIOS}
+            rows.append(dict(zip(CELL, key, strict=True)) | row)
     columns = [*CELL, "value", "error", "questions", "reason", *RATIOS]
     frame = pd.DataFrame(rows, columns=columns).drop_duplicates(CELL)  # what two stores have
     frame = pd.concat([frame, *(_average(part) for _, part in by_model(frame))], ignore_index=True)
@@ -70,7 +70,7 @@ def differences(profile: dict, store: str, groups: Mapping[str, Iterable[str]], 
         if "scores" in cell["result"]:
             found.setdefault(model, {})[method, task] = cell["result"]["scores"]
     for model, kept in found.items():
-        for method, (group, tasks) in product([one for one in ROWS if one != reference], groups.items()):
+        for (group, tasks), method in product(groups.items(), [one for one in ROWS if one != reference]):
             both = [(kept.get((reference, task)), kept.get((method, task))) for task in tasks]
             both = [pair for pair in both if pair[0] is not None and pair[1] is not None]
             if both:
