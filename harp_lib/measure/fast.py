@@ -23,7 +23,7 @@ from harp_lib.measure.timing import continued
 from harp_lib.pruning.layers import LengthLayer
 
 TOKENS_PER_PASS = 1024  # of the tree, besides what the cache holds
-TOKENS_AT_ONCE = 65_536  # that caches hold while answers are written after several prompts at once
+TOKENS_AT_ONCE = 32_768  # that caches hold while answers are written after several prompts at once
 WORTH_CACHING = 16  # tokens
 GREEDY = {"until", "max_gen_toks", "do_sample", "temperature", "eos_token_id", "min_new_tokens"}  # of a request
 HARMLESS = {"bos_token_id", "eos_token_id", "pad_token_id", "do_sample", "temperature", "top_p", "top_k", "use_cache"}
