@@ -133,6 +133,8 @@ def test_a_missing_score_is_a_dash_with_its_reason_and_in_no_average(mini, store
     assert frame.query("task == 'average'")["value"].tolist() == [100.0] * 3  # of the task that all have
     shown, _ = scores.scores_generation(mini)
     assert f"{MISSING} (out of memory)" in shown["GSM8K"].tolist()
+    stored(main_tables=scored(answers) | scored(answers, "other"), ablations=scored({"top": answers["harp"]}))
+    assert set(scores.scores(mini, ("ablations", "main_tables"), ["triviaqa"])["model"]) == {MODEL}, "other has none"
 
 
 def test_what_is_asked_stands_beside_what_the_paper_asked(mini):
