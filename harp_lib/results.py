@@ -8,7 +8,7 @@ import time
 import uuid
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -95,11 +95,17 @@ class ResultStore:
             leftover.unlink(missing_ok=True)
         return stored
 
-    def finish(self, unit: str) -> None:
-        """List the cells of this run, so that the report reads these and no leftovers of another."""
+    def finish(self, unit: str, models: Iterable[str] = ()) -> None:
+        """List the cells of this run, so that the report reads these and no leftovers of another.
+
+        Of ``models`` that this run had no need of, what was listed stays.
+        """
         run = self.folder / f"run-{unit}.json"
-        if self.cells:
-            write_json(run, {"cells": [[*key, digest(cell["inputs"])] for key, cell in self.cells.items()]})
+        listed = [[*key, digest(cell["inputs"])] for key, cell in self.cells.items()]
+        if listed:
+            others = {*models} - {model for model, *_ in self.cells}
+            before = json.loads(run.read_text(encoding="utf-8"))["cells"] if run.is_file() else []
+            write_json(run, {"cells": listed + [cell for cell in before if cell[0] in others]})
         else:
             run.unlink(missing_ok=True)
 

@@ -12,14 +12,7 @@ from transformers.utils import logging
 from harp_lib import load_model
 from harp_lib.measure import registry
 from harp_lib.measure.models import display_name, evaluating, model_revision, release_memory, slug
-from harp_lib.measure.registry import (
-    FAMILIES,
-    FROM_WHEELS,
-    MODEL_NAMES,
-    ModelDownloadError,
-    tiny_model,
-    tiny_tokenizer,
-)
+from harp_lib.measure.registry import FAMILIES, FROM_WHEELS, MODEL_NAMES, ModelDownloadError, tiny_model, tiny_tokenizer
 
 Q4_1 = gguf.GGMLQuantizationType.Q4_1
 TEXT = "The with statement wraps a block: naïve café, 日本語, 🙂 12345\n\n    def f(x): return x"

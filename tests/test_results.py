@@ -154,6 +154,12 @@ def test_the_report_reads_the_cells_of_the_last_run_of_each_unit(root):
     second.cell("owner/model", "flap", "third", {}, lambda partial: {"score": 3})
     second.finish("second")
     assert {key[1:] for key in read_results("mini", "experiment")} == {("harp", "another"), ("flap", "third")}
+    other = ResultStore("mini", "experiment")
+    other.cell("other", "flap", "third", {}, lambda partial: {"score": 4})
+    other.finish("second", ["owner/model", "other"])
+    assert ("owner/model", "flap", "third") in read_results("mini", "experiment"), "this run had no need of that model"
+    other.finish("second")
+    assert ("owner/model", "flap", "third") not in read_results("mini", "experiment")
     ResultStore("mini", "experiment").finish("second")
     assert {key[1:] for key in read_results("mini", "experiment")} == {("harp", "another")}
     ResultStore("mini", "experiment").cell("owner/model", "harp", "another", {"seed": 7}, lambda partial: {})

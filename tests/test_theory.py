@@ -12,12 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from harp_lib import theory
 from harp_lib.theory import Products, counterexamples, norm_matching_alpha, reconstructing_alpha
-from harp_lib.theory.inequalities import (
-    attention,
-    check_on_draws,
-    norm_sweep,
-    uniformity_sweep,
-)
+from harp_lib.theory.inequalities import attention, check_on_draws, norm_sweep, uniformity_sweep
 
 F64 = torch.float64
 finite = st.floats(-50, 50, allow_nan=False, width=64)

@@ -95,7 +95,7 @@ def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False
     counts: Counter[str] = Counter()
     for unit, opened in stores.items():
         for store in opened.values():
-            store.finish(unit)
+            store.finish(unit, models_of(profile, unit))
             counts += store.counts
     failed = f", {counts['failed']} failed" if counts["failed"] else ""
     print(f"{counts['computed']} cells computed, {counts['read']} read{failed}")

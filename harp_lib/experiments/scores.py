@@ -46,11 +46,7 @@ def ablations(job: Job) -> None:
 
 
 def _score(
-    job: Job,
-    store: str,
-    tasks: Iterable[str],
-    plans: Mapping[str, PruningPlan | None],
-    section: str = "evaluation",
+    job: Job, store: str, tasks: Iterable[str], plans: Mapping[str, PruningPlan | None], section: str = "evaluation"
 ) -> None:
     """Score plans on tasks. A cell that fails says why and is shown as missing; the others go on."""
     evaluator, work = Evaluator(job.profile, job.seed, section), [(task, method) for task in tasks for method in plans]

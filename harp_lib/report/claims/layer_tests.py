@@ -10,14 +10,7 @@ from harp_lib.report import comparisons
 from harp_lib.report.claims.score_tests import NOTHING, Finding, named, named_in, paper_model, weakest
 from harp_lib.report.comparisons import Interval
 from harp_lib.report.data import Missing, paper
-from harp_lib.report.tables import (
-    efficiency,
-    interval,
-    paper_times,
-    perplexities,
-    pruning_ratios,
-    ranges,
-)
+from harp_lib.report.tables import efficiency, interval, paper_times, perplexities, pruning_ratios, ranges
 
 NEARLY_ONE = 0.95  # from here on Sim and normalised entropy count as close to 1
 HIGH = 0.8  # "high" are the layers above this share of the depth: the top fifth
