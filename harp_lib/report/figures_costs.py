@@ -73,7 +73,7 @@ def _ratios(profile: dict, wanted: dict[str, tuple[str, str]]) -> tuple[pd.DataF
         part = kinds[kind].query("variant in @TIMED").assign(what=title, of=column.split()[-1])
         parts.append(part.assign(**{name: part.get(column + end) for name, end in ENDS.items()}))
     frame = pd.concat(parts, ignore_index=True).dropna(subset="value")
-    layout = {"panel": ["model", "what"], "size": (4.4, 3.3), "wrap": 2}
+    layout = {"panel": ["model", "what"], "size": (4.4, 3.3), "wrap": max(2, frame["model"].nunique())}
     drawn, grid = plots.lines(frame, "value", "length", "variant", TIMED, bars=True, **layout)
     for axis, part in grid:
         colour = TIMED["thinned"].colour if part["of"].iloc[0] == "thinned" else LOOKS["dense"].colour
@@ -89,8 +89,10 @@ def _ratios(profile: dict, wanted: dict[str, tuple[str, str]]) -> tuple[pd.DataF
 def time_saved(profile: dict) -> Figure:
     """The time of a prefill as a multiple of dense, beside the operations left, and of as many groups thinned out."""
     dense, thinned = "times the dense model's", "times the evenly thinned model's"
-    _, drawn, grid = _ratios(profile, {dense: ("prefill", "of dense"), thinned: ("prefill", "of thinned")})
-    paper = paper_times()
+    frame, drawn, grid = _ratios(profile, {dense: ("prefill", "of dense"), thinned: ("prefill", "of thinned")})
+    last = frame[(frame["variant"] == HARP) & (frame["length"] == frame["length"].max())]
+    said = " and ".join(f"{plots.span(part['value'])} {what}" for what, part in last.groupby("what", sort=False))
+    title, paper = f"HARP takes {said} time at {last['length'].max():,} tokens", paper_times()
     for axis, part in grid:
         if part["what"].iloc[0] == dense:
             for variant, line in part.groupby("variant"):
@@ -99,7 +101,7 @@ def time_saved(profile: dict) -> Figure:
             axis.scatter(paper.index, paper, 70, PAPER, marker="X", label="HARP in the paper (H100)")
     note = "95 % intervals over repetitions; bands: operations left, of all and of visible query-key pairs"
     axes = {"x": "tokens (log scale)", "y": "time, as a multiple"}
-    return plots.finish(drawn, grid, time_found(profile)[0], note, **axes)
+    return plots.finish(drawn, grid, title, note, **axes)
 
 
 @figure("efficiency")
@@ -110,8 +112,8 @@ def memory_and_decode(profile: dict) -> Figure:
     what["time of a new token, times thinned out evenly"] = ("decode", "of thinned")
     what["peak of a prefill, times dense"] = ("prefill", "peak_bytes of dense")
     frame, drawn, grid = _ratios(profile, what)
-    left = frame[(frame["what"] == cache) & (frame["variant"] == HARP)]["value"].mean()
-    title = f"HARP keeps {left:.0%} of the KV cache"
+    left = frame[(frame["what"] == cache) & (frame["variant"] == HARP)]["value"]
+    title = f"HARP keeps {plots.span(left, '.0%')} of the KV cache"
     note = about(frame, "marks upon each other are equal; 95 % intervals over repetitions of the times")
     return plots.finish(drawn, grid, title, note, x="tokens (log scale)", y="as a multiple")
 

@@ -94,7 +94,7 @@ def longbench_differences(profile: dict) -> Figure | None:
     """By how many points HARP+FLAP scores higher than each other method, by category, paired by question."""
     frame = differences(profile, "longbench", CATEGORIES | {"all tasks": list(LONGBENCH)}, FLAPPED)
     frame = frame.assign(reference=FLAPPED).query("method != 'dense' and not silent")
-    return _leads(frame, frame[frame["group"] == "all tasks"], size=(6.5, 4))
+    return _leads(frame, frame, size=(6.5, 4))
 
 
 @figure("main_tables")
