@@ -85,14 +85,16 @@ def refit_values(model: PreTrainedModel, tokens: Tokens, num_layers: int, layers
 def explained_by_layer(model: PreTrainedModel, tokens: Tokens) -> list[float]:
     """Share of the variance of each layer's attention that its fit explains, in a dense model: NBL ranks layers so."""
     stream = LayerStream(model, tokens)
-    return [_fit(stream, layer)[1] for layer in tqdm(range(len(stream.layers)), "explained", unit="layer", leave=False)]
+    layers = tqdm(range(len(stream.layers)), "explained", unit="layer", leave=False)
+    return [_fit(stream, layer, go_on=True)[1] for layer in layers]
 
 
-def _fit(stream: LayerStream, layer: int) -> tuple[dict[str, torch.Tensor], float]:
-    attention, moments = stream.layers[layer].self_attn, Moments()
+def _fit(stream: LayerStream, layer: int, go_on: bool = False) -> tuple[dict[str, torch.Tensor], float]:
+    """Weights and explained variance of a layer; ``go_on`` leaves the stream above it, as it is without them."""
+    attention, moments, entering = stream.layers[layer].self_attn, Moments(), stream.entering(layer)
     hook = attention.register_forward_hook(moments.take, with_kwargs=True)
     try:
-        deque(stream.leaving(layer, stream.entering(layer)), maxlen=0)
+        deque(stream.entering(layer + 1) if go_on else stream.leaving(layer, entering), maxlen=0)
     finally:
         hook.remove()
     return moments.solve(attention.v_proj)
