@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.pyplot import setp
 
-from harp_lib.measure.evaluation import LONGBENCH
+from harp_lib.measure.evaluation import CATEGORIES, LONGBENCH
 from harp_lib.methods import BASELINES, TITLES
 from harp_lib.report import data, figure, plots
 from harp_lib.report.plots import LOOKS, about, short, span, with_paper
@@ -14,7 +14,6 @@ from harp_lib.report.scores import AVERAGE, KINDS, ROWS, differences, named, of_
 from harp_lib.report.tables import ENDS, told
 
 HARP, FLAPPED, REFIT = "harp", "harp+flap", "harp+refit"
-CATEGORIES = {one.kind: [n for n, task in LONGBENCH.items() if task.kind == one.kind] for one in LONGBENCH.values()}
 AVERAGES = {f"{kind} tasks": of_kind(kind) for kind in KINDS}
 
 
