@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -44,13 +45,14 @@ def frontier(job: Job) -> None:
         return {"explained": explained_by_layer(job.model, job.refit_blocks(2))}
 
     explained, changes = job.cell("dense", "explained", inputs, ranked)["explained"], []
-    for count in reversed(counts):  # the lowest layers first: what lies below is run once
-        best = lowest_layers([-share for share in explained], count)
+    for count in reversed(counts):
+        best, top = lowest_layers([-share for share in explained], count), job.num_layers - count
         made = _changes(job, count, counts[-1], inputs, best)
-        changes += [(name, count, change) for name, change in made.items()]
+        changes += [(best[0] if name == CHOSEN else top, name, count, change) for name, change in made.items()]
+    changes.sort(key=itemgetter(0))  # the lowest layers first: what lies below is run once
     none = _plan(job, {})
-    changes.append(("dense", 0, (lambda: none, lambda: temporarily_pruned(job.model, none))))
-    for name, count, (plan, change) in tqdm(changes, desc="frontier", unit="model"):
+    changes.append((job.num_layers, "dense", 0, (lambda: none, lambda: temporarily_pruned(job.model, none))))
+    for _, name, count, (plan, change) in tqdm(changes, desc="frontier", unit="model"):
         measured = functools.cache(lambda plan=plan, change=change: whole.nll(plan(), change()))
         start = 0
         for corpus, text in texts.items():
