@@ -125,7 +125,8 @@ def test_bfloat16_and_both_kernels(tokens, implementation):
     from harp_lib.measure.registry import tiny_model
 
     reference = tiny_model("tiny-llama")
-    model = tiny_model("tiny-llama", attn_implementation=implementation).bfloat16()
+    model = tiny_model("tiny-llama").bfloat16()
+    model.set_attn_implementation(implementation)
     dense_error = (logits(model, tokens).float() - logits(reference, tokens)).norm()
     plan = PruningPlan(6, mixed_plan(model).layers | {4: LayerPlan(0.0), 5: LayerPlan(0.8)})
     apply_plan(reference, plan)

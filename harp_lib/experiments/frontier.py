@@ -29,9 +29,8 @@ Change = tuple[Callable[[], PruningPlan], Callable[[], AbstractContextManager[No
 
 def frontier(job: Job) -> None:
     """Every way to do without attention in the top layers: likelihoods of documents and of keys, and what it costs."""
-    settings, texts = job.profile["frontier"], {}
-    for corpus in job.corpora:
-        texts[corpus] = job.text(corpus, HELD_OUT, settings["held_out"])
+    settings = job.profile["frontier"]
+    texts = {corpus: job.text(corpus, HELD_OUT, settings["held_out"]) for corpus in job.corpora}
     texts["passkey"] = passkeys(job, **settings["passkey"])
     whole = Text(texts["passkey"].corpus, [part for text in texts.values() for part in text.documents], job)
     read = [load_corpus(corpus, CALIBRATION, job.profile["datasets"]) for corpus in job.corpora]

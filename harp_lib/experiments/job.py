@@ -144,9 +144,9 @@ class Job:
         first, step = self.part
         return list(self.profile[section]["tasks"])[first::step]
 
-    def plan(self, method: str, task: str = "plan") -> PruningPlan | None:
+    def plan(self, method: str) -> PruningPlan | None:
         """A method's plan, as notebook 04 has stored it; None is the dense model."""
-        stored = self.read("baselines", method, task)["plan"]
+        stored = self.read("baselines", method, "plan")["plan"]
         return stored and PruningPlan.from_dict(stored)
 
     def refit_blocks(self, kinds: int = 1) -> torch.Tensor:

@@ -237,7 +237,7 @@ def tiny_tokenizer() -> "PreTrainedTokenizerFast":
     return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=CONTEXT, **SPECIAL_TOKENS)
 
 
-def tiny_model(name: str, attn_implementation: str | None = None) -> "PreTrainedModel":
+def tiny_model(name: str) -> "PreTrainedModel":
     """A random model of ``FAMILIES`` on the CPU in float32 and eval mode; the same weights every time.
 
     Norm weights and biases are random as well, so that a mistake in them shows. The global random state is untouched.
@@ -251,7 +251,7 @@ def tiny_model(name: str, attn_implementation: str | None = None) -> "PreTrained
     # devices=[] and the CPU's own generator: torch.manual_seed would also reseed every GPU.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
         torch.default_generator.manual_seed(list(FAMILIES).index(name))
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         for key, parameter in model.named_parameters():
             if "norm" in key:
                 parameter.add_(torch.randn(parameter.shape), alpha=0.1)

@@ -135,7 +135,7 @@ def rendered(text: str, profile: dict) -> str:
         "results": results,
         "claims": counted,
         "frontier": lambda profile: f"*{figures_harp.told(profile)}.*",
-        "refit": lambda profile: "\n".join(f"- {line}" for line in figures_harp.refit_found(profile)),
-        "time": lambda profile: "\n".join(f"- {line}" for line in figures_costs.time_found(profile)),
+        "refit": lambda profile: _markdown(figures_harp.refit_found(profile)),
+        "time": lambda profile: _markdown(figures_costs.time_found(profile)),
     }
     return BLOCK.sub(lambda b: f"{b[1]}{blocks[b[2]](config.load_profile(b[3]) if b[3] else profile)}\n{b[4]}", text)

@@ -4,14 +4,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from harp_lib.measure.models import display_name
 from harp_lib.measure.text import TITLES as TEXTS
 from harp_lib.methods import BASELINES, TITLES
 from harp_lib.report import data, figure, plots
 from harp_lib.report.plots import LOOKS, PAPER, Look, about
-from harp_lib.report.tables import ENDS, VARIANTS, by_model, efficiency, paper_times, perplexities, told
+from harp_lib.report.tables import ENDS, VARIANTS, by_model, efficiency, lines, paper_times, perplexities, stacked
 
 HARP, FLAPPED = "harp", "harp+flap"
+READ = (HARP, "harp-tail")  # a prefill in two ways
 LOOK = {"harp-tail": ("#004d40", "*"), "harp-folded": ("#7cb518", "^"), "thinned": ("#920000", "D")}
 TIMED = {"harp": LOOKS[HARP]} | {name: Look(VARIANTS[name], *look) for name, look in LOOK.items()}
 
@@ -118,17 +118,15 @@ def memory_and_decode(profile: dict) -> Figure:
     return plots.finish(drawn, grid, title, note, x="tokens (log scale)", y="as a multiple")
 
 
-def time_found(profile: dict) -> list[str]:
-    """What was found of HARP's time at the longest text that was timed repeatedly, for and against it: sentences."""
-    read, said = efficiency(profile, "prefill"), []
-    against = {"dense": "HARP takes {} times the dense model's time"}
-    against["thinned"] = "As many groups can be thinned out evenly over all layers: HARP takes {} times that model's"
+def time_found(profile: dict) -> pd.DataFrame:
+    """HARP's time of the longest text that was timed repeatedly, as a multiple: what speaks for it, and against it."""
+    read, rows = efficiency(profile, "prefill"), []
     for name, part in by_model(read.query("repetitions > 1")) if len(read) else ():
         last = part[part["length"] == part["length"].max()].set_index("variant")
-        for other, text in against.items():
-            took = last.reindex(["harp", "harp-tail"])[[f"of {other}{end}" for end in ENDS.values()]].dropna()
-            if len(took):
-                found = [told(*times, ".3f") for times in took.to_numpy()]
-                text = text.format(f"{found[0]}") + "".join(f", {tail} with tail-only prefill" for tail in found[1:])
-                said.append(f"{display_name(name)}, {last['length'].iloc[0]:,} tokens: {text}.")
-    return said or ["Nothing was timed."]
+        for other in ("dense", "thinned"):
+            row = {"model": name, "length": last["length"].iloc[0], "other": VARIANTS[other]}
+            row |= {f"{v}{end}": last.get(f"of {other}{end}", {}).get(v) for v in READ for end in ENDS.values()}
+            rows += [row] * pd.notna(row[HARP])
+    columns = {"model": "{model}", "tokens": "{length:,}", "against": "{other}"}
+    columns |= {VARIANTS[v]: f"{{{v}:.3f}} [{{{v} low:.3f}}, {{{v} high:.3f}}]" for v in READ}
+    return stacked(lines(pd.DataFrame(rows), columns)) if rows else pd.DataFrame(columns=list(columns))

@@ -6,14 +6,13 @@ from matplotlib.figure import Figure
 from matplotlib.pyplot import get_cmap
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from harp_lib.measure.models import display_name
 from harp_lib.measure.text import TITLES
 from harp_lib.report import comparisons, data, figure, plots, table
 from harp_lib.report.comparisons import log_change
 from harp_lib.report.figures_layers import rank_trend
 from harp_lib.report.plots import HARP, LOOKS, PAPER, Look, about, span, with_paper
 from harp_lib.report.scores import STRATEGIES
-from harp_lib.report.tables import ENDS, Table, lines, perplexities
+from harp_lib.report.tables import ENDS, Table, lines, perplexities, stacked
 
 REFIT, TWO, CHOSEN = "harp+refit", "harp+refit-two", "harp+refit-chosen"
 FRONTIER = {name: LOOKS[name] for name in ("alpha-0", "harp", REFIT)}
@@ -171,36 +170,18 @@ def told(profile: dict) -> str:
     )
 
 
-def refit_found(profile: dict) -> list[str]:
-    """The refit against HARP: for each model a line a text, one on the seconds, one on the layers explained best."""
-    whole = changes(profile, "harp")
-    found = whole[(whole["kind"] == REFIT) & (whole["layers"] == whole["model"].map(_usual(profile)))]
-    chosen = whole[(whole["kind"] == CHOSEN) & (whole["corpus"] != PASSKEY)]
-    chosen = chosen[chosen["layers"] == chosen.groupby("model")["layers"].transform("max")]
-    dense = changes(profile).set_index(["model", "kind", "layers", "corpus"])["dense"]
-    fits, searches, said = (*(data.cells(profile["name"], name) for name in ("frontier", "alpha_search")), [])
-    for model, part in found.groupby("model", sort=False):
-        for row in part.itertuples():
-            before = dense[model, row.kind, row.layers, row.corpus]
-            ratio = f"{row.value:.2f} [{row.low:.2f}, {row.high:.2f}]"
-            said.append(
-                f"{display_name(model)}, {row.layers} layers, {row.text}: perplexity {before:.1f} dense, {row.harp:.1f}"
-                f" by HARP, {row.perplexity:.1f} refitted, {ratio} times HARP's."
-            )
-        fit = fits[model, f"{REFIT}-{part['layers'].iloc[0]:02d}", "fit"]
-        search = searches[model, "harp", f"search-{part['corpus'].iloc[0]}"]["result"]
-        read, seconds = np.prod(fit["inputs"]["calibration"]), fit["result"]["seconds"]
-        said.append(
-            f"{display_name(model)}: fitted in {seconds:.0f} s on {read:,} tokens; α was searched in "
-            f"{search['seconds']:.0f} s on {search['tokens']:,}."
-        )
-        most = chosen[chosen["model"] == model]
-        texts = (f"{row.perplexity:.1f} on {row.text} ({row.harp:.1f} by HARP)" for row in most.itertuples())
-        said.append(
-            f"{display_name(model)}, {most['layers'].iloc[0]} layers, those explained best, fitted on both kinds of "
-            f"text: perplexity {', '.join(texts)}."
-        )
-    return said
+def refit_found(profile: dict) -> pd.DataFrame:
+    """Perplexity refitted against HARP's: of the layers at the top, and of the most that were chosen."""
+    frame, keys = changes(profile, "harp"), ["model", "kind", "layers", "corpus"]
+    frame = frame.merge(changes(profile)[[*keys, "dense"]], on=keys)
+    usual, most = frame["model"].map(_usual(profile)), frame.groupby("model")["layers"].transform("max")
+    top = (frame["kind"] == REFIT) & (frame["layers"] == usual)
+    chosen = (frame["kind"] == CHOSEN) & (frame["layers"] == most) & (frame["corpus"] != PASSKEY)
+    frame["which"] = frame["kind"].map({REFIT: "at the top", CHOSEN: "explained best, fitted on both texts"})
+    columns = {"model": "{model}", "layers": "{layers} {which}", "text": "{text}", "dense": "{dense:.1f}"}
+    columns |= {"HARP": "{harp:.1f}", "refitted": "{perplexity:.1f}"}
+    columns["times HARP's"] = "{value:.2f} [{low:.2f}, {high:.2f}]"
+    return stacked(lines(pd.concat([frame[top], frame[chosen]]).sort_values("model", kind="stable"), columns))
 
 
 def _usual(profile: dict) -> pd.Series:
