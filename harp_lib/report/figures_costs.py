@@ -129,4 +129,4 @@ def time_found(profile: dict) -> pd.DataFrame:
             rows += [row] * pd.notna(row[HARP])
     columns = {"model": "{model}", "tokens": "{length:,}", "against": "{other}"}
     columns |= {VARIANTS[v]: f"{{{v}:.3f}} [{{{v} low:.3f}}, {{{v} high:.3f}}]" for v in READ}
-    return stacked(lines(pd.DataFrame(rows), columns)) if rows else pd.DataFrame(columns=list(columns))
+    return stacked(lines(pd.DataFrame(rows), columns))

@@ -62,7 +62,7 @@ def block(frame: pd.DataFrame, rows: str, columns: str, cell: str = "{value:.2f}
 
 def stacked(*blocks: pd.DataFrame) -> pd.DataFrame:
     """Blocks beneath each other; a model is named in the first of its lines."""
-    whole = pd.concat([part for part in blocks if len(part)], ignore_index=True)
+    whole = pd.concat([part for part in blocks if len(part)] or blocks, ignore_index=True)
     return whole.assign(model=whole["model"].mask(whole["model"].eq(whole["model"].shift()), "")).fillna("")
 
 
