@@ -12,7 +12,7 @@ from harp_lib.report.comparisons import log_change
 from harp_lib.report.figures_layers import rank_trend
 from harp_lib.report.plots import HARP, LOOKS, PAPER, Look, about, span, with_paper
 from harp_lib.report.scores import STRATEGIES
-from harp_lib.report.tables import ENDS, Table, lines, perplexities, stacked
+from harp_lib.report.tables import ENDS, Table, by_model, lines, perplexities, stacked
 
 REFIT, TWO, CHOSEN = "harp+refit", "harp+refit-two", "harp+refit-chosen"
 FRONTIER = {name: LOOKS[name] for name in ("alpha-0", "harp", REFIT)}
@@ -243,7 +243,8 @@ def explained_variance(profile: dict) -> Figure:
 @table("frontier")
 def frontier_costs(profile: dict) -> Table:
     """What refitting wins against HARP on each text, what it finds, and what its layers cost."""
-    frame = changes(profile, "harp").query("kind in [@REFIT, @TWO, @CHOSEN]")
+    found, kinds = changes(profile, "harp"), (REFIT, TWO, CHOSEN)
+    frame = pd.concat([part[part["kind"] == kind] for _, part in by_model(found) for kind in kinds])
     fits = data.tidy(profile["name"], "frontier", *COSTS).pivot_table("value", ["model", "method"], "quantity")
     frame["method"] = [f"{kind}-{layers:02d}" for kind, layers in zip(frame["kind"], frame["layers"], strict=True)]
     frame = frame.join(fits, on=["model", "method"])
@@ -261,7 +262,6 @@ def frontier_costs(profile: dict) -> Table:
         "cache left": "{cache left:.1%}",
         "fit, s": "{seconds:.0f}",
     }
-    frame["fitted"] = frame["kind"].map(
-        {REFIT: "one text", TWO: "two texts", CHOSEN: "two texts, layers explained best"}
-    )
-    return lines(frame, columns), frame
+    on = ("one text", "two texts", "two texts, layers explained best")
+    frame["fitted"] = frame["kind"].map(dict(zip(kinds, on, strict=True)))
+    return stacked(lines(frame, columns)), frame
