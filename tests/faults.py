@@ -16,7 +16,7 @@ import psutil
 from conftest import Checkout
 
 VICTIMS = ("harp_lib.cli", "snakemake", "harp_lib.jobs", "ipykernel")
-TIMED = ("time", "memory", "attention_share", "llama_cpp", "claims", "frontier_costs")  # in the names of tables that a clock has written
+TIMED = ("time", "memory", "attention_share", "llama_cpp", "claims", "costs")  # in names of tables that a clock wrote
 
 
 def files(work: Checkout) -> dict[Path, int]:
