@@ -18,7 +18,6 @@ from harp_lib.measure.evaluation import (
     LONGBENCH,
     Evaluator,
     MissingTaskError,
-    RowError,
     _revisions,
     at_hand,
     check_rows,
@@ -26,7 +25,7 @@ from harp_lib.measure.evaluation import (
     task_title,
 )
 from harp_lib.measure.registry import tiny_tokenizer
-from harp_lib.measure.runner import Runner, write_overlays
+from harp_lib.measure.runner import Runner, load_tasks
 from harp_lib.report.data import paper
 
 PIQA = {"goal": "To dry a plate,", "sol1": "use a towel.", "sol2": "use a hose.", "label": 0}
@@ -88,7 +87,7 @@ class TestBenchmarks:
         check_rows(str(folder))
         with (folder / "piqa" / "validation.jsonl").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
-        with pytest.raises(RowError, match=rf"piqa/validation\.jsonl, {complaint}"):
+        with pytest.raises(ValueError, match=rf"piqa/validation\.jsonl, {complaint}"):
             check_rows(str(folder))
 
     def test_folders_without_benchmarks_or_nested_fields(self, tmp_path):
@@ -97,26 +96,23 @@ class TestBenchmarks:
         (tmp_path / "wikitext").mkdir()
         check_rows(str(tmp_path))
         write(tmp_path / "triviaqa", train=[{"question": "Who?", "answer": {"aliases": ["me"]}}])
-        with pytest.raises(RowError, match=r"triviaqa/train\.jsonl, line 1: no field 'answer\.value'"):
+        with pytest.raises(ValueError, match=r"triviaqa/train\.jsonl, line 1: no field 'answer\.value'"):
             check_rows(str(tmp_path))
 
-    def test_an_overlay_changes_rows_shots_and_length_alone(self, tmp_path):
+    def test_rows_shots_and_length_alone_are_ours(self, tmp_path):
         """Everything else of a task is as in lm-eval's own file."""
         for benchmark in BENCHMARKS.values():
-            here = tmp_path / benchmark.name
-            names = write_overlays(benchmark, "embedded", {"shots": 2, "new_tokens": 7}, here)
-            loaded = TaskManager(include_path=here, include_defaults=False).load(benchmark.name)
-            assert list(loaded["tasks"]) == names
-            assert bool(loaded["groups"]) == benchmark.is_group
-            official = TaskManager(include_path=benchmark.subtasks()[names[0]].parent, include_defaults=False)
-            official = official.task_index[names[0]].cfg
-            task, mine = loaded["tasks"][names[0]].config, yaml.safe_load((here / f"{names[0]}.yaml").read_text())
+            loaded = load_tasks(benchmark, "embedded", {"shots": 2, "new_tokens": 7}, tmp_path)["tasks"]
+            assert list(loaded) == list(at_hand(benchmark, "embedded"))
+            name = next(iter(loaded))
+            official = TaskManager(include_path=benchmark.subtasks()[name].parent, include_defaults=False)
+            official, task = official.task_index[name].cfg, loaded[name].config
             assert task.num_fewshot == 2
             for key in ("doc_to_text", "doc_to_choice", "description", "filter_list", "metric_list"):
                 if isinstance(value := official.get(key), str | list) and "utils" not in str(value):
                     assert getattr(task, key) == value or callable(getattr(task, key)), key
             if benchmark.choices == 0:
-                assert mine["generation_kwargs"] == {**official["generation_kwargs"], "max_gen_toks": 7}
+                assert task.generation_kwargs == {**official["generation_kwargs"], "max_gen_toks": 7}
 
     def test_commits_of_hub_datasets_are_recorded(self):
         class Split:

@@ -64,7 +64,7 @@ def test_the_paper_profile_is_the_official_protocol(tmp_path):
         assert task.config.num_fewshot == 0
         assert task.process_results(task.dataset["test"][0], ["river stone"]).keys() == {"score"}
     with pytest.raises(ValueError, match="longbench_lcc ends with"):
-        longbench.official_prompt("longbench_lcc", "Complete: {{context}}")
+        longbench.official_task(LONGBENCH["longbench_lcc"], {"doc_to_text": "Complete: {{context}}"})
 
 
 def test_the_middle_is_cut():
@@ -126,32 +126,32 @@ def test_a_newline_ends_samsum_from_the_second_token_on(folder, tiny):
 
 
 @pytest.mark.parametrize(
-    ("metric", "answer", "references", "score"),  # by hand, from the definitions of the official metrics
+    ("task", "answer", "references", "score"),  # by hand, from the definitions of the official metrics
     [
         # F1 of bags of words: "The" and the comma go; 2 words in common, 4 written, 2 wanted
-        ("qa_f1", "The river, stone and sand", ["river stone"], 2 * (2 / 4) * (2 / 2) / (2 / 4 + 2 / 2)),
-        ("qa_f1", "nothing", ["river", "Nothing."], 1.0),  # the best reference counts
-        ("qa_f1", "", ["river"], 0.0),
-        ("first_line_qa_f1", "\n\nriver stone\nQuestion: more", ["river stone"], 1.0),
-        ("qa_f1", "\n\nriver stone\nQuestion: more", ["river stone"], 2 * (2 / 4) / (2 / 4 + 1)),
+        ("qasper", "The river, stone and sand", ["river stone"], 2 * (2 / 4) * (2 / 2) / (2 / 4 + 2 / 2)),
+        ("qasper", "nothing", ["river", "Nothing."], 1.0),  # the best reference counts
+        ("qasper", "", ["river"], 0.0),
+        ("triviaqa", "\n\nriver stone\nQuestion: more", ["river stone"], 1.0),
+        ("qasper", "\n\nriver stone\nQuestion: more", ["river stone"], 2 * (2 / 4) / (2 / 4 + 1)),
         # ROUGE-L: longest common subsequence "the river runs" of 4 written and 5 wanted words
-        ("rouge", "the river runs fast", ["the cold river runs west"], 2 * (3 / 4) * (3 / 5) / (3 / 4 + 3 / 5)),
-        ("rouge", "", ["the river"], 0.0),
-        ("first_line_rouge", "the river runs\nDialogue: x", ["the river runs"], 1.0),
-        ("retrieval", "Paragraph 7, not 12", ["Paragraph 7"], 1 / 2),
-        ("retrieval", "no idea", ["Paragraph 7"], 0.0),
-        ("count", "7 of 30: 7", ["7"], 2 / 3),
-        ("code_similarity", "\n\n# why\n`x`\nx = 1\ny", ["x = 1"], 1.0),
-        ("code_similarity", "# why\n\nx = 1", ["x = 1"], 0.0),  # the blank line after a comment counts
-        ("code_similarity", "x = 12345", ["x = 1"], round(100 * 2 * 5 / 14) / 100),
-        ("first_line_classification", "Date\nQuestion: Who?\nType: Person", ["Date"], 1.0),
-        ("first_line_classification", "Date or Event", ["Date"], 1 / 2),
-        ("first_line_classification", "Update", ["Date"], 0.0),
+        ("gov_report", "the river runs fast", ["the cold river runs west"], 2 * (3 / 4) * (3 / 5) / (3 / 4 + 3 / 5)),
+        ("gov_report", "", ["the river"], 0.0),
+        ("samsum", "the river runs\nDialogue: x", ["the river runs"], 1.0),
+        ("passage_retrieval_en", "Paragraph 7, not 12", ["Paragraph 7"], 1 / 2),
+        ("passage_retrieval_en", "no idea", ["Paragraph 7"], 0.0),
+        ("passage_count", "7 of 30: 7", ["7"], 2 / 3),
+        ("lcc", "\n\n# why\n`x`\nx = 1\ny", ["x = 1"], 1.0),
+        ("lcc", "# why\n\nx = 1", ["x = 1"], 0.0),  # the blank line after a comment counts
+        ("lcc", "x = 12345", ["x = 1"], round(100 * 2 * 5 / 14) / 100),
+        ("trec", "Date\nQuestion: Who?\nType: Person", ["Date"], 1.0),
+        ("trec", "Date or Event", ["Date"], 1 / 2),
+        ("trec", "Update", ["Date"], 0.0),
     ],
 )
-def test_metrics(metric, answer, references, score):
+def test_metrics(task, answer, references, score):
     doc = {"answers": references, "all_classes": ["Date", "Event", "Person", "Other entity"]}
-    assert getattr(longbench, metric)(doc, [answer]) == {"score": pytest.approx(score, abs=1e-8)}
+    assert longbench.score(LONGBENCH[f"longbench_{task}"], doc, [answer]) == {"score": pytest.approx(score, abs=1e-8)}
 
 
 def test_a_short_context_leaves_room_for_the_answer(folder, tiny, capfd):
@@ -164,7 +164,9 @@ def test_a_short_context_leaves_room_for_the_answer(folder, tiny, capfd):
     assert sorted(length > 412 for length in before) == [False, True], "one to be cut, one short"
     assert sum(len(ids) for ids in read if len(ids) > 1) <= sum(min(length, 412) for length in before)
     assert found["context"] == 412
-    assert found["scores"] == [longbench.code_similarity(row(0), [answer])["score"] for answer in found["answers"]]
+    assert found["scores"] == [
+        longbench.score(LONGBENCH["longbench_lcc"], row(0), [answer])["score"] for answer in found["answers"]
+    ]
     assert capfd.readouterr() == ("", "")
 
 

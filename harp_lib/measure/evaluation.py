@@ -1,7 +1,4 @@
-"""Scores of a model on the benchmarks, by lm-eval, over embedded, hub or local rows.
-
-The benchmarks are listed in ``data/benchmarks.yaml``. Imports neither torch nor lm-eval before a score is wanted.
-"""
+"""Scores of a model on the benchmarks of ``data/benchmarks.yaml``, by lm-eval, over embedded, hub or local rows."""
 
 import hashlib
 import importlib.metadata
@@ -11,15 +8,14 @@ import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib import config
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 DISCRIMINATIVE, GENERATION = "discriminative", "generation"
 SHOTS_SEED = 1234  # lm-eval's default, for seed 0 of ours
@@ -27,10 +23,6 @@ SHOTS_SEED = 1234  # lm-eval's default, for seed 0 of ours
 
 class MissingTaskError(ValueError):
     """The data source has no rows of a task."""
-
-
-class RowError(ValueError):
-    """A row of a benchmark cannot be used; the message names file and line."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +41,9 @@ class Benchmark:
     choices: int = 0
     subtask: str = ""
     beside: str = ""
-    scorer: str = ""  # of LongBench's tasks, all of which lm-eval calls "score"
+    scorer: str = ""
+    first_line: bool = False
+    prompt_ends: tuple[str, str] = ("", "")
 
     @property
     def is_group(self) -> bool:
@@ -61,46 +55,26 @@ class Benchmark:
 
     def subtasks(self) -> dict[str, Path]:
         """Every official task of it, and its YAML file: one, unless it is a group."""
-        files = sorted(file for file in official_tasks().glob(self.configs) if not file.name.startswith("_"))
+        folder = Path(
+            importlib.util.find_spec("lm_eval").submodule_search_locations[0], "tasks"
+        )  # without importing it
+        files = sorted(file for file in folder.glob(self.configs) if not file.name.startswith("_"))
         return {self.subtask.format(file.stem) if self.is_group else self.name: file for file in files}
 
 
-def _read_benchmarks() -> tuple[dict[str, Benchmark], dict[str, Benchmark]]:
-    """The eleven, and LongBench's sixteen."""
-    listed = yaml.safe_load((config.DATA / "benchmarks.yaml").read_text(encoding="utf-8"))
-    eleven = {
-        name: Benchmark(name=name, kind=kind, **settings)
-        for kind in (GENERATION, DISCRIMINATIVE)
-        for name, settings in listed[kind].items()
-    }
-    longbench = {
-        f"longbench_{name}": Benchmark(
-            *(f"longbench_{name}", settings["title"], category, f"longbench/{name}.yaml", "score", "test"),
-            fields=["context", "question", "answers", *(["all_classes"] if name == "trec" else [])],
-            scorer=settings["metric"],
-        )
-        for category, tasks in listed["longbench"].items()
-        for name, settings in tasks.items()
-    }
-    return eleven, longbench
-
-
-BENCHMARKS, LONGBENCH = _read_benchmarks()
-ALL_BENCHMARKS = BENCHMARKS | LONGBENCH
+ALL_BENCHMARKS = {
+    name: Benchmark(name=name, kind=kind, **settings)
+    for kind, tasks in yaml.safe_load((config.DATA / "benchmarks.yaml").read_text(encoding="utf-8")).items()
+    for name, settings in tasks.items()
+}
+BENCHMARKS = {name: one for name, one in ALL_BENCHMARKS.items() if one.kind in (GENERATION, DISCRIMINATIVE)}
+LONGBENCH = {name: one for name, one in ALL_BENCHMARKS.items() if name not in BENCHMARKS}
 CATEGORIES = {one.kind: [n for n, task in LONGBENCH.items() if task.kind == one.kind] for one in LONGBENCH.values()}
 
 
 def task_title(task: str, source: str) -> str:
-    """What tables and figures call a benchmark: the paper's name, or *mini-* and that for the embedded rows.
-
-    ``source`` is a profile's ``datasets``, or the ``source`` of a cell's inputs.
-    """
+    """What tables and figures call a benchmark: the paper's name, or *mini-* and that where rows are ``embedded``."""
     return f"mini-{ALL_BENCHMARKS[task].title}" if source == "embedded" else ALL_BENCHMARKS[task].title
-
-
-def official_tasks() -> Path:
-    """lm-eval's folder of task files, found without importing lm-eval."""
-    return Path(importlib.util.find_spec("lm_eval").submodule_search_locations[0]) / "tasks"
 
 
 def folder_of(datasets: str) -> Path | None:
@@ -115,23 +89,21 @@ def at_hand(benchmark: Benchmark, datasets: str, most: int | None = None) -> dic
     is no task, or a file with rows is missing.
     """
     folder, found = folder_of(datasets), benchmark.subtasks()
-    if folder is not None:
-        found = {name: file for name, file in found.items() if (folder / name).is_dir()}
-        if not found:
-            raise MissingTaskError(f"{folder.name} has no folder {benchmark.subtask.format('*') or benchmark.name}")
-    found = dict(list(found.items())[:most])
-    for name in found if folder is not None else ():
-        for split in benchmark.splits:
-            if not (folder / name / f"{split}.jsonl").is_file():
-                raise MissingTaskError(f"{folder.name}/{name} has no {split}.jsonl")
+    if folder is None:
+        return dict(islice(found.items(), most))
+    found = dict(islice(((name, file) for name, file in found.items() if (folder / name).is_dir()), most))
+    if not found:
+        raise MissingTaskError(f"{folder.name} has no folder {benchmark.subtask.format('*') or benchmark.name}")
+    for name, split in product(found, benchmark.splits):
+        if not (folder / name / f"{split}.jsonl").is_file():
+            raise MissingTaskError(f"{folder.name}/{name} has no {split}.jsonl")
     return found
 
 
 def check_rows(datasets: str) -> None:
-    """Read every row that the benchmarks would use.
+    """Read every row that the benchmarks would use; as :func:`read_rows`.
 
-    RowError at the first that is no JSON object or lacks a field; file, line and field are named. MissingTaskError if
-    there is no row of any benchmark, and no text either.
+    MissingTaskError if there is no row of any benchmark, and no text either.
     """
     if (folder := folder_of(datasets)) is None:
         return
@@ -146,22 +118,21 @@ def check_rows(datasets: str) -> None:
 
 
 def read_rows(file: Path, fields: list[str], title: str) -> list[dict[str, Any]]:
-    """The rows of a JSONL file; RowError, with file and line, at the first that is not JSON or lacks a field."""
+    """The rows of a JSONL file; ValueError, with file and line, at the first that is not JSON or lacks a field."""
     rows = []
     for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            rows.append(json.loads(line))
         except ValueError as error:
-            raise RowError(f"{file}, line {number}: not JSON ({error})") from error
+            raise ValueError(f"{file}, line {number}: not JSON ({error})") from error
         for field in fields:
-            value = row
+            value = rows[-1]
             for part in field.split("."):
                 value = value.get(part) if isinstance(value, dict) else None
             if value is None:
-                raise RowError(f"{file}, line {number}: no field {field!r}; {title} needs {', '.join(fields)}")
-        rows.append(row)
+                raise ValueError(f"{file}, line {number}: no field {field!r}; {title} needs {', '.join(fields)}")
     return rows
 
 
@@ -177,14 +148,13 @@ def rows_digest(benchmark: Benchmark, datasets: str, most: int | None = None) ->
 
 
 class Evaluator:
-    """Runs benchmarks as a profile's section asks (``evaluation``, or ``longbench`` for its tasks).
+    """Runs benchmarks as a profile's section asks (``evaluation``, or ``longbench`` for its tasks); loads each once.
 
-    ``seed`` chooses the few-shot examples. Tasks are loaded once.
+    ``seed`` chooses the few-shot examples.
     """
 
     def __init__(self, profile: dict[str, Any], seed: int = 0, section: str = "evaluation") -> None:
-        self.seed = seed
-        self.datasets, self.settings = profile["datasets"], profile[section]
+        self.seed, self.datasets, self.settings = seed, profile["datasets"], profile[section]
         self._folder = tempfile.TemporaryDirectory(prefix="harp-tasks-")
         self._loaded: dict[str, dict[str, Any]] = {}
 
@@ -205,29 +175,24 @@ class Evaluator:
         }
 
     def evaluate(
-        self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", benchmark: Benchmark
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, benchmark: Benchmark
     ) -> dict[str, Any]:
         """Score a model on one benchmark.
 
-        Returns
-        -------
-        dict
-            ``scores`` (one for each question, of the metric that the paper reports), ``beside`` (the same of the
-            metric kept beside it), ``subtasks`` (name → number of questions, in order), ``versions`` of lm-eval's
-            tasks, ``revisions`` of hub datasets (repository → commit) and, where answers are written, ``answers`` and
-            ``answer_tokens``; on LongBench also ``prompt_tokens``, before prompts are cut, and ``context``, that they
-            are cut to.
+        Returns ``scores`` (one for each question, of the metric that the paper reports), ``beside`` (of the metric kept
+        beside it), ``subtasks`` (name → number of questions, in order), ``versions`` of lm-eval's tasks, ``revisions``
+        of hub datasets; where answers are written, ``answers`` and ``answer_tokens``; on LongBench ``prompt_tokens``,
+        before prompts are cut, and ``context``, that they are cut to.
         """
         from harp_lib.measure.runner import Runner, evaluate, load_tasks  # lm-eval takes seconds to import
 
         inputs, name = self.inputs(benchmark), benchmark.name
         if name not in self._loaded:
             settings = self.settings["tasks"][name] | {"same_shots": self.settings.get("same_shots")}
-            folder = Path(self._folder.name, name)
-            self._loaded[name] = load_tasks(benchmark, self.datasets, settings, folder, self.settings["subtasks"])
-        loaded = self._loaded[name]
+            cache, most = self._folder.name, self.settings["subtasks"]
+            self._loaded[name] = load_tasks(benchmark, self.datasets, settings, cache, most)
         runner = Runner(model, tokenizer, inputs["batch_size"], inputs.get("context"))
-        found = evaluate(runner, loaded, inputs["rows"], SHOTS_SEED + self.seed)
+        found = evaluate(runner, self._loaded[name], inputs["rows"], SHOTS_SEED + self.seed)
         samples = {
             name: sorted((row for row in rows if row["filter"] == benchmark.filter), key=lambda row: row["doc_id"])
             for name, rows in found["samples"].items()
@@ -237,14 +202,14 @@ class Evaluator:
             "scores": [float(row[benchmark.metric]) for row in rows],
             "subtasks": {name: len(rows) for name, rows in samples.items()},
             "versions": {name: found["versions"][name] for name in samples},
-            "revisions": _revisions(loaded["tasks"].values()),
+            "revisions": _revisions(self._loaded[name]["tasks"].values()),
         }
         if benchmark.beside:
             result["beside"] = [float(row[benchmark.beside]) for row in rows]
         if not benchmark.choices:
             result["answers"] = [row["resps"][0][0] for row in rows]
             encoded = tokenizer(result["answers"], add_special_tokens=False).input_ids
-            result["answer_tokens"] = [len(ids) for ids in encoded]
+            result["answer_tokens"] = [*map(len, encoded)]
         if "context" in inputs:
             result["prompt_tokens"] = [len(tokenizer(row["arguments"][0][0]).input_ids) for row in rows]
             result["context"] = runner.cut_to

@@ -1,13 +1,13 @@
 """lm-eval's Hugging Face model, with what requests begin with computed once; scores are those of HFLM, to rounding.
 
-lm-eval runs the whole prompt again for each question and each choice, padded, and the output head on every position.
-Here the tokens of all requests form a tree: few-shot examples, then questions, then choices. What many branches share
-is read into a KV cache, which is continued; the rest of the tree some hundred tokens at a time, each token once, as one
-sequence in which every token sees its ancestors alone. Logits are computed where an answer is scored.
+The tokens of all requests form a tree: few-shot examples, then questions, then choices. What many branches share is
+read into a KV cache, which is continued; the rest some hundred tokens at a time, each once, as one sequence in which
+every token sees its ancestors alone. Logits are computed where an answer is scored, not at every position.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby, islice, pairwise, takewhile
+from operator import eq
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +35,7 @@ class Leaf(NamedTuple):
 
     tokens: tuple[int, ...]
     scored: int
+    shared: int  # with the leaf before it, where they are sorted
 
 
 class PrefixLM(HFLM):
@@ -47,12 +48,12 @@ class PrefixLM(HFLM):
         for number, (_, context, continuation) in enumerate(requests):
             asked.setdefault(tuple((context + continuation)[-(self.max_length + 1) :][:-1]), []).append(number)
         answers: list[Any] = [None] * len(requests)
-        leaves = [Leaf(tokens, max(len(requests[n][2]) for n in numbers)) for tokens, numbers in asked.items()]
+        scored = {tokens: max(len(requests[number][2]) for number in numbers) for tokens, numbers in asked.items()}
         with evaluating(self.model):
-            for found, logits, _ in self._read(leaves, keep_cache=False):
+            for found, logits, _ in self._read(scored, keep_cache=False):
                 scores = torch.log_softmax(logits, dim=-1, dtype=self.softmax_dtype)  # (U, V)
-                for leaf, rows, _ in found:
-                    for number in asked[leaf.tokens]:
+                for tokens, rows, _ in found:
+                    for number in asked[tokens]:
                         wanted = torch.tensor(requests[number][2], device=scores.device)
                         part = scores[rows[-len(wanted) :]]
                         likelihood = float(part.gather(1, wanted[:, None]).sum())
@@ -63,7 +64,7 @@ class PrefixLM(HFLM):
         groups: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             groups.setdefault(repr(request.args[1]), []).append(number)
-        answers = [""] * len(requests)
+        answers: dict[int, str] = {}
         for numbers in groups.values():
             wanted = [requests[number] for number in numbers]
             settings = normalize_gen_kwargs(wanted[0].args[1], self.max_gen_toks)
@@ -72,9 +73,8 @@ class PrefixLM(HFLM):
                     texts = self._write([request.args[0] for request in wanted], settings)
             else:
                 texts = super().generate_until(wanted, disable_tqdm)
-            for number, text in zip(numbers, texts, strict=True):
-                answers[number] = text
-        return answers
+            answers |= zip(numbers, texts, strict=True)
+        return [answers[number] for number in range(len(requests))]
 
     def _can_share(self) -> bool:
         """Whether the model takes masks of our own."""
@@ -89,12 +89,15 @@ class PrefixLM(HFLM):
         return not settings.get("do_sample") and settings.keys() <= GREEDY and own <= HARMLESS
 
     @torch.no_grad()
-    def _read(self, leaves: list[Leaf], keep_cache: bool) -> Iterator[tuple]:
-        """Read sequences, some at a time: (leaf, its rows of the logits, its places in the cache)s, logits, cache."""
-        for chunk, start, cache in Tree(sorted(leaves), self._extend).passes():
+    def _read(self, scored: dict[tuple[int, ...], int], keep_cache: bool) -> Iterator[tuple]:
+        """Read sequences, some at a time: (tokens, rows of the logits, places in the cache)s, logits, cache."""
+        order = sorted(scored)
+        shared = [0, *(sum(takewhile(bool, map(eq, *pair))) for pair in pairwise(order))]
+        leaves = [Leaf(tokens, scored[tokens], same) for tokens, same in zip(order, shared, strict=True)]
+        for chunk, start, cache in passes(leaves, self._extend):
             ids, paths = [], []
-            for number, leaf in enumerate(chunk):
-                path = paths[-1][: _common(chunk[number - 1], leaf) - start] if number else []
+            for leaf in chunk:
+                path = paths[-1][: leaf.shared - start] if paths else []
                 new = leaf.tokens[start + len(path) :]
                 paths.append([*path, *range(len(ids), len(ids) + len(new))])
                 ids += new
@@ -106,49 +109,34 @@ class PrefixLM(HFLM):
             masks = None  # one sequence alone needs none
             if len(chunk) > 1:
                 masks = self._masks(seen[None], depths[:, None] - torch.cat([before, depths]))
-            scored = [path[-leaf.scored :] for leaf, path in zip(chunk, paths, strict=True)]
-            wanted = sorted({node for nodes in scored for node in nodes})
+            ends = [path[-leaf.scored :] for leaf, path in zip(chunk, paths, strict=True)]
+            wanted = sorted({node for nodes in ends for node in nodes})
             cache = continued(cache) if cache else DynamicCache() if keep_cache else None
             logits = self._logits(torch.tensor([ids]), depths[None], masks, cache, torch.tensor(wanted))  # (U, V)
-            rows = [[wanted.index(node) for node in nodes] for nodes in scored]
+            rows = [[wanted.index(node) for node in nodes] for nodes in ends]
             places = [torch.cat([before, start + torch.tensor(path)]) for path in paths]
-            yield list(zip(chunk, rows, places, strict=True)), logits, cache
+            yield list(zip([leaf.tokens for leaf in chunk], rows, places, strict=True)), logits, cache
 
     def _logits(
         self, ids: torch.Tensor, depths: torch.Tensor, masks: Any, cache: DynamicCache | None, wanted: torch.Tensor
     ) -> torch.Tensor:
         """Logits (U, V) at some positions of a sequence. Value-only layers on top see these positions alone."""
-        layers, first, wanted = self.model.get_decoder().layers, self._first_tokenwise(), wanted.to(self.device)
-        options = {"input_ids": ids.to(self.device), "position_ids": depths.to(self.device), "attention_mask": masks}
-        options |= {"past_key_values": cache, "use_cache": cache is not None}
-        if first == len(layers):
-            return self.model(**options, logits_to_keep=wanted).logits[0]
+        layers, wanted = self.model.get_decoder().layers, wanted.to(self.device)
+        # From here on no attention has keys, so that no token needs another one.
+        first = max((i + 1 for i, layer in enumerate(layers) if hasattr(layer.self_attn, "k_proj")), default=0)
 
         def narrow(_: object, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
             return (args[0][:, wanted.to(args[0].device)], *args[1:]), kwargs
 
-        handle = layers[first].register_forward_pre_hook(narrow, with_kwargs=True)
-        try:
-            return self.model(**options).logits[0]
-        finally:
-            handle.remove()
+        options = {"input_ids": ids.to(self.device), "position_ids": depths.to(self.device), "attention_mask": masks}
+        with [*layers, self.model.get_output_embeddings()][first].register_forward_pre_hook(narrow, with_kwargs=True):
+            return self.model(**options, past_key_values=cache, use_cache=cache is not None).logits[0]
 
     def _extend(self, cache: DynamicCache | None, tokens: Sequence[int], start: int) -> DynamicCache:
-        """The cache with more tokens in it; value-only layers on top need none of them."""
-        decoder, cache = self.model.get_decoder(), cache or DynamicCache()
-        positions = torch.arange(start, start + len(tokens), device=self.device)[None]
-        layers, decoder.layers = decoder.layers, decoder.layers[: self._first_tokenwise()]
-        try:
-            ids = torch.tensor([tokens], device=self.device)
-            decoder(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
-        finally:
-            decoder.layers = layers
+        """A cache with more tokens in it; the one before stays as it is."""
+        cache, depths = continued(cache) if cache else DynamicCache(), start + torch.arange(len(tokens))[None]
+        self._logits(torch.tensor([tokens]), depths, None, cache, wanted=torch.tensor([], dtype=torch.long))
         return cache
-
-    def _first_tokenwise(self) -> int:
-        """The layer from which on no attention has keys, so that no token needs another one."""
-        layers = self.model.get_decoder().layers
-        return next((i + 1 for i in reversed(range(len(layers))) if hasattr(layers[i].self_attn, "k_proj")), 0)
 
     def _masks(self, seen: torch.Tensor, distances: torch.Tensor) -> Any:
         """What is added to attention scores, (B, 1, T, S), as the model wants it: once, or for each kind of layer."""
@@ -156,8 +144,8 @@ class PrefixLM(HFLM):
 
         def mask(window: int | None) -> torch.Tensor:
             inside = seen if window is None else seen & (distances < window)
-            added = torch.zeros(inside.shape, dtype=self.model.dtype)
-            return added.masked_fill(~inside, torch.finfo(added.dtype).min)[:, None].to(self.device)
+            added = torch.where(inside, 0.0, torch.finfo(self.model.dtype).min)
+            return added[:, None].to(self.device, self.model.dtype)
 
         if not kinds:
             return mask(attention_window(config, 0))
@@ -168,29 +156,25 @@ class PrefixLM(HFLM):
         until = handle_stop_sequences(settings["until"], eos=self.tok_decode(self.eot_token_id, False))
         room = self.max_length - settings["max_gen_toks"]
         encoded = (self.tok_batch_encode([prompt], "left", room, self.truncation)[0][0] for prompt in prompts)
-        leaves = [Leaf(tuple(ids.tolist()), 1) for ids in encoded]
-        longest = max(len(leaf.tokens) for leaf in leaves) + settings["max_gen_toks"]
-        most = max(self.batch_size, TOKENS_AT_ONCE // longest)
-        texts: dict[Leaf, str] = {}
-        rows: list[tuple] = []  # of the next batch: leaf, its keys and values in each layer, logits (V,) at its end
-        for found, logits, cache in self._read(list(dict.fromkeys(leaves)), keep_cache=True):
-            for leaf, (n,), places in found:
-                rows.append((leaf, [_taken(layer, places) for layer in cache.layers], logits[n]))
-            while len(rows) >= most:
-                texts |= self._continue(rows[:most], until, settings)
-                rows = rows[most:]
-        if rows:
-            texts |= self._continue(rows, until, settings)
-        return [texts[leaf] for leaf in leaves]
+        encoded = [tuple(ids.tolist()) for ids in encoded]
+        entries = (  # of a prompt: its tokens, their keys and values in each layer, the logits (V,) at its end
+            (tokens, [_taken(layer, places) for layer in cache.layers], logits[n])
+            for found, logits, cache in self._read(dict.fromkeys(encoded, 1), keep_cache=True)
+            for tokens, (n,), places in found
+        )
+        longest, texts = max(map(len, encoded)) + settings["max_gen_toks"], {}
+        while batch := list(islice(entries, max(self.batch_size, TOKENS_AT_ONCE // longest))):
+            texts |= self._continue(batch, until, settings)
+        return [texts[tokens] for tokens in encoded]
 
     @torch.no_grad()
-    def _continue(self, rows: list, until: list[str], settings: dict[str, Any]) -> dict[Leaf, str]:
+    def _continue(self, rows: list, until: list[str], settings: dict[str, Any]) -> dict[tuple[int, ...], str]:
         """Write after several prompts at once; one that has ended leaves the batch."""
         ends = settings.get("eos_token_id", self.model.generation_config.eos_token_id)
         ends = [ends] if isinstance(ends, int) else list(ends or ())
-        leaves, entries, logits = zip(*rows, strict=True)
+        prompts, entries, logits = zip(*rows, strict=True)
         logits, written = torch.stack(logits).float(), [[] for _ in rows]  # (B, V)
-        lengths, alive = torch.tensor([len(leaf.tokens) for leaf in leaves]), list(range(len(rows)))
+        lengths, alive = torch.tensor([*map(len, prompts)]), list(range(len(rows)))
         places = torch.arange(int(lengths.max())).expand(len(rows), -1)  # (B, S)
         cache = _joined(entries, places.shape[1], settings["max_gen_toks"])
         seen = places < lengths[:, None]
@@ -215,53 +199,38 @@ class PrefixLM(HFLM):
             logits = self.model(**options, attention_mask=masks, past_key_values=cache, use_cache=True).logits[:, -1]
             logits = logits.float()
         texts = [postprocess_generated_text(self.tok_decode(ids), until, None) for ids in written]
-        return dict(zip(leaves, texts, strict=True))
+        return dict(zip(prompts, texts, strict=True))
 
     def _has_ended(self, written: list[int], ends: list[int], until: list[str]) -> bool:
         text = self.tok_decode(written, skip_special_tokens=False)
         return written[-1] in ends or any(stop in text for stop in until if stop)
 
 
-class Tree:
-    """Sorted sequences as a tree, and how to read it: what to cache, and what to read in one pass."""
+def passes(
+    leaves: list[Leaf], extend: Callable[..., DynamicCache], start: int = 0, cache: DynamicCache | None = None
+) -> Iterator[tuple]:
+    """Sorted leaves, as many as fit in a pass; how many of their tokens a cache holds; the cache."""
 
-    def __init__(self, leaves: list[Leaf], extend: Callable[..., DynamicCache]) -> None:
-        self.leaves, self.extend, self.cache = leaves, extend, None
-        self.common = [0, *(_common(one, other) for one, other in pairwise(leaves))]  # tokens, with the leaf before
+    def fits(leaves: list[Leaf]) -> bool:
+        new = len(leaves[0].tokens) - start + sum(len(leaf.tokens) - leaf.shared for leaf in leaves[1:])
+        return len(leaves) == 1 or new <= TOKENS_PER_PASS
 
-    def passes(self, first: int = 0, last: int | None = None, start: int = 0) -> Iterator[tuple]:
-        """Leaves, how many of their tokens the cache holds, and the cache: of one path of the tree at a time."""
-        last = len(self.leaves) if last is None else last
-        shared, begin = min(self.common[first + 1 : last], default=0), start
-        unscored = min(len(leaf.tokens) - leaf.scored for leaf in self.leaves[first:last])
-        if self._size(first, last, start) > TOKENS_PER_PASS and min(shared, unscored) - start >= WORTH_CACHING:
-            start = min(shared, unscored)
-            self.cache = self.extend(self.cache, self.leaves[first].tokens[begin:start], begin)
-        if last - first == 1 or self._size(first, last, start) <= TOKENS_PER_PASS:
-            yield self.leaves[first:last], start, self.cache
-        else:
-            held = first
-            forks = [first, *(i for i in range(first + 1, last) if self.common[i] == shared), last]
-            for left, right in pairwise(forks):  # as many branches in a pass as fit
-                if held < left and self._size(held, right, start) > TOKENS_PER_PASS:
-                    yield from self.passes(held, left, start)
-                    held = left
-            yield from self.passes(held, last, start)
-        if start > begin:
-            for layer in self.cache.layers:
-                layer.keys, layer.values = layer.keys[..., :begin, :], layer.values[..., :begin, :]
-            self.cache = self.cache if begin else None
-
-    def _size(self, first: int, last: int, start: int) -> int:
-        """Tokens of some sequences beyond the first ``start`` ones, each once."""
-        more = (len(self.leaves[i].tokens) - max(start, self.common[i]) for i in range(first + 1, last))
-        return len(self.leaves[first].tokens) - start + sum(more)
-
-
-def _common(one: Leaf, other: Leaf) -> int:
-    """How many tokens two sequences begin with."""
-    pairs = enumerate(zip(one.tokens, other.tokens, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one.tokens), len(other.tokens)))
+    if not fits(leaves):
+        shared = min(leaf.shared for leaf in leaves[1:])
+        end = min(shared, *(len(leaf.tokens) - leaf.scored for leaf in leaves))
+        if end - start >= WORTH_CACHING:
+            cache, start = extend(cache, leaves[0].tokens[start:end], start), end
+    if fits(leaves):
+        yield leaves, start, cache
+        return
+    held: list[Leaf] = []
+    for _, group in groupby(leaves, lambda leaf: leaf.tokens[: shared + 1]):
+        branch = list(group)
+        if held and not fits(held + branch):  # as many branches in a pass as fit
+            yield from passes(held, extend, start, cache)
+            held = []
+        held += branch
+    yield from passes(held, extend, start, cache)
 
 
 def _taken(layer: Any, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
