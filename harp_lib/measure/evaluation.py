@@ -46,20 +46,14 @@ class Benchmark:
     prompt_ends: tuple[str, str] = ("", "")
 
     @property
-    def is_group(self) -> bool:
-        return bool(self.subtask)
-
-    @property
     def splits(self) -> list[str]:
         return [self.split, self.shots_split] if self.shots_split else [self.split]
 
     def subtasks(self) -> dict[str, Path]:
         """Every official task of it, and its YAML file: one, unless it is a group."""
-        folder = Path(
-            importlib.util.find_spec("lm_eval").submodule_search_locations[0], "tasks"
-        )  # without importing it
-        files = sorted(file for file in folder.glob(self.configs) if not file.name.startswith("_"))
-        return {self.subtask.format(file.stem) if self.is_group else self.name: file for file in files}
+        folder = importlib.util.find_spec("lm_eval").submodule_search_locations[0]  # not imported, which takes seconds
+        files = sorted(file for file in Path(folder, "tasks").glob(self.configs) if not file.name.startswith("_"))
+        return {self.subtask.format(file.stem) or self.name: file for file in files}
 
 
 ALL_BENCHMARKS = {
@@ -165,7 +159,7 @@ class Evaluator:
             "task": benchmark.name,
             **self.settings["tasks"][benchmark.name],
             **({"context": self.settings["context"]} if of_longbench else {}),
-            "subtasks": self.settings["subtasks"] if benchmark.is_group else None,
+            "subtasks": self.settings["subtasks"] if benchmark.subtask else None,
             "source": self.datasets if self.datasets in ("embedded", "hub") else Path(self.datasets).name,
             "sha256": rows_digest(benchmark, self.datasets, self.settings["subtasks"]),
             "batch_size": self.settings["batch_size"],

@@ -144,8 +144,8 @@ class PrefixLM(HFLM):
 
         def mask(window: int | None) -> torch.Tensor:
             inside = seen if window is None else seen & (distances < window)
-            added = torch.where(inside, 0.0, torch.finfo(self.model.dtype).min)
-            return added[:, None].to(self.device, self.model.dtype)
+            added = torch.zeros(inside.shape, dtype=self.model.dtype)
+            return added.masked_fill(~inside, torch.finfo(added.dtype).min)[:, None].to(self.device)
 
         if not kinds:
             return mask(attention_window(config, 0))

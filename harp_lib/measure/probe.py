@@ -1,7 +1,7 @@
 """Looking into the attention of a real model, one layer at a time, so that memory holds one layer's attention."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import torch
@@ -34,15 +34,16 @@ class LayerView(NamedTuple):
 def observe_layers(model: PreTrainedModel, ids: torch.Tensor, visit: Callable[[LayerView], None]) -> None:
     """Run a dense model over texts (B, N) of equal length and call ``visit`` for each layer, from the bottom.
 
-    What ``visit`` does not keep of its :class:`LayerView` is freed. The last layer's output is taken before the final
-    norm; the ``hidden_states`` of transformers have it after. The model is unchanged afterwards; attention is computed
-    eagerly meanwhile, because other kernels keep no weights.
+    What ``visit`` does not keep is freed. The last layer's output is taken before the final norm; the ``hidden_states``
+    of transformers have it after. Attention is computed eagerly meanwhile, because other kernels keep no weights.
     """
     layers = decoder_layers(model)
     check_plan(model, PruningPlan.value_only(len(layers), [1.0] * len(layers)))
-    with evaluating(model), _eager(model), ExitStack() as hooks:
+    with evaluating(model), ExitStack() as undo:
+        undo.callback(model.set_attn_implementation, model.config._attn_implementation)
+        model.set_attn_implementation("eager")
         for index, layer in enumerate(layers):
-            _watch(hooks, index, layer, model.config, visit)
+            _watch(undo, index, layer, model.config, visit)
         model.get_decoder()(input_ids=ids.to(model.device), use_cache=False)
 
 
@@ -83,13 +84,3 @@ def _watch(
     hooks.enter_context(attention.register_forward_hook(attend, with_kwargs=True))
     hooks.enter_context(branch_exit(layer).register_forward_hook(exit_branch))
     hooks.enter_context(layer.register_forward_hook(leave))
-
-
-@contextmanager
-def _eager(model: PreTrainedModel) -> Iterator[None]:
-    before = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)

@@ -8,34 +8,23 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+import yaml
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from harp_lib import config
 from harp_lib.measure.evaluation import read_rows
 from harp_lib.measure.models import evaluating, scale_logits
 
 SPLITS = ("train", "validation", "test")
-EMBEDDED = ("python-docs", "scipy-docs")
-TITLES = {
-    "python-docs": "Python documentation",
-    "scipy-docs": "NumPy and SciPy docstrings",
-    "wikitext": "WikiText-2",
-    "pile_10k": "Pile10K",
-}
-_HUB = {"wikitext": ("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1"), "pile_10k": ("NeelNanda/pile-10k",)}
-_TEXT_FIELD = {"wikitext": "page", "pile_10k": "text"}
-_MODULES = {
-    "python-docs": "argparse cmd configparser csv difflib doctest email.policy fileinput http.client http.cookies "
-    "http.server io json logging optparse os shelve site statistics unittest.mock urllib.request uuid wave "
-    "wsgiref.validate xmlrpc.server",
-    "scipy-docs": "numpy numpy.linalg scipy.linalg scipy.optimize scipy.signal scipy.ndimage",
-}
-
+CORPORA = yaml.safe_load((config.DATA / "corpora.yaml").read_text(encoding="utf-8"))
+EMBEDDED = tuple(name for name, about in CORPORA.items() if "modules" in about)
+TITLES = {name: about["title"] for name, about in CORPORA.items()}
 TOKENS_PER_BATCH = 4096  # of one forward pass of the decoder
 LOGITS_PER_BLOCK = 2**24  # 64 MiB in float32
 
@@ -87,43 +76,38 @@ class Corpus:
 def load_corpus(name: str, split: str, datasets: str = "embedded") -> Corpus:
     """Documents of a corpus; no document is in two splits.
 
-    Parameters
-    ----------
-    name : str
-        ``python-docs`` or ``scipy-docs`` (prose that is on every machine with Python and SciPy), ``wikitext``
-        (WikiText-2, one document per page) or ``pile_10k``.
-    split : str
-        ``train`` (for calibration), ``validation`` (held out) or ``test`` (what alpha is searched on).
-    datasets : str
-        Where ``wikitext`` and ``pile_10k`` are read from: ``hub``, or a directory with ``<name>/<split>.jsonl``.
+    ``split`` is ``train`` (for calibration), ``validation`` (held out) or ``test`` (what alpha is searched on),
+    ``datasets`` where texts that are not embedded are: ``hub``, or a directory with ``<name>/<split>.jsonl``.
     """
     if name in EMBEDDED:
         return Corpus(name, split, "embedded", _third(_prose(name), split))
-    if name not in TITLES or datasets == "embedded":
-        raise ValueError(
-            f"{name} is not embedded; choose from {', '.join(EMBEDDED)}, or one of {', '.join(_HUB)} with "
-            "datasets='hub' or a folder"
-        )
+    if name not in CORPORA or datasets == "embedded":
+        known = f"{', '.join(EMBEDDED)}, or one of {', '.join(other for other in CORPORA if other not in EMBEDDED)}"
+        raise ValueError(f"{name} is not embedded; choose from {known} with datasets='hub' or a folder")
+    field, one_split = CORPORA[name]["field"], CORPORA[name].get("one_split")
     if datasets == "hub":
-        return Corpus(name, split, "hub", _from_hub(name, split))
-    return Corpus(name, split, Path(datasets).name, _from_directory(Path(datasets), name, split))
+        from datasets import load_dataset
+
+        documents = load_dataset(*CORPORA[name]["hub"], split="train" if one_split else split)[field]
+        return Corpus(name, split, "hub", _third(documents, split) if one_split else tuple(documents))
+    file = Path(datasets, name, f"{split}.jsonl")
+    if not file.is_file():
+        raise ValueError(f"{file} does not exist; {datasets} has to hold <name>/<split>.jsonl")
+    rows = read_rows(file, [field], TITLES[name])
+    return Corpus(name, split, Path(datasets).name, tuple(row[field] for row in rows))
 
 
 def excerpt(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, documents: int | None, tokens: int | None) -> Corpus:
     """The first ``documents`` documents of at least ``tokens`` tokens, each cut there; ``None`` leaves things whole."""
-    texts = [text for text in corpus.documents if text.strip()]
+    texts = (text for text in corpus.documents if text.strip())
     if tokens is None:
-        return replace(corpus, documents=tuple(texts[:documents]))
-    taken: list[str] = []
-    for text in texts:
-        offsets = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False, verbose=False).offset_mapping
-        if len(offsets) >= tokens:
-            taken.append(text[: offsets[tokens - 1][1]])
-        if len(taken) == documents:
-            break
-    if not taken:
+        return replace(corpus, documents=tuple(islice(texts, documents)))
+    options = {"return_offsets_mapping": True, "add_special_tokens": False, "verbose": False}
+    placed = ((text, tokenizer(text, **options).offset_mapping) for text in texts)
+    cut = (text[: offsets[tokens - 1][1]] for text, offsets in placed if len(offsets) >= tokens)
+    if not (taken := tuple(islice(cut, documents))):
         raise ValueError(f"{corpus.title} ({corpus.split}) has no document of {tokens} tokens")
-    return replace(corpus, documents=tuple(taken))
+    return replace(corpus, documents=taken)
 
 
 def calibration_blocks(
@@ -143,11 +127,10 @@ def calibration_blocks(
 
 
 def rolling_windows(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], max_length: int) -> list[Window]:
-    """Cut texts as lm-eval's rolling log-likelihood does: every token is predicted once.
+    """Cut texts as lm-eval's rolling log-likelihood does: every token is predicted once, the last ones with context.
 
     A text begins after **one** BOS (or EOS) token, whether or not the tokenizer adds one of its own: lm-eval 0.4.13
-    lets it, and then has two. A text longer than ``max_length`` is cut; the last window sees earlier tokens again, as
-    context.
+    lets it, and then has two.
     """
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
@@ -168,11 +151,6 @@ def detokenize(page: str) -> str:
     return wikitext_detokenizer({"page": page})
 
 
-def count_words(document: str) -> int:
-    """Words as lm-eval counts them."""
-    return len(re.split(r"\s+", document))
-
-
 def perplexity(model: PreTrainedModel, tokens: Tokens) -> float:
     """Perplexity per predicted token: the exponential of the mean negative log-likelihood.
 
@@ -191,7 +169,8 @@ def word_perplexity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
     """
     documents = [documents] if isinstance(documents, str) else list(documents)
     windows = rolling_windows(tokenizer, map(detokenize, documents), model.config.max_position_embeddings)
-    return perplexity_from_nll(total_nll(model, make_batches(windows)), sum(map(count_words, documents)))
+    words = sum(len(re.split(r"\s+", document)) for document in documents)
+    return perplexity_from_nll(total_nll(model, make_batches(windows)), words)
 
 
 def make_batches(tokens: Tokens) -> list[Batch]:
@@ -248,7 +227,7 @@ def _prose(name: str) -> tuple[str, ...]:
     from pydoc_data.topics import topics
 
     # All are imported before one is read: scipy.special, which signal imports, adds to a docstring of NumPy's.
-    modules = [importlib.import_module(module) for module in _MODULES[name].split()]
+    modules = [importlib.import_module(module) for module in CORPORA[name]["modules"]]
     public = (getattr(module, key) for module in modules for key in dir(module) if not key.startswith("_"))
     docs = [inspect.getdoc(item) or "" for item in (*modules, *public)]
     if name == "python-docs":
@@ -257,18 +236,3 @@ def _prose(name: str) -> tuple[str, ...]:
         docs = [doc for doc in docs if "Parameters\n" in doc and "Use of argument(s)" not in doc]
     # A default value that prints its address would be another text, in another split, in each process.
     return tuple(dict.fromkeys(re.sub(r"0x[0-9a-f]{8,}", "0x0", doc) for doc in docs))
-
-
-def _from_hub(name: str, split: str) -> tuple[str, ...]:
-    from datasets import load_dataset
-
-    one_split = name == "pile_10k"
-    documents = load_dataset(*_HUB[name], split="train" if one_split else split)[_TEXT_FIELD[name]]
-    return _third(documents, split) if one_split else tuple(documents)
-
-
-def _from_directory(folder: Path, name: str, split: str) -> tuple[str, ...]:
-    file, field = folder / name / f"{split}.jsonl", _TEXT_FIELD[name]
-    if not file.is_file():
-        raise ValueError(f"{file} does not exist; {folder} has to hold <name>/<split>.jsonl")
-    return tuple(row[field] for row in read_rows(file, [field], TITLES[name]))

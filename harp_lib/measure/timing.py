@@ -22,16 +22,11 @@ T = TypeVar("T")
 def interleaved(
     measurements: Mapping[str, Callable[[], T]], repetitions: int, bar: tqdm, warm_up: bool = True
 ) -> dict[str, list[T]]:
-    """Measure several things in turn, so that a machine that gets slower or faster does so for all of them.
+    """Results by name, measured in turn: what stands at one place in two lists was measured side by side.
 
     Each repetition calls every measurement once, begins with another one than the last and goes the other way round, so
     that what one leaves behind (heat, memory) meets them all. ``warm_up`` calls every one once before and forgets the
-    result: the first call chooses kernels and asks for memory. ``bar`` moves on with each call.
-
-    Returns
-    -------
-    dict of str to list
-        Results by name, in the order of repetitions: what stands at one place in two lists was measured side by side.
+    result: the first call chooses kernels and asks for memory.
     """
     names = list(measurements)
     results: dict[str, list[T]] = {name: [] for name in names}
@@ -58,11 +53,8 @@ def seconds_of(run: Callable[[], Any], device: torch.device) -> float:
 def module_seconds(model: PreTrainedModel, run: Callable[[], Any], device: torch.device) -> dict[str, float]:
     """Seconds that ``run``, which calls ``model``, spends in each part of it.
 
-    Returns
-    -------
-    dict
-        ``attention`` (scores, weighted sum of values, rotary embedding, cache), ``projections`` (Q, K, V and O),
-        ``ffn``, ``rest`` (norms, residual sums, embeddings, output head).
+    ``attention`` is scores, weighted sum of values, rotary embedding and cache; ``projections`` Q, K, V and O; ``rest``
+    norms, residual sums, embeddings and output head.
     """
     stamps: dict[str, list[float]] = {"attention": [], "projections": [], "ffn": []}
     with ExitStack() as hooks:
