@@ -7,19 +7,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .layers import (
-    ATTENTION_PARTS,
-    FFN_PARTS,
-    blocks,
-    group_width,
-    masked_columns,
-    num_groups,
-    pruned_attention,
-    pruned_ffn,
-    value_only,
-    with_parts,
-)
-from .plan import PruningPlan
+from .layers import ATTENTION_PARTS, FFN_PARTS, blocks, group_width, masked, num_groups, pruned_attention, pruned_ffn
+from .plan import LayerPlan, PruningPlan
 
 # Norms of the decoder layers whose way through attention is known. Any other layer may hold a norm after attention,
 # which would undo alpha, or a second mixer beside it.
@@ -60,21 +49,9 @@ def branch_exit(layer: nn.Module) -> nn.Module:
     return output_norm(layer) or layer.self_attn
 
 
-def exit_weights(layer: nn.Module) -> list[nn.Parameter]:
-    """The parameters that scale the attention branch of ``layer`` linearly."""
-    return list((output_norm(layer) or layer.self_attn.o_proj).parameters())
-
-
 def has_known_parts(layer: nn.Module) -> bool:
     """Whether nothing but ``self_attn`` can move information between tokens in ``layer``, or stand after it unseen."""
     return frozenset(part for part, _ in layer.named_children() if part not in OTHER_PARTS) in KNOWN_NORMS
-
-
-@torch.no_grad()
-def gain_offset(norm: nn.Module) -> float:
-    """What an RMS norm adds to its weight before multiplying: 1 in Gemma's, 0 in Llama's."""
-    gain = norm(torch.ones_like(norm.weight))
-    return float(round((gain - norm.weight).double().mean().item()))
 
 
 def all_linear(module: nn.Module | None, parts: Iterable[str]) -> bool:
@@ -103,7 +80,8 @@ def check_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = Fa
             if not has_known_parts(layer):
                 parts = ", ".join(sorted(part for part, _ in layer.named_children()))
                 raise ValueError(f"{name} is not supported: layer {index} has parts of no known kind ({parts})")
-            touched += exit_weights(layer) + [layer.self_attn.o_proj.weight] * fold_output
+            output = layer.self_attn.o_proj
+            touched += [*(output_norm(layer) or output).parameters(), *[output.weight] * fold_output]
         touched += layer.self_attn.parameters() if lost.removed_groups else []
         touched += layer.mlp.parameters() if lost.removed_channels else []
         if any(weight.is_meta or not weight.is_floating_point() for weight in touched):
@@ -121,13 +99,10 @@ def check_fits(model: PreTrainedModel, plan: PruningPlan) -> None:
         raise ValueError(f"the plan is for {plan.num_layers} layers, {name} has {len(layers)}")
     for index, lost in plan.layers.items():
         attention, ffn = getattr(layers[index], "self_attn", None), getattr(layers[index], "mlp", None)
-        needed = ATTENTION_PARTS if lost.removed_groups else ("v_proj", "o_proj")
-        if (lost.removed_groups or lost.alpha is not None) and not all_linear(attention, needed):
-            parts = ", ".join(needed)
-            raise ValueError(
-                f"{name} is not supported: layer {index} has no self_attn with separate {parts} "
-                "(fused projections, or no attention)"
-            )
+        needed = ATTENTION_PARTS if lost.removed_groups else () if lost.alpha is None else ("v_proj", "o_proj")
+        if not all_linear(attention, needed):
+            lacks = f"no self_attn with separate {', '.join(needed)} (fused projections, or no attention)"
+            raise ValueError(f"{name} is not supported: layer {index} has {lacks}")
         if lost.removed_groups:
             _check_indices(f"layer {index}: key/value group", lost.removed_groups, num_groups(attention))
             wanted = len(lost.removed_groups) * group_width(attention)
@@ -150,52 +125,49 @@ def _check_indices(what: str, indices: Sequence[int], count: int) -> None:
 @torch.no_grad()
 def _try_out(model: PreTrainedModel, plan: PruningPlan) -> None:
     """ValueError if a pruned module does not give what the stock one does when the model reads three tokens."""
-    layers, training, calls = decoder_layers(model), model.training, {}
+    layers, calls = decoder_layers(model), {}
 
-    def keep(module: nn.Module, args: tuple, kwargs: dict, output: torch.Tensor | tuple) -> None:
-        calls[module] = args, kwargs, output
+    def keep(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        calls[module] = args, kwargs
 
     with ExitStack() as hooks:
-        hooks.callback(model.train, training)
-        for index, lost in plan.layers.items():
-            for module in [layers[index].self_attn] + [layers[index].mlp] * bool(lost.removed_channels):
-                hooks.enter_context(module.register_forward_hook(keep, with_kwargs=True))
+        hooks.callback(model.train, model.training)
+        for module in (module for index in plan.layers for module in layers[index].children()):
+            hooks.enter_context(module.register_forward_pre_hook(keep, with_kwargs=True))
         # Token 0 is often padding, with a zero embedding.
         ids = model.get_input_embeddings().num_embeddings // 2 - torch.arange(3)
         model.eval()(ids[None].to(model.device), use_cache=False)
         for index, lost in plan.layers.items():
             reason, attention, ffn = None, layers[index].self_attn, getattr(layers[index], "mlp", None)
             if lost.alpha is not None:
-                args, kwargs, (output, *_) = calls[attention]
-                first = (args[0] if args else kwargs["hidden_states"])[:, :1]  # (1, 1, d), which sees itself alone
-                if not _same(value_only(attention, index)(first), output[:, :1]):
+                alone = pruned_attention(attention, index, LayerPlan(alpha=1.0))
+                if not _agree(alone, attention, calls[attention], tokens=1):
                     reason = "attention on a single token is not W_V W_O (a gate, a sink or a norm in between)"
             if lost.removed_groups:
                 columns = blocks(lost.removed_groups, group_width(attention))
-                masked = with_parts(attention, {"o_proj": masked_columns(attention.o_proj, columns, lost.group_means)})
-                if not _agree(pruned_attention(attention, index, lost), masked, *calls[attention][:2]):
+                twin = masked(attention, "o_proj", columns, lost.group_means)
+                if not _agree(pruned_attention(attention, index, lost), twin, calls[attention]):
                     reason = "attention without some of its heads is not the same as with these heads masked"
             if lost.removed_channels:
-                output = masked_columns(ffn.down_proj, lost.removed_channels, lost.channel_means)
-                if not _agree(pruned_ffn(ffn, lost), with_parts(ffn, {"down_proj": output}), *calls[ffn][:2]):
+                twin = masked(ffn, "down_proj", lost.removed_channels, lost.channel_means)
+                if not _agree(pruned_ffn(ffn, lost), twin, calls[ffn]):
                     reason = "an FFN without some of its channels is not the same as with these channels masked"
             if reason:
                 raise ValueError(f"{type(model).__name__} is not supported: in layer {index}, {reason}")
 
 
-def _agree(pruned: nn.Module, masked: nn.Module, args: tuple, kwargs: dict) -> bool:
-    """Whether two modules give the same, or the pruned one, whose shapes may not fit, gives anything."""
-    expected = masked.forward(*args, **kwargs)
+def _agree(pruned: nn.Module, stock: nn.Module, call: tuple[tuple, dict], tokens: int | None = None) -> bool:
+    """Whether both give the same for the first ``tokens``, by default all; a pruned module may not fit together."""
+    args, kwargs = call
+    expected = stock.forward(*args, **kwargs)
     try:
-        return _same(pruned.forward(*args, **kwargs), expected)
+        found = pruned.forward(*args, **kwargs)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, AttributeError, ValueError):
         return False
-
-
-def _same(found: torch.Tensor | tuple, expected: torch.Tensor | tuple) -> bool:
-    found, expected = ((each[0] if isinstance(each, tuple) else each).float() for each in (found, expected))
+    found, expected = (each[0] if isinstance(each, tuple) else each for each in (found, expected))  # (1, 3, d)
+    found, expected = found[:, :tokens].float(), expected[:, :tokens].float()
     if not expected.isfinite().all():  # weights that say nothing about the architecture
         return True
     return ((found - expected).norm() <= TOLERANCE * expected.norm().clamp_min(1e-12)).item()

@@ -3,12 +3,13 @@
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .architecture import branch_exit, check_fits, check_plan, decoder_layers, exit_weights, gain_offset, output_norm
+from .architecture import branch_exit, check_fits, check_plan, decoder_layers, output_norm
 from .layers import pruned_attention, pruned_ffn, refitted
 from .plan import PruningPlan
 
@@ -65,18 +66,19 @@ def apply_plan(
             module.config = pruned_config
     model.__class__ = model_class
     for layer, alpha in plan.alphas.items():
-        fold_alpha(decoder_layers(model)[layer], alpha)
+        if alpha != 1:
+            fold_alpha(decoder_layers(model)[layer], alpha)
     swap_modules(model, plan, fold_output, ready)
     return model
 
 
 def _refitted(model: PreTrainedModel, plan: PruningPlan, weights: Weights | None) -> dict[int, nn.Module]:
-    for layer in weights or {}:
+    ready = {}
+    for layer, its in (weights or {}).items():
         if plan.alphas.get(layer) != 1:
             raise ValueError(f"layer {layer} has weights of its own; the plan has to make it value-only with alpha = 1")
-    return {
-        layer: refitted(decoder_layers(model)[layer].self_attn, layer, its) for layer, its in (weights or {}).items()
-    }
+        ready[layer] = refitted(decoder_layers(model)[layer].self_attn, layer, its)
+    return ready
 
 
 def swap_modules(
@@ -117,7 +119,7 @@ def temporarily_pruned(
         for index, alpha in plan.alphas.items():
             # Where alpha is 0 the branch is zeros, also behind an RMS norm; needless products would only cost time.
             if alpha not in (0, 1):
-                undo.enter_context(branch_exit(layers[index]).register_forward_hook(_scaled_by(alpha)))
+                undo.enter_context(branch_exit(layers[index]).register_forward_hook(partial(_scale, alpha)))
         yield
 
 
@@ -126,11 +128,8 @@ def temporarily_value_only(model: PreTrainedModel, alphas: Mapping[int, float]) 
     return temporarily_pruned(model, PruningPlan.value_only(len(decoder_layers(model)), alphas))
 
 
-def _scaled_by(alpha: float):
-    def scale(module: nn.Module, inputs: tuple, output: torch.Tensor | tuple) -> torch.Tensor | tuple:
-        return (alpha * output[0], *output[1:]) if isinstance(output, tuple) else alpha * output
-
-    return scale
+def _scale(alpha: float, module: nn.Module, inputs: tuple, output: torch.Tensor | tuple) -> torch.Tensor | tuple:
+    return (alpha * output[0], *output[1:]) if isinstance(output, tuple) else alpha * output
 
 
 @torch.no_grad()
@@ -140,8 +139,8 @@ def fold_alpha(layer: nn.Module, alpha: float) -> None:
     Where a norm follows the attention it would undo a smaller ``W_O``, so its gain takes alpha: Gemma's norms
     compute ``(1 + w) x``, which makes ``w' = alpha (1 + w) - 1``.
     """
-    norm = output_norm(layer)
-    offset = gain_offset(norm) if norm else 0.0
-    if alpha != 1:
-        for weight in exit_weights(layer):
-            weight.copy_(alpha * (weight.double() + offset) - offset)
+    norm, offset = output_norm(layer), 0
+    if norm:  # which adds 1 to its weight in Gemma, and nothing elsewhere
+        offset = (norm(torch.ones_like(norm.weight)) - norm.weight).double().mean().round()
+    for weight in (norm or layer.self_attn.o_proj).parameters():
+        weight.copy_(alpha * (weight.double() + offset) - offset)
