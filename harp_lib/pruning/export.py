@@ -1,22 +1,29 @@
-"""Pruned models as GGUF files that stock llama.cpp runs, and with it Ollama and LM Studio.
+"""A pruned model on disk: a Hugging Face folder, or a GGUF file that stock llama.cpp runs, and with it Ollama.
 
 llama.cpp's architecture ``deci`` counts heads and FFN channels layer by layer. A layer with query heads but no
 key/value heads is ``x + W norm(x)`` there: with W = α W_O W_V that is a value-only layer, which caches nothing.
 """
 
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quantize
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from harp_lib.measure.models import from_pretrained
+from harp_lib.measure.registry import quiet
+from harp_lib.pruning import remote
+
 from .architecture import decoder_layers
 from .layers import FFN_PARTS, LoneAttention, group_width, num_groups
+from .plan import PruningPlan
 
+PLAN_FILE = "pruning_plan.json"
 ARCHITECTURE = "deci"
 MODEL_TYPES = ("llama", "mistral")  # RMS norms before attention and FFN, a gated FFN
 ROPE_TYPES = ("default", "linear", "llama3")  # rotary positions that fixed factors of the frequencies express
@@ -26,6 +33,54 @@ LLAMA3_WORDS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # kinds of tokens
+
+
+def save_pruned(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str | Path) -> None:
+    """Write a model that :func:`harp_lib.apply_plan` pruned, and its tokenizer, as a Hugging Face folder.
+
+    The folder holds safetensors, config, tokenizer, the plan (``pruning_plan.json``) and the files of this
+    library that ``trust_remote_code=True`` needs. It appears complete or not at all; an earlier pruned checkpoint
+    at ``path`` is replaced.
+
+    Raises
+    ------
+    ValueError
+        If the model is not pruned: ``model.save_pretrained`` does for it.
+    FileExistsError
+        If ``path`` holds something else than a pruned checkpoint.
+    """
+    if getattr(model.config, "pruning_plan", None) is None:
+        raise ValueError("this model is not pruned: call apply_plan first, or save it with model.save_pretrained")
+    path = Path(path).resolve()
+    if path.exists() and not (path.is_dir() and ((path / PLAN_FILE).exists() or not any(path.iterdir()))):
+        raise FileExistsError(f"{path} exists and is not a pruned checkpoint; choose another folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temporary:
+        folder = Path(temporary) / "checkpoint"
+        with quiet():
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+        PruningPlan.from_dict(model.config.pruning_plan).to_json(folder / PLAN_FILE)
+        if path.exists():
+            path.rename(Path(temporary) / "replaced")
+        folder.rename(path)
+
+
+def load_pruned(
+    path: str | Path, dtype: str = "auto", **options: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the model, in evaluation mode, and the tokenizer that :func:`save_pruned` wrote; no code of the folder runs.
+
+    ``dtype`` and other options, as ``device_map``, go to ``from_pretrained``: by default the dtype that was saved, on
+    the CPU. A ValueError says that the folder holds no pruned checkpoint, or not all of its weights.
+    """
+    path = Path(path)
+    config_file = path / "config.json"
+    config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
+    if "pruning_plan" not in config:
+        raise ValueError(f"{path} holds no pruned checkpoint (no config.json with a pruning plan); try load_model")
+    model_class = getattr(remote, config["architectures"][0])
+    return from_pretrained(str(path), model_class, dtype=dtype, **options)
 
 
 def save_gguf(
@@ -60,7 +115,7 @@ def save_gguf(
     _add_shape(writer, model)
     _add_vocabulary(writer, tokenizer, model.config.vocab_size)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
         for name, tensor in _tensors(model):
             kind = WEIGHTS[weights] if tensor.ndim == 2 else GGMLQuantizationType.F32
             if tensor.shape[-1] % GGML_QUANT_SIZES[kind][0]:  # rows that blocks of weights do not fill
