@@ -13,16 +13,13 @@ from .plan import LayerPlan, PruningPlan
 # Norms of the decoder layers whose way through attention is known. Any other layer may hold a norm after attention,
 # which would undo alpha, or a second mixer beside it.
 KNOWN_NORMS = {
-    frozenset(norms.split())
-    for norms in (
-        "input_layernorm post_attention_layernorm",  # Llama and most others
-        "input_layernorm",  # Cohere: attention and FFN in parallel
-        "input_layernorm pre_feedforward_layernorm",
-        "input_layernorm post_attention_layernorm pre_feedforward_layernorm post_feedforward_layernorm",  # Gemma-2
-        "input_layernorm post_attention_layernorm post_self_attn_layernorm post_mlp_layernorm",  # GLM-4
-        "post_attention_layernorm post_feedforward_layernorm",  # OLMo-2
-        "attention_layernorm feedforward_layernorm",  # Apertus
-    )
+    "input_layernorm post_attention_layernorm",  # Llama and most others
+    "input_layernorm",  # Cohere: attention and FFN in parallel
+    "input_layernorm pre_feedforward_layernorm",
+    "input_layernorm post_attention_layernorm post_feedforward_layernorm pre_feedforward_layernorm",  # Gemma-2
+    "input_layernorm post_attention_layernorm post_mlp_layernorm post_self_attn_layernorm",  # GLM-4
+    "post_attention_layernorm post_feedforward_layernorm",  # OLMo-2
+    "attention_layernorm feedforward_layernorm",  # Apertus
 }
 OTHER_PARTS = {"self_attn", "mlp", "block_sparse_moe", "dropout"}
 TOLERANCE = 0.05  # relative; above what bfloat16 costs, below what another kind of attention differs by
@@ -51,7 +48,7 @@ def branch_exit(layer: nn.Module) -> nn.Module:
 
 def has_known_parts(layer: nn.Module) -> bool:
     """Whether nothing but ``self_attn`` can move information between tokens in ``layer``, or stand after it unseen."""
-    return frozenset(part for part, _ in layer.named_children() if part not in OTHER_PARTS) in KNOWN_NORMS
+    return " ".join(sorted(part for part, _ in layer.named_children() if part not in OTHER_PARTS)) in KNOWN_NORMS
 
 
 def all_linear(module: nn.Module | None, parts: Iterable[str]) -> bool:
@@ -60,12 +57,7 @@ def all_linear(module: nn.Module | None, parts: Iterable[str]) -> bool:
 
 
 def check_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False) -> None:
-    """ValueError, with the reason, if ``plan`` cannot be carried out on ``model``, which is left as it is.
-
-    The model has to be dense and to have what the plan names, of a known kind, in weights that can be scaled and
-    sliced. What the names of modules do not show (gates, sinks, norms of values or over all heads) is found by running
-    the model over three tokens.
-    """
+    """ValueError, with the reason, if ``plan`` cannot be carried out on ``model``, which is left as it is."""
     name, layers = type(model).__name__, decoder_layers(model)
     if getattr(model.config, "pruning_plan", None) is not None:
         raise ValueError("this model is pruned already; load the dense model again")
@@ -85,10 +77,8 @@ def check_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = Fa
         touched += layer.self_attn.parameters() if lost.removed_groups else []
         touched += layer.mlp.parameters() if lost.removed_channels else []
         if any(weight.is_meta or not weight.is_floating_point() for weight in touched):
-            raise ValueError(
-                f"layer {index}: weights that are offloaded or quantized can be neither scaled nor sliced; "
-                "load the model in float32, bfloat16 or float16 without offloading"
-            )
+            why = f"layer {index}: weights that are offloaded or quantized can be neither scaled nor sliced"
+            raise ValueError(f"{why}; load the model in float32, bfloat16 or float16 without offloading")
     _try_out(model, plan)
 
 
@@ -124,7 +114,10 @@ def _check_indices(what: str, indices: Sequence[int], count: int) -> None:
 
 @torch.no_grad()
 def _try_out(model: PreTrainedModel, plan: PruningPlan) -> None:
-    """ValueError if a pruned module does not give what the stock one does when the model reads three tokens."""
+    """ValueError if a pruned module does not give what the stock one does when the model reads three tokens.
+
+    Names of modules do not show everything: there may be gates, sinks, norms of values or over all heads.
+    """
     layers, calls = decoder_layers(model), {}
 
     def keep(module: nn.Module, args: tuple, kwargs: dict) -> None:

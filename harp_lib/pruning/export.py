@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, TokenType, quantize
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -32,7 +32,7 @@ LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # kinds of tokens
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = TokenType
 
 
 def save_pruned(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str | Path) -> None:
@@ -74,8 +74,7 @@ def load_pruned(
     ``dtype`` and other options, as ``device_map``, go to ``from_pretrained``: by default the dtype that was saved, on
     the CPU. A ValueError says that the folder holds no pruned checkpoint, or not all of its weights.
     """
-    path = Path(path)
-    config_file = path / "config.json"
+    config_file = Path(path, "config.json")
     config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
     if "pruning_plan" not in config:
         raise ValueError(f"{path} holds no pruned checkpoint (no config.json with a pruning plan); try load_model")

@@ -5,7 +5,7 @@ columns k·r·Dh of W_O.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,14 +21,8 @@ FFN_PARTS = ("gate_proj", "up_proj", "down_proj")
 class LengthLayer(DynamicLayer):
     """Cache entry of a layer that caches nothing: counts tokens with keys and values of width zero.
 
-    transformers asks the first layer of a cache how many tokens it has seen. ``DynamicLayer`` answers 0 whenever
-    its keys hold no numbers, which would silently shift positions and masks if that layer is value-only.
+    ``DynamicLayer`` counts none whenever its keys hold no numbers: positions and masks would silently be shifted.
     """
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys, self.values = key_states[..., :0, :], value_states[..., :0, :]  # (B, 1, 0, 0)
-        self.is_initialized = True
 
     def get_seq_length(self) -> int:
         return self.keys.shape[-2] if self.is_initialized else 0
@@ -52,10 +46,9 @@ def count_tokens(cache: Cache, layer: int, hidden_states: torch.Tensor, spared: 
 class LoneAttention(nn.Module):
     """Attention with queries and keys removed: every token attends to itself alone (paper, Section 2.3).
 
-    Computes ``H W_V W_O``, d → K·Dh → H·Dh → d, or with a folded output projection d → K·Dh → d, which copies no value,
-    by the projections of ``stock``. Without it nothing is left, with α = 0 or all groups removed, but perhaps a bias
-    (d,) for every token. Nothing is written to a KV cache but how many tokens were seen. There is no attention matrix
-    to return, so ``output_attentions`` leaves these layers out.
+    ``H W_V W_O`` by the projections of ``stock``, d → K·Dh → H·Dh → d, or folded d → K·Dh → d, which copies no value.
+    Without ``stock``, with α = 0 or all groups removed, nothing is left but perhaps a bias (d,) for every token. A KV
+    cache is told how many tokens were seen. There is no attention matrix that ``output_attentions`` could show.
     """
 
     def __init__(
@@ -94,10 +87,10 @@ def pruned_attention(attention: nn.Module, layer: int, plan: LayerPlan, fold_out
         return LoneAttention(layer, bias=bias_without(attention.o_proj, columns, plan.group_means))
     sliced = with_parts(
         attention,
-        q_proj=without_rows(attention.q_proj, columns),
-        k_proj=without_rows(attention.k_proj, rows),
-        v_proj=without_rows(attention.v_proj, rows),
-        o_proj=without_columns(attention.o_proj, columns, plan.group_means),
+        q_proj=without(attention.q_proj, 0, columns),
+        k_proj=without(attention.k_proj, 0, rows),
+        v_proj=without(attention.v_proj, 0, rows),
+        o_proj=without(attention.o_proj, 1, columns, plan.group_means),
     )
     # Most attention modules read the number of heads off the projections; some have counted it.
     for name, heads in (("num_key_value_heads", groups), ("num_heads", groups * width // attention.head_dim)):
@@ -108,21 +101,9 @@ def pruned_attention(attention: nn.Module, layer: int, plan: LayerPlan, fold_out
 
 def pruned_ffn(ffn: nn.Module, plan: LayerPlan) -> nn.Module:
     """The gated FFN that stays under ``plan``."""
-    gate, up = (without_rows(linear, plan.removed_channels) for linear in (ffn.gate_proj, ffn.up_proj))
-    down = without_columns(ffn.down_proj, plan.removed_channels, plan.channel_means)
+    gate, up = (without(linear, 0, plan.removed_channels) for linear in (ffn.gate_proj, ffn.up_proj))
+    down = without(ffn.down_proj, 1, plan.removed_channels, plan.channel_means)
     return with_parts(ffn, gate_proj=gate, up_proj=up, down_proj=down)
-
-
-def refitted(attention: nn.Module, layer: int, weights: Mapping[str, torch.Tensor]) -> LoneAttention:
-    """The folded value-only attention with other weights: ``v_proj.weight`` (K·Dh, d), ``o_proj.weight`` (d, K·Dh)."""
-    own = LoneAttention(layer, attention, fold_output=True)
-    for name in ("v_proj", "o_proj"):
-        stock, weight = getattr(own, name), weights[f"{name}.weight"]
-        if weight.shape != stock.weight.shape:
-            wanted, given = tuple(stock.weight.shape), tuple(weight.shape)
-            raise ValueError(f"layer {layer}: {name}.weight has to be of shape {wanted}; got {given}")
-        setattr(own, name, linear_like(stock, weight.to(stock.weight), weights.get(f"{name}.bias", stock.bias)))
-    return own
 
 
 @torch.no_grad()
@@ -161,25 +142,18 @@ def blocks(groups: Sequence[int], width: int) -> list[int]:
 
 
 @torch.no_grad()
-def without(tensor: torch.Tensor, dim: int, removed: Sequence[int]) -> torch.Tensor:
-    """The rest of a bias or weight that loses rows (``dim`` 0) or columns (1)."""
-    others = sorted({*range(tensor.shape[dim])}.difference(removed))
-    return tensor.index_select(dim, torch.tensor(others, device=tensor.device))
-
-
-def without_rows(linear: nn.Linear, removed: Sequence[int]) -> nn.Linear:
-    """The linear map to the other outputs."""
-    bias = None if linear.bias is None else without(linear.bias, 0, removed)
-    return linear_like(linear, without(linear.weight, 0, removed), bias)
-
-
-def without_columns(linear: nn.Linear, removed: Sequence[int], means: Sequence[float] | None) -> nn.Linear:
-    """The linear map of the other inputs; those removed are zero, or their means."""
-    return linear_like(linear, without(linear.weight, 1, removed), bias_without(linear, removed, means))
+def without(linear: nn.Linear, dim: int, removed: Sequence[int], means: Sequence[float] | None = None) -> nn.Linear:
+    """The linear map without some outputs (``dim`` 0) or inputs (1), or with these inputs at their means."""
+    others = sorted({*range(linear.weight.shape[dim])}.difference(removed))
+    kept = torch.tensor(others, device=linear.weight.device)
+    bias = bias_without(linear, removed, means) if dim == 1 else linear.bias
+    if dim == 0 and bias is not None:
+        bias = bias.index_select(0, kept)
+    return linear_like(linear, linear.weight.index_select(dim, kept), bias)
 
 
 def masked(module: nn.Module, part: str, removed: Sequence[int], means: Sequence[float] | None) -> nn.Module:
-    """The slow twin of a pruned module: a whole one that takes no notice of some inputs of its last ``part``."""
+    """The slow twin of a pruned module: a whole one, with columns of zeros in its last ``part``."""
     linear = getattr(module, part)
     weight = linear.weight.detach().clone()
     weight[:, removed] = 0
@@ -191,7 +165,7 @@ def bias_without(linear: nn.Linear, removed: Sequence[int], means: Sequence[floa
     """The bias (d,) of a linear map that loses inputs: with the constant that their means come to, if given."""
     weight, bias, device = linear.weight, linear.bias, linear.weight.device
     if means is None:
-        return None if bias is None else bias.clone()
+        return bias
     gone = weight.index_select(1, torch.tensor(removed, device=device)).float()  # (d, removed)
     constant = gone @ torch.tensor(means, device=device, dtype=torch.float32)
     return (constant if bias is None else bias.float() + constant).to(weight.dtype)
@@ -209,9 +183,8 @@ def linear_like(stock: nn.Linear, weight: torch.Tensor, bias: torch.Tensor | Non
 def with_parts(module: nn.Module, **parts: nn.Module) -> nn.Module:
     """A copy of ``module`` that shares everything with it except for ``parts``."""
     twin = copy.copy(module)
-    for name, value in vars(module).items():
-        if isinstance(value, dict):  # submodules and hooks: what is changed in the copy stays in the copy
-            setattr(twin, name, value.copy())
+    # Submodules and hooks: what is changed in the copy stays in the copy.
+    vars(twin).update({name: value.copy() for name, value in vars(module).items() if isinstance(value, dict)})
     # What accelerate leaves on a module that is spread over devices leads back to the original.
     for name in ("forward", "_old_forward", "_hf_hook"):
         vars(twin).pop(name, None)

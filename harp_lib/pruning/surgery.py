@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .architecture import branch_exit, check_fits, check_plan, decoder_layers, output_norm
-from .layers import pruned_attention, pruned_ffn, refitted
+from .layers import LoneAttention, linear_like, pruned_attention, pruned_ffn
 from .plan import PruningPlan
 
 Weights = Mapping[int, Mapping[str, torch.Tensor]]
@@ -32,8 +32,7 @@ def apply_plan(
         For as many layers as the model has.
     fold_output : bool
         Value-only layers of a model with grouped-query attention get an output projection that reads each value head
-        once, K·Dh inputs instead of H·Dh: the same map with fewer weights, and no copies of values before it. Another
-        way to carry the plan out; the saved config says so.
+        once, K·Dh inputs instead of H·Dh: the same map with fewer weights, and no copies of values before it.
     weights : dict, optional
         Of value-only layers with alpha = 1, other values and folded output projections, as
         :func:`harp_lib.refit_values` finds them; ``fold_output`` is on then.
@@ -55,16 +54,14 @@ def apply_plan(
     fold_output = fold_output or bool(weights)
     check_plan(model, plan, fold_output)
     ready = _refitted(model, plan, weights)
-    model_class, config_class = pruned_class(type(model)), pruned_class(type(model.config))
-    # The model is marked first: if memory runs out below, it is half pruned, and refused instead of pruned twice.
-    config = model.config
-    pruned_config = copy.deepcopy(config)  # models may share a config object; only this one was pruned
-    pruned_config.__class__ = config_class
+    config, pruned_config = model.config, copy.deepcopy(model.config)  # which another model may share
+    pruned_config.__class__ = pruned_class(type(config))
     pruned_config.pruning_plan, pruned_config.fold_output = plan.to_dict(), fold_output
+    # The model is marked first: if memory runs out below, it is half pruned, and refused instead of pruned twice.
+    model.__class__ = pruned_class(type(model))
     for module in model.modules():
         if getattr(module, "config", None) is config:
             module.config = pruned_config
-    model.__class__ = model_class
     for layer, alpha in plan.alphas.items():
         if alpha != 1:
             fold_alpha(decoder_layers(model)[layer], alpha)
@@ -73,11 +70,19 @@ def apply_plan(
 
 
 def _refitted(model: PreTrainedModel, plan: PruningPlan, weights: Weights | None) -> dict[int, nn.Module]:
+    """Folded value-only attention by layer: ``v_proj.weight`` (K·Dh, d), ``o_proj.weight`` (d, K·Dh), and biases."""
     ready = {}
     for layer, its in (weights or {}).items():
         if plan.alphas.get(layer) != 1:
             raise ValueError(f"layer {layer} has weights of its own; the plan has to make it value-only with alpha = 1")
-        ready[layer] = refitted(decoder_layers(model)[layer].self_attn, layer, its)
+        ready[layer] = LoneAttention(layer, decoder_layers(model)[layer].self_attn, fold_output=True)
+        for name in ("v_proj", "o_proj"):
+            stock, weight = getattr(ready[layer], name), its[f"{name}.weight"]
+            if weight.shape != stock.weight.shape:
+                wanted, given = tuple(stock.weight.shape), tuple(weight.shape)
+                raise ValueError(f"layer {layer}: {name}.weight has to be of shape {wanted}; got {given}")
+            fitted = linear_like(stock, weight.to(stock.weight), its.get(f"{name}.bias", stock.bias))
+            setattr(ready[layer], name, fitted)
     return ready
 
 
@@ -98,15 +103,9 @@ def temporarily_pruned(
 ) -> Iterator[None]:
     """Within the context, the model is pruned; no weight is touched, and what is kept of sliced layers is copied.
 
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A dense model. It is as before when the context ends, also after an error. Hooks on modules of a pruned layer
-        have to be set within the context: other modules run there.
-    plan : PruningPlan
-        For as many layers as the model has. Alpha multiplies the attention branch as it leaves.
-    fold_output, weights
-        As in :func:`apply_plan`; folded projections last as long as the context.
+    A dense model, as before when the context ends, also after an error. Alpha multiplies the attention branch as it
+    leaves; ``fold_output`` and ``weights`` are those of :func:`apply_plan`. Hooks on modules of a pruned layer have to
+    be set within the context: other modules run there.
     """
     check_fits(model, plan)
     fold_output, ready = fold_output or bool(weights), _refitted(model, plan, weights)
@@ -134,13 +133,9 @@ def _scale(alpha: float, module: nn.Module, inputs: tuple, output: torch.Tensor 
 
 @torch.no_grad()
 def fold_alpha(layer: nn.Module, alpha: float) -> None:
-    """Multiply the attention branch of ``layer`` by ``alpha``, in the weights.
-
-    Where a norm follows the attention it would undo a smaller ``W_O``, so its gain takes alpha: Gemma's norms
-    compute ``(1 + w) x``, which makes ``w' = alpha (1 + w) - 1``.
-    """
+    """Multiply the attention branch of ``layer`` by ``alpha``, in the weights: W_O, or the gain of a norm after it."""
     norm, offset = output_norm(layer), 0
-    if norm:  # which adds 1 to its weight in Gemma, and nothing elsewhere
+    if norm:  # Gemma's compute (1 + w) x, which makes w' = alpha (1 + w) - 1; others w x
         offset = (norm(torch.ones_like(norm.weight)) - norm.weight).double().mean().round()
     for weight in (norm or layer.self_attn.o_proj).parameters():
         weight.copy_(alpha * (weight.double() + offset) - offset)
