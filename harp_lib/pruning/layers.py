@@ -1,7 +1,6 @@
 """What stands in for the modules of a pruned layer: made of stock modules, which stay as they are.
 
-Of the K key/value groups of a layer with r query heads each, of width Dh, k stay: rows k·r·Dh of Q, k·Dh of K and V,
-columns k·r·Dh of W_O.
+Of K key/value groups of r query heads of width Dh, k stay: k·r·Dh rows of Q, k·Dh of K and V, k·r·Dh columns of W_O.
 """
 
 import copy
@@ -19,12 +18,9 @@ FFN_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 class LengthLayer(DynamicLayer):
-    """Cache entry of a layer that caches nothing: counts tokens with keys and values of width zero.
+    """Cache entry of a layer that caches nothing: counts tokens with keys and values of width zero."""
 
-    ``DynamicLayer`` counts none whenever its keys hold no numbers: positions and masks would silently be shifted.
-    """
-
-    def get_seq_length(self) -> int:
+    def get_seq_length(self) -> int:  # the stock one is 0 where keys hold no numbers: positions and masks would shift
         return self.keys.shape[-2] if self.is_initialized else 0
 
 
@@ -58,7 +54,7 @@ class LoneAttention(nn.Module):
         self.layer_idx, self.bias = layer, None if bias is None else nn.Parameter(bias)
         if stock is not None:
             self.head_dim, self.v_proj = stock.head_dim, stock.v_proj
-            self.o_proj = folded_output(stock) if fold_output else stock.o_proj
+            self.o_proj = folded_output(stock) if fold_output and folds(stock) else stock.o_proj
 
     def forward(
         self, hidden_states: torch.Tensor, *_: Any, past_key_values: Cache | None = None, spared: int = 0, **__: Any
@@ -111,14 +107,11 @@ def folded_output(attention: nn.Module) -> nn.Linear:
     """The output projection (K·Dh → d) that reads each value head once, not a copy for each of its r query heads.
 
     ``[V_1 … V_1 … V_K … V_K] W_O = [V_1 … V_K] W_O'``, where W_O' sums W_O over the r query heads of each group: exact
-    where each token attends to itself alone (paper, Section 2.3). ``o_proj`` itself where r is 1.
+    where each token attends to itself alone (paper, Section 2.3).
     """
-    output = attention.o_proj
-    if not folds(attention):
-        return output
-    heads = output.weight.unflatten(1, (num_groups(attention), -1, attention.head_dim))  # (d, K, r, Dh)
+    heads = attention.o_proj.weight.unflatten(1, (num_groups(attention), -1, attention.head_dim))  # (d, K, r, Dh)
     weight = heads.sum(2, dtype=torch.float64).flatten(1)  # (d, K·Dh)
-    return linear_like(output, weight.to(output.weight.dtype), output.bias)
+    return linear_like(attention.o_proj, weight.to(heads.dtype), attention.o_proj.bias)
 
 
 def folds(attention: nn.Module) -> bool:
@@ -155,8 +148,7 @@ def without(linear: nn.Linear, dim: int, removed: Sequence[int], means: Sequence
 def masked(module: nn.Module, part: str, removed: Sequence[int], means: Sequence[float] | None) -> nn.Module:
     """The slow twin of a pruned module: a whole one, with columns of zeros in its last ``part``."""
     linear = getattr(module, part)
-    weight = linear.weight.detach().clone()
-    weight[:, removed] = 0
+    weight = linear.weight.index_fill(1, torch.tensor(removed, device=linear.weight.device), 0)
     return with_parts(module, **{part: linear_like(linear, weight, bias_without(linear, removed, means))})
 
 

@@ -1,7 +1,6 @@
 """Pruned versions of stock transformers classes, also as the remote code of saved checkpoints.
 
-``HarpLlamaForCausalLM`` is ``LlamaForCausalLM`` that builds its pruned layers from the plan in its config, and so
-for any stock class: this module makes ``Harp<Name>`` out of ``transformers.<Name>`` when it is asked for it.
+``Harp<Name>`` is made of ``transformers.<Name>`` on demand, and builds its pruned layers from the plan in its config.
 """
 
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .architecture import decoder_layers, has_known_parts
+from .architecture import has_known_parts
 from .layers import LoneAttention
 from .plan import PruningPlan
 from .surgery import swap_modules
@@ -98,7 +97,7 @@ def top_layers(model: PreTrainedModel) -> list[nn.Module]:
     decoder = model.get_decoder()
     if model.training or not model.tail_only_prefill or model.config.output_hidden_states:
         return []  # a checkpointed layer would be computed again without the hooks that spare it positions
-    above = reversed(decoder_layers(model))
+    above = reversed(decoder.layers)
     top = [*takewhile(lambda layer: isinstance(layer.self_attn, LoneAttention) and has_known_parts(layer), above)]
     watched = [decoder, *decoder.children(), *(module for layer in top for module in layer.modules())]
     hooks = [hook for of in watched for hook in (*of._forward_hooks.values(), *of._forward_pre_hooks.values())]

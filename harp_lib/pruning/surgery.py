@@ -19,10 +19,9 @@ Weights = Mapping[int, Mapping[str, torch.Tensor]]
 def apply_plan(
     model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False, weights: Weights | None = None
 ) -> PreTrainedModel:
-    """Prune ``model`` in place, structurally: what the plan removes is gone afterwards, alpha is in the weights.
+    """Prune ``model`` in place and return it: what the plan removes is gone afterwards, alpha is in the weights.
 
-    The model becomes an instance of ``harp_lib.pruning.remote.Harp<its class>``, a subclass of its class, so that
-    ``save_pretrained`` and ``generate`` do the right thing.
+    Its class becomes ``harp_lib.pruning.remote.Harp<its class>``, a subclass that knows how to save and to generate.
 
     Parameters
     ----------
@@ -37,17 +36,11 @@ def apply_plan(
         Of value-only layers with alpha = 1, other values and folded output projections, as
         :func:`harp_lib.refit_values` finds them; ``fold_output`` is on then.
 
-    Returns
-    -------
-    PreTrainedModel
-        The same object.
-
     Raises
     ------
     ValueError
-        If the model was pruned before, has another number of layers, groups or channels than the plan names, keeps
-        weights where they cannot be scaled, sliced or folded (offloaded or quantized), or its attention or FFN is not
-        of the supported kind. The model is unchanged then.
+        If the model was pruned before, lacks layers, groups or channels of the plan, has weights that cannot be scaled
+        or sliced (offloaded or quantized), or attention or an FFN of another kind. It is unchanged then.
     """
     from .remote import pruned_class
 
@@ -86,9 +79,7 @@ def _refitted(model: PreTrainedModel, plan: PruningPlan, weights: Weights | None
     return ready
 
 
-def swap_modules(
-    model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False, ready: Mapping[int, nn.Module] | None = None
-) -> None:
+def swap_modules(model: PreTrainedModel, plan: PruningPlan, fold_output=False, ready: dict | None = None) -> None:
     """Replace the modules that lose something, by those that are ``ready``. Alpha is left out, no weight changed."""
     for index, lost in plan.layers.items():
         layer, made = decoder_layers(model)[index], (ready or {}).get(index)
@@ -103,9 +94,8 @@ def temporarily_pruned(
 ) -> Iterator[None]:
     """Within the context, the model is pruned; no weight is touched, and what is kept of sliced layers is copied.
 
-    A dense model, as before when the context ends, also after an error. Alpha multiplies the attention branch as it
-    leaves; ``fold_output`` and ``weights`` are those of :func:`apply_plan`. Hooks on modules of a pruned layer have to
-    be set within the context: other modules run there.
+    Afterwards it is as before, also after an error. Arguments as in :func:`apply_plan`; alpha multiplies what leaves
+    attention. Hooks on modules of a pruned layer have to be set within the context: other modules run there.
     """
     check_fits(model, plan)
     fold_output, ready = fold_output or bool(weights), _refitted(model, plan, weights)
