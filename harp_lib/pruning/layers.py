@@ -78,15 +78,15 @@ def pruned_attention(attention: nn.Module, layer: int, plan: LayerPlan, fold_out
     if not plan.removed_groups:
         return attention
     width, groups = group_width(attention), num_groups(attention) - len(plan.removed_groups)
-    rows, columns = blocks(plan.removed_groups, attention.head_dim), blocks(plan.removed_groups, width)
+    keys, queries = blocks(plan.removed_groups, attention.head_dim), blocks(plan.removed_groups, width)
     if not groups:
-        return LoneAttention(layer, bias=bias_without(attention.o_proj, columns, plan.group_means))
+        return LoneAttention(layer, bias=bias_without(attention.o_proj, queries, plan.group_means))
     sliced = with_parts(
         attention,
-        q_proj=without(attention.q_proj, 0, columns),
-        k_proj=without(attention.k_proj, 0, rows),
-        v_proj=without(attention.v_proj, 0, rows),
-        o_proj=without(attention.o_proj, 1, columns, plan.group_means),
+        q_proj=without(attention.q_proj, 0, queries),
+        k_proj=without(attention.k_proj, 0, keys),
+        v_proj=without(attention.v_proj, 0, keys),
+        o_proj=without(attention.o_proj, 1, queries, plan.group_means),
     )
     # Most attention modules read the number of heads off the projections; some have counted it.
     for name, heads in (("num_key_value_heads", groups), ("num_heads", groups * width // attention.head_dim)):
@@ -136,7 +136,7 @@ def blocks(groups: Sequence[int], width: int) -> list[int]:
 
 @torch.no_grad()
 def without(linear: nn.Linear, dim: int, removed: Sequence[int], means: Sequence[float] | None = None) -> nn.Linear:
-    """The linear map without some outputs (``dim`` 0) or inputs (1), or with these inputs at their means."""
+    """The linear map without some outputs (``dim`` 0) or inputs (1), whose means become a bias, if given."""
     others = sorted({*range(linear.weight.shape[dim])}.difference(removed))
     kept = torch.tensor(others, device=linear.weight.device)
     bias = bias_without(linear, removed, means) if dim == 1 else linear.bias
