@@ -14,8 +14,7 @@ _PUBLIC = {
     "methods": ("make_plan", "METHODS"),
     "methods.alpha_search": ("search_alphas", "AlphaSearch", "ALPHA_GRID"),
     "methods.refit": ("refit_values",),
-    "pruning.checkpoint": ("save_pruned", "load_pruned"),
-    "pruning.gguf": ("save_gguf",),
+    "pruning.export": ("save_pruned", "load_pruned", "save_gguf"),
     "pruning.plan": ("PruningPlan",),
     "pruning.surgery": ("apply_plan",),
 }

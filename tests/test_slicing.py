@@ -13,7 +13,7 @@ from harp_lib.pruning.plan import LayerPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 
 REFUSED = {"olmo2": "norm over all heads"}  # its norm of queries and keys spans the heads
-UNGATED = {"mixtral", "starcoder2"}
+UNGATED = {"granitemoe", "mixtral", "starcoder2"}
 
 
 def numbers(count):

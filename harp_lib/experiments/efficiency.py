@@ -20,7 +20,7 @@ from harp_lib.experiments.job import Job, or_failed
 from harp_lib.measure import timing
 from harp_lib.measure.models import random_model
 from harp_lib.pruning.architecture import check_plan, decoder_layers
-from harp_lib.pruning.gguf import check_gguf, save_gguf
+from harp_lib.pruning.export import check_gguf, save_gguf
 from harp_lib.pruning.layers import folds
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.remote import pruned_class

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from harp_lib.accounting import attention_window
 from harp_lib.measure.models import evaluating
 from harp_lib.pruning.architecture import branch_exit, check_plan, decoder_layers, output_norm
-from harp_lib.pruning.layers import value_only
+from harp_lib.pruning.layers import LoneAttention
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.theory import visible_positions
 
@@ -64,7 +64,7 @@ def _watch(
     def leave(_: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
         leaving = output[0] if isinstance(output, tuple) else output
         projected, weights, norm = seen["projected"], seen["weights"], output_norm(layer)
-        alone = value_only(attention, index)(projected)[0]
+        alone = LoneAttention(index, attention)(projected)[0]
         values = attention.v_proj(projected).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)  # (B, K, N, Dh)
         visit(
             LayerView(

@@ -1,39 +1,25 @@
 """What a decoder is made of, and whether a plan can be carried out on it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .layers import (
-    ATTENTION_PARTS,
-    FFN_PARTS,
-    blocks,
-    group_width,
-    masked_columns,
-    num_groups,
-    pruned_attention,
-    pruned_ffn,
-    value_only,
-    with_parts,
-)
-from .plan import PruningPlan
+from .layers import ATTENTION_PARTS, FFN_PARTS, blocks, group_width, masked, num_groups, pruned_attention, pruned_ffn
+from .plan import LayerPlan, PruningPlan
 
 # Norms of the decoder layers whose way through attention is known. Any other layer may hold a norm after attention,
 # which would undo alpha, or a second mixer beside it.
 KNOWN_NORMS = {
-    frozenset(norms.split())
-    for norms in (
-        "input_layernorm post_attention_layernorm",  # Llama and most others
-        "input_layernorm",  # Cohere: attention and FFN in parallel
-        "input_layernorm pre_feedforward_layernorm",
-        "input_layernorm post_attention_layernorm pre_feedforward_layernorm post_feedforward_layernorm",  # Gemma-2
-        "input_layernorm post_attention_layernorm post_self_attn_layernorm post_mlp_layernorm",  # GLM-4
-        "post_attention_layernorm post_feedforward_layernorm",  # OLMo-2
-        "attention_layernorm feedforward_layernorm",  # Apertus
-    )
+    "input_layernorm post_attention_layernorm",  # Llama and most others
+    "input_layernorm",  # Cohere: attention and FFN in parallel
+    "input_layernorm pre_feedforward_layernorm",
+    "input_layernorm post_attention_layernorm post_feedforward_layernorm pre_feedforward_layernorm",  # Gemma-2
+    "input_layernorm post_attention_layernorm post_mlp_layernorm post_self_attn_layernorm",  # GLM-4
+    "post_attention_layernorm post_feedforward_layernorm",  # OLMo-2
+    "attention_layernorm feedforward_layernorm",  # Apertus
 }
 OTHER_PARTS = {"self_attn", "mlp", "block_sparse_moe", "dropout"}
 TOLERANCE = 0.05  # relative; above what bfloat16 costs, below what another kind of attention differs by
@@ -60,21 +46,9 @@ def branch_exit(layer: nn.Module) -> nn.Module:
     return output_norm(layer) or layer.self_attn
 
 
-def exit_weights(layer: nn.Module) -> list[nn.Parameter]:
-    """The parameters that scale the attention branch of ``layer`` linearly."""
-    return list((output_norm(layer) or layer.self_attn.o_proj).parameters())
-
-
 def has_known_parts(layer: nn.Module) -> bool:
     """Whether nothing but ``self_attn`` can move information between tokens in ``layer``, or stand after it unseen."""
-    return frozenset(part for part, _ in layer.named_children() if part not in OTHER_PARTS) in KNOWN_NORMS
-
-
-@torch.no_grad()
-def gain_offset(norm: nn.Module) -> float:
-    """What an RMS norm adds to its weight before multiplying: 1 in Gemma's, 0 in Llama's."""
-    gain = norm(torch.ones_like(norm.weight))
-    return float(round((gain - norm.weight).double().mean().item()))
+    return " ".join(sorted(part for part, _ in layer.named_children() if part not in OTHER_PARTS)) in KNOWN_NORMS
 
 
 def all_linear(module: nn.Module | None, parts: Iterable[str]) -> bool:
@@ -83,12 +57,7 @@ def all_linear(module: nn.Module | None, parts: Iterable[str]) -> bool:
 
 
 def check_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False) -> None:
-    """ValueError, with the reason, if ``plan`` cannot be carried out on ``model``, which is left as it is.
-
-    The model has to be dense and to have what the plan names, of a known kind, in weights that can be scaled and
-    sliced. What the names of modules do not show (gates, sinks, norms of values or over all heads) is found by running
-    the model over three tokens.
-    """
+    """ValueError, with the reason, if ``plan`` cannot be carried out on ``model``, which is left as it is."""
     name, layers = type(model).__name__, decoder_layers(model)
     if getattr(model.config, "pruning_plan", None) is not None:
         raise ValueError("this model is pruned already; load the dense model again")
@@ -103,14 +72,13 @@ def check_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = Fa
             if not has_known_parts(layer):
                 parts = ", ".join(sorted(part for part, _ in layer.named_children()))
                 raise ValueError(f"{name} is not supported: layer {index} has parts of no known kind ({parts})")
-            touched += exit_weights(layer) + [layer.self_attn.o_proj.weight] * fold_output
+            output = layer.self_attn.o_proj
+            touched += [*(output_norm(layer) or output).parameters(), *[output.weight] * fold_output]
         touched += layer.self_attn.parameters() if lost.removed_groups else []
         touched += layer.mlp.parameters() if lost.removed_channels else []
         if any(weight.is_meta or not weight.is_floating_point() for weight in touched):
-            raise ValueError(
-                f"layer {index}: weights that are offloaded or quantized can be neither scaled nor sliced; "
-                "load the model in float32, bfloat16 or float16 without offloading"
-            )
+            why = f"layer {index}: weights that are offloaded or quantized can be neither scaled nor sliced"
+            raise ValueError(f"{why}; load the model in float32, bfloat16 or float16 without offloading")
     _try_out(model, plan)
 
 
@@ -121,13 +89,10 @@ def check_fits(model: PreTrainedModel, plan: PruningPlan) -> None:
         raise ValueError(f"the plan is for {plan.num_layers} layers, {name} has {len(layers)}")
     for index, lost in plan.layers.items():
         attention, ffn = getattr(layers[index], "self_attn", None), getattr(layers[index], "mlp", None)
-        needed = ATTENTION_PARTS if lost.removed_groups else ("v_proj", "o_proj")
-        if (lost.removed_groups or lost.alpha is not None) and not all_linear(attention, needed):
-            parts = ", ".join(needed)
-            raise ValueError(
-                f"{name} is not supported: layer {index} has no self_attn with separate {parts} "
-                "(fused projections, or no attention)"
-            )
+        needed = ATTENTION_PARTS if lost.removed_groups else () if lost.alpha is None else ("v_proj", "o_proj")
+        if not all_linear(attention, needed):
+            lacks = f"no self_attn with separate {', '.join(needed)} (fused projections, or no attention)"
+            raise ValueError(f"{name} is not supported: layer {index} has {lacks}")
         if lost.removed_groups:
             _check_indices(f"layer {index}: key/value group", lost.removed_groups, num_groups(attention))
             wanted = len(lost.removed_groups) * group_width(attention)
@@ -149,53 +114,47 @@ def _check_indices(what: str, indices: Sequence[int], count: int) -> None:
 
 @torch.no_grad()
 def _try_out(model: PreTrainedModel, plan: PruningPlan) -> None:
-    """ValueError if a pruned module does not give what the stock one does when the model reads three tokens."""
-    layers, training, calls = decoder_layers(model), model.training, {}
+    """ValueError if pruned modules do not do as stock ones with three tokens: names show no gate, sink or odd norm."""
+    layers, runs = decoder_layers(model), {}
 
-    def keep(module: nn.Module, args: tuple, kwargs: dict, output: torch.Tensor | tuple) -> None:
-        calls[module] = args, kwargs, output
+    def keep(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        runs[module] = lambda other: other.forward(*args, **kwargs)
 
     with ExitStack() as hooks:
-        hooks.callback(model.train, training)
-        for index, lost in plan.layers.items():
-            for module in [layers[index].self_attn] + [layers[index].mlp] * bool(lost.removed_channels):
-                hooks.enter_context(module.register_forward_hook(keep, with_kwargs=True))
+        hooks.callback(model.train, model.training)
+        for module in (module for index in plan.layers for module in layers[index].children()):
+            hooks.enter_context(module.register_forward_pre_hook(keep, with_kwargs=True))
         # Token 0 is often padding, with a zero embedding.
         ids = model.get_input_embeddings().num_embeddings // 2 - torch.arange(3)
         model.eval()(ids[None].to(model.device), use_cache=False)
         for index, lost in plan.layers.items():
             reason, attention, ffn = None, layers[index].self_attn, getattr(layers[index], "mlp", None)
             if lost.alpha is not None:
-                args, kwargs, (output, *_) = calls[attention]
-                first = (args[0] if args else kwargs["hidden_states"])[:, :1]  # (1, 1, d), which sees itself alone
-                if not _same(value_only(attention, index)(first), output[:, :1]):
+                alone = pruned_attention(attention, index, LayerPlan(alpha=1.0))
+                if not _agree(alone, attention, runs[attention], tokens=1):
                     reason = "attention on a single token is not W_V W_O (a gate, a sink or a norm in between)"
             if lost.removed_groups:
                 columns = blocks(lost.removed_groups, group_width(attention))
-                masked = with_parts(attention, {"o_proj": masked_columns(attention.o_proj, columns, lost.group_means)})
-                if not _agree(pruned_attention(attention, index, lost), masked, *calls[attention][:2]):
+                twin = masked(attention, "o_proj", columns, lost.group_means)
+                if not _agree(pruned_attention(attention, index, lost), twin, runs[attention]):
                     reason = "attention without some of its heads is not the same as with these heads masked"
             if lost.removed_channels:
-                output = masked_columns(ffn.down_proj, lost.removed_channels, lost.channel_means)
-                if not _agree(pruned_ffn(ffn, lost), with_parts(ffn, {"down_proj": output}), *calls[ffn][:2]):
+                twin = masked(ffn, "down_proj", lost.removed_channels, lost.channel_means)
+                if not _agree(pruned_ffn(ffn, lost), twin, runs[ffn]):
                     reason = "an FFN without some of its channels is not the same as with these channels masked"
             if reason:
                 raise ValueError(f"{type(model).__name__} is not supported: in layer {index}, {reason}")
 
 
-def _agree(pruned: nn.Module, masked: nn.Module, args: tuple, kwargs: dict) -> bool:
-    """Whether two modules give the same, or the pruned one, whose shapes may not fit, gives anything."""
-    expected = masked.forward(*args, **kwargs)
+def _agree(pruned: nn.Module, stock: nn.Module, run: Callable, tokens: int | None = None) -> bool:
+    """Whether both give the same for the first ``tokens``, by default all; a pruned module may not fit together."""
+    expected = run(stock)
     try:
-        return _same(pruned.forward(*args, **kwargs), expected)
+        found = run(pruned)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, AttributeError, ValueError):
         return False
-
-
-def _same(found: torch.Tensor | tuple, expected: torch.Tensor | tuple) -> bool:
-    found, expected = ((each[0] if isinstance(each, tuple) else each).float() for each in (found, expected))
-    if not expected.isfinite().all():  # weights that say nothing about the architecture
-        return True
-    return ((found - expected).norm() <= TOLERANCE * expected.norm().clamp_min(1e-12)).item()
+    found, expected = ((each[0] if isinstance(each, tuple) else each)[:, :tokens].float() for each in (found, expected))
+    close = (found - expected).norm() <= TOLERANCE * expected.norm().clamp_min(1e-12)
+    return bool(close) or not expected.isfinite().all()  # weights that say nothing about the architecture

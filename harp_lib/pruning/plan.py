@@ -28,7 +28,7 @@ class LayerPlan:
         Channels of a gated FFN that go: rows of its gate and up projection, columns of its down projection.
     group_means, channel_means : tuple of float, optional
         Mean inputs of the removed columns of W_O and of the down projection, in their order. Times these columns they
-        become a bias that makes up for what goes (FLAP's compensation). None: nothing does.
+        are a bias that makes up for what goes, as FLAP's. None: nothing does.
     """
 
     alpha: float | None = None
@@ -81,28 +81,22 @@ class PruningPlan:
     method: str = "harp"
 
     def __post_init__(self) -> None:
-        for layer in self.layers:
-            if layer not in range(self.num_layers):
-                total = self.num_layers
-                raise ValueError(f"layer {layer} is not in a model of {total} layers (0 … {total - 1})")
+        total = self.num_layers
+        if other := [layer for layer in self.layers if layer not in range(total)]:
+            raise ValueError(f"layer {other[0]} is not in a model of {total} layers (0 … {total - 1})")
         object.__setattr__(self, "layers", {int(layer): self.layers[layer] for layer in sorted(self.layers)})
 
     @classmethod
     def value_only(cls, num_layers: int, alphas: Sequence[float] | Mapping[int, float]) -> "PruningPlan":
-        """Plan that makes layers value-only.
+        """Plan that makes layers value-only; a ValueError for a layer that is not there or an alpha that is not finite.
 
         Parameters
         ----------
         num_layers : int
             Decoder layers of the model.
         alphas : sequence or mapping of float
-            A sequence is read top-down, as the paper prints it: the first entry is the highest layer. A mapping
-            goes from layer index (from the bottom) to alpha.
-
-        Raises
-        ------
-        ValueError
-            For an index outside the model, as of more alphas than layers, or an alpha that is not finite.
+            A sequence is read top-down, as the paper prints it: the first entry is the highest layer. A mapping goes
+            from layer index (from the bottom) to alpha.
         """
         if not isinstance(alphas, Mapping):
             alphas = {num_layers - 1 - depth: alpha for depth, alpha in enumerate(alphas)}

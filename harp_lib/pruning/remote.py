@@ -1,7 +1,6 @@
 """Pruned versions of stock transformers classes, also as the remote code of saved checkpoints.
 
-``HarpLlamaForCausalLM`` is ``LlamaForCausalLM`` that builds its pruned layers from the plan in its config, and so
-for any stock class: this module makes ``Harp<Name>`` out of ``transformers.<Name>`` when it is asked for it.
+``Harp<Name>`` is made of ``transformers.<Name>`` on demand, and builds its pruned layers from the plan in its config.
 """
 
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .architecture import decoder_layers, has_known_parts
+from .architecture import has_known_parts
 from .layers import LoneAttention
 from .plan import PruningPlan
 from .surgery import swap_modules
@@ -32,6 +31,7 @@ ACTIVATION_FIELDS = ("hidden_act", "hidden_activation")
 class PrunedConfig:
     """Mixin for a stock config: carries the plan, and hides the activation from code that ignores the plan."""
 
+    _auto_class = "AutoConfig"
     fold_output = False  # checkpoints of earlier versions do not say
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -48,12 +48,9 @@ class PrunedConfig:
 
 
 class PrunedModel:
-    """Mixin for a stock model: swaps the planned layers when it is built, and spares those at the top in a prefill.
+    """Mixin for a stock model: swaps the planned layers when it is built."""
 
-    Layers without attention look at each token alone and cache nothing: where the caller wants the logits of the last k
-    positions only (``logits_to_keep``, as ``generate`` does), no other position has to enter those at the top.
-    """
-
+    _auto_class = "AutoModelForCausalLM"
     tail_only_prefill = True  # set it to False to send every position through every layer
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
@@ -65,7 +62,10 @@ class PrunedModel:
 
 
 def tail_only(stock_forward: Callable) -> Callable:
-    """The forward pass in which the last ``logits_to_keep`` positions alone enter the pruned layers at the top."""
+    """The forward pass that spares the pruned layers at the top all but the last ``logits_to_keep`` positions.
+
+    They look at each token alone and cache nothing: of ``generate``'s prefill, one position has to enter them.
+    """
 
     @wraps(stock_forward)
     def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
@@ -86,20 +86,19 @@ def tail_only(stock_forward: Callable) -> Callable:
             for layer in top:
                 hooks.enter_context(layer.self_attn.register_forward_pre_hook(tell, with_kwargs=True))
             if top:
-                hooks.enter_context(top[0].register_forward_pre_hook(enter))
+                hooks.enter_context(top[-1].register_forward_pre_hook(enter))
             return stock_forward(self, *args, **kwargs)
 
     return forward
 
 
 def top_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The layers at the top that look at each token alone; none where a prefill has to send all positions there."""
+    """The layers, from above, that look at each token alone; none where a prefill has to send all positions there."""
     decoder = model.get_decoder()
     if model.training or not model.tail_only_prefill or model.config.output_hidden_states:
         return []  # a checkpointed layer would be computed again without the hooks that spare it positions
-    from_above = reversed(decoder_layers(model))
-    alone = takewhile(lambda layer: isinstance(layer.self_attn, LoneAttention) and has_known_parts(layer), from_above)
-    top = [*alone][::-1]
+    above = reversed(decoder.layers)
+    top = [*takewhile(lambda layer: isinstance(layer.self_attn, LoneAttention) and has_known_parts(layer), above)]
     watched = [decoder, *decoder.children(), *(module for layer in top for module in layer.modules())]
     hooks = [hook for of in watched for hook in (*of._forward_hooks.values(), *of._forward_pre_hooks.values())]
     # Somebody's hooks want to see every position. Those of transformers are idle unless outputs are asked for.
@@ -111,13 +110,11 @@ def pruned_class(stock: type) -> type:
     """``Harp<Name>`` for a stock config or model class; a ValueError for a class that transformers does not have."""
     if getattr(transformers, stock.__name__, None) is not stock:
         raise ValueError(f"{stock.__name__} is not a class of transformers; a checkpoint of it could not be loaded")
-    name, namespace = f"Harp{stock.__name__}", {"__module__": __name__, "__doc__": f"Pruned {stock.__name__}."}
+    name, own = f"Harp{stock.__name__}", {"__module__": __name__, "__doc__": f"Pruned {stock.__name__}."}
     if issubclass(stock, PreTrainedConfig):
-        namespace |= {"model_type": f"harp_{stock.model_type}", "_auto_class": "AutoConfig"}
-        return type(name, (PrunedConfig, stock), namespace)
-    namespace |= {"config_class": pruned_class(stock.config_class), "_auto_class": "AutoModelForCausalLM"}
-    namespace["forward"] = tail_only(stock.forward)
-    return type(name, (PrunedModel, stock), namespace)
+        return type(name, (PrunedConfig, stock), own | {"model_type": f"harp_{stock.model_type}"})
+    own |= {"config_class": pruned_class(stock.config_class), "forward": tail_only(stock.forward)}
+    return type(name, (PrunedModel, stock), own)
 
 
 def __getattr__(name: str) -> type:

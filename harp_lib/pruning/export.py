@@ -1,22 +1,28 @@
-"""Pruned models as GGUF files that stock llama.cpp runs, and with it Ollama and LM Studio.
+"""A pruned model on disk: a Hugging Face folder, or a GGUF file that stock llama.cpp runs, and with it Ollama.
 
 llama.cpp's architecture ``deci`` counts heads and FFN channels layer by layer. A layer with query heads but no
 key/value heads is ``x + W norm(x)`` there: with W = α W_O W_V that is a value-only layer, which caches nothing.
 """
 
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quantize
-from torch import nn
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, TokenType, quantize
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from harp_lib.measure.models import from_pretrained
+from harp_lib.measure.registry import quiet
+from harp_lib.pruning import remote
 
 from .architecture import decoder_layers
 from .layers import FFN_PARTS, LoneAttention, group_width, num_groups
+from .plan import PruningPlan
 
+PLAN_FILE = "pruning_plan.json"
 ARCHITECTURE = "deci"
 MODEL_TYPES = ("llama", "mistral")  # RMS norms before attention and FFN, a gated FFN
 ROPE_TYPES = ("default", "linear", "llama3")  # rotary positions that fixed factors of the frequencies express
@@ -25,22 +31,55 @@ LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # kinds of tokens
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = TokenType
 
 
-def save_gguf(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str | Path, weights: str = "f16"
-) -> None:
+def save_pruned(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str | Path) -> None:
+    """Write a model that :func:`harp_lib.apply_plan` pruned, and its tokenizer, as a Hugging Face folder.
+
+    The folder holds safetensors, config, tokenizer, the plan (``pruning_plan.json``) and the files of this
+    library that ``trust_remote_code=True`` needs. It appears complete or not at all; an earlier pruned checkpoint
+    at ``path`` is replaced. A ValueError says that the model is not pruned (``model.save_pretrained`` does for it), a
+    FileExistsError that ``path`` holds something else.
+    """
+    if getattr(model.config, "pruning_plan", None) is None:
+        raise ValueError("this model is not pruned: call apply_plan first, or save it with model.save_pretrained")
+    path = Path(path).resolve()
+    if path.exists() and not (path.is_dir() and ((path / PLAN_FILE).exists() or not any(path.iterdir()))):
+        raise FileExistsError(f"{path} exists and is not a pruned checkpoint; choose another folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temporary, quiet():
+        folder = Path(temporary, "checkpoint")
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        PruningPlan.from_dict(model.config.pruning_plan).to_json(folder / PLAN_FILE)
+        if path.exists():
+            path.rename(Path(temporary, "replaced"))
+        folder.rename(path)
+
+
+def load_pruned(path: str | Path, dtype="auto", **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the model, in evaluation mode, and the tokenizer that :func:`save_pruned` wrote; no code of the folder runs.
+
+    ``dtype`` and other options, as ``device_map``, go to ``from_pretrained``: by default the dtype that was saved, on
+    the CPU. A ValueError says that the folder holds no pruned checkpoint, or not all of its weights.
+    """
+    config_file = Path(path, "config.json")
+    config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
+    if "pruning_plan" not in config:
+        raise ValueError(f"{path} holds no pruned checkpoint (no config.json with a pruning plan); try load_model")
+    return from_pretrained(str(path), getattr(remote, config["architectures"][0]), dtype=dtype, **options)
+
+
+def save_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str | Path, weights="f16") -> None:
     """Write a model to a GGUF file, which appears complete or not at all.
 
     Parameters
     ----------
     model : PreTrainedModel
-        Of Llama's or Mistral's kind, dense or as :func:`harp_lib.apply_plan` left it: with value-only and skipped
-        layers, with key/value groups and FFN channels removed.
+        Of Llama's or Mistral's kind, dense or as :func:`harp_lib.apply_plan` left it.
     tokenizer : PreTrainedTokenizerBase
-        Byte-level BPE as in Llama 3, SmolLM or GPT-2, or SentencePiece BPE as in Llama 2 and Mistral. Its chat
-        template comes along.
+        Byte-level BPE (Llama 3, SmolLM, GPT-2) or SentencePiece BPE (Llama 2, Mistral), with its chat template.
     path : str or Path
         The file to write; an earlier one is replaced.
     weights : {"f16", "f32", "q8_0"}
@@ -60,7 +99,7 @@ def save_gguf(
     _add_shape(writer, model)
     _add_vocabulary(writer, tokenizer, model.config.vocab_size)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
         for name, tensor in _tensors(model):
             kind = WEIGHTS[weights] if tensor.ndim == 2 else GGMLQuantizationType.F32
             if tensor.shape[-1] % GGML_QUANT_SIZES[kind][0]:  # rows that blocks of weights do not fill
@@ -93,14 +132,12 @@ def check_gguf(model: PreTrainedModel) -> None:
 def _add_shape(writer: GGUFWriter, model: PreTrainedModel) -> None:
     config, layers, head_dim = model.config, decoder_layers(model), model.config.head_dim
     attentions = [layer.self_attn for layer in layers]
-    heads = [a.o_proj.in_features // head_dim if hasattr(a, "o_proj") else 0 for a in attentions]
-    groups = [num_groups(a) if hasattr(a, "k_proj") else 0 for a in attentions]
     writer.add_block_count(len(layers))
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(groups)
+    writer.add_head_count([a.o_proj.in_features // head_dim if hasattr(a, "o_proj") else 0 for a in attentions])
+    writer.add_head_count_kv([num_groups(a) if hasattr(a, "k_proj") else 0 for a in attentions])
     writer.add_feed_forward_length([layer.mlp.down_proj.in_features for layer in layers])
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
@@ -123,8 +160,13 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     for index, layer in enumerate(decoder.layers):
         attention, block = layer.self_attn, f"blk.{index}"
         if hasattr(attention, "o_proj"):
+            output = attention.o_proj.weight
+            if isinstance(attention, LoneAttention):  # W = W_O W_V (d, d), with each value head where it is read
+                value = attention.v_proj.weight.float().unflatten(0, (-1, 1, config.head_dim))  # (K, 1, Dh, d)
+                value = value.expand(-1, group_width(attention) // config.head_dim, -1, -1).flatten(0, 2)  # (H·Dh, d)
+                output = output.float() @ value
             yield f"{block}.attn_norm.weight", layer.input_layernorm.weight
-            yield f"{block}.attn_output.weight", _output(attention)
+            yield f"{block}.attn_output.weight", output
         if hasattr(attention, "k_proj"):
             yield f"{block}.attn_v.weight", attention.v_proj.weight
             for part in "qk":
@@ -134,16 +176,6 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"{block}.ffn_norm.weight", layer.post_attention_layernorm.weight
         for part in FFN_PARTS:
             yield f"{block}.ffn_{part.removesuffix('_proj')}.weight", getattr(layer.mlp, part).weight
-
-
-@torch.no_grad()
-def _output(attention: nn.Module) -> torch.Tensor:
-    """W_O, or of a value-only layer the product W = W_O W_V (d, d) with each value head where it is read."""
-    if not isinstance(attention, LoneAttention):
-        return attention.o_proj.weight
-    value = attention.v_proj.weight.float().unflatten(0, (-1, 1, attention.head_dim))  # (K, 1, Dh, d)
-    value = value.expand(-1, group_width(attention) // attention.head_dim, -1, -1).flatten(0, 2)  # (H·Dh, d)
-    return attention.o_proj.weight.float() @ value
 
 
 def _add_vocabulary(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
@@ -156,7 +188,7 @@ def _add_vocabulary(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size
         tokens[index], kinds[index] = token, BYTE if sentencepiece and token.startswith("<0x") else NORMAL
     for added in found["added_tokens"]:
         tokens[added["id"]], kinds[added["id"]] = added["content"], CONTROL if added["special"] else USER_DEFINED
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in found["model"]["merges"]]
+    merges = [" ".join(merge) for merge in found["model"]["merges"]]
     if sentencepiece:
         if tokenizer.unk_token_id is not None:
             kinds[tokenizer.unk_token_id] = UNKNOWN
