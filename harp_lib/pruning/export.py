@@ -39,8 +39,14 @@ def save_pruned(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path
 
     The folder holds safetensors, config, tokenizer, the plan (``pruning_plan.json``) and the files of this
     library that ``trust_remote_code=True`` needs. It appears complete or not at all; an earlier pruned checkpoint
-    at ``path`` is replaced. A ValueError says that the model is not pruned (``model.save_pretrained`` does for it), a
-    FileExistsError that ``path`` holds something else.
+    at ``path`` is replaced.
+
+    Raises
+    ------
+    ValueError
+        If the model is not pruned: ``model.save_pretrained`` does for it.
+    FileExistsError
+        If ``path`` holds something else than a pruned checkpoint.
     """
     if getattr(model.config, "pruning_plan", None) is None:
         raise ValueError("this model is not pruned: call apply_plan first, or save it with model.save_pretrained")
@@ -58,7 +64,9 @@ def save_pruned(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path
         folder.rename(path)
 
 
-def load_pruned(path: str | Path, dtype="auto", **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_pruned(
+    path: str | Path, dtype: str = "auto", **options: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the model, in evaluation mode, and the tokenizer that :func:`save_pruned` wrote; no code of the folder runs.
 
     ``dtype`` and other options, as ``device_map``, go to ``from_pretrained``: by default the dtype that was saved, on
@@ -71,7 +79,9 @@ def load_pruned(path: str | Path, dtype="auto", **options: Any) -> tuple[PreTrai
     return from_pretrained(str(path), getattr(remote, config["architectures"][0]), dtype=dtype, **options)
 
 
-def save_gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str | Path, weights="f16") -> None:
+def save_gguf(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str | Path, weights: str = "f16"
+) -> None:
     """Write a model to a GGUF file, which appears complete or not at all.
 
     Parameters

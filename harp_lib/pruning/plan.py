@@ -88,7 +88,7 @@ class PruningPlan:
 
     @classmethod
     def value_only(cls, num_layers: int, alphas: Sequence[float] | Mapping[int, float]) -> "PruningPlan":
-        """Plan that makes layers value-only; a ValueError for a layer that is not there or an alpha that is not finite.
+        """Plan that makes layers value-only.
 
         Parameters
         ----------
@@ -97,6 +97,11 @@ class PruningPlan:
         alphas : sequence or mapping of float
             A sequence is read top-down, as the paper prints it: the first entry is the highest layer. A mapping goes
             from layer index (from the bottom) to alpha.
+
+        Raises
+        ------
+        ValueError
+            For an index outside the model, as of more alphas than layers, or an alpha that is not finite.
         """
         if not isinstance(alphas, Mapping):
             alphas = {num_layers - 1 - depth: alpha for depth, alpha in enumerate(alphas)}

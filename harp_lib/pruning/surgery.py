@@ -79,7 +79,9 @@ def _refitted(model: PreTrainedModel, plan: PruningPlan, weights: Weights | None
     return ready
 
 
-def swap_modules(model: PreTrainedModel, plan: PruningPlan, fold_output=False, ready: dict | None = None) -> None:
+def swap_modules(
+    model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False, ready: Mapping[int, nn.Module] | None = None
+) -> None:
     """Replace the modules that lose something, by those that are ``ready``. Alpha is left out, no weight changed."""
     for index, lost in plan.layers.items():
         layer, made = decoder_layers(model)[index], (ready or {}).get(index)
