@@ -1,18 +1,20 @@
 """Pruning methods: each looks at a model and a calibration text, and returns a plan. None touches a weight.
 
-What they are called and look like is here; torch and a method's module are imported when a plan is asked for. A new
-baseline is a module with ``planner(model, calibration, layers)`` and a row of ``CATALOGUE`` that names it.
+A new baseline is a module with ``planner(model, calibration, layers)`` and a row of ``CATALOGUE`` that names it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from transformers import PreTrainedModel
 
-    from harp_lib.measure.text import Tokens
-    from harp_lib.pruning.plan import PruningPlan
+from harp_lib.measure.text import Tokens
+from harp_lib.methods.calibration import Planner, check_budget, equal_parts
+from harp_lib.pruning.architecture import check_plan, decoder_layers
+from harp_lib.pruning.layers import num_groups
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
 
 
 class Method(NamedTuple):
@@ -43,15 +45,15 @@ TITLES = {"dense": "dense"} | {name: method.title for name, method in CATALOGUE.
 
 def make_plan(
     method: str,
-    model: "PreTrainedModel",
-    calibration: "Tokens | None",
+    model: PreTrainedModel,
+    calibration: Tokens | None,
     *,
     kv_groups: int,
     layers: Sequence[int] | None = None,
     alphas: Sequence[float] | None = None,
     target_fraction: float | None = None,
     **options: Any,
-) -> "PruningPlan":
+) -> PruningPlan:
     """Decide what goes (paper, Section 3, "Baselines", and Algorithm 1).
 
     Parameters
@@ -88,10 +90,6 @@ def make_plan(
         named), a pruned model or one that cannot be sliced. All of that comes before the calibration text is read,
         except a target that HARP exceeds because alphas are found to be 0, or one that empties a layer's FFN.
     """
-    from harp_lib.methods.calibration import check_budget, equal_parts
-    from harp_lib.pruning.architecture import decoder_layers
-    from harp_lib.pruning.layers import num_groups
-
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
     takers = {"layers": BASELINES, "alphas": METHODS[-2:], "target_fraction": METHODS[-1:]}
@@ -99,7 +97,7 @@ def make_plan(
         if value is not None and method not in takers.get(name, BASELINES):
             raise ValueError(f"{method} does not take {name}; it is for {', '.join(takers.get(name, BASELINES))}")
     read = method != "mag-sp" and (method != "harp" or alphas is None)
-    layers, module = _check_model(method, model, calibration if read else (), layers), _module(method)
+    module, layers = _prepared(method, model, calibration if read else (), layers)
     if method == "harp":
         return module.harp_plan(model, calibration, kv_groups, alphas)
     if method == "harp+flap":
@@ -109,31 +107,22 @@ def make_plan(
     return module.planner(model, calibration, layers, **options)(kv_groups, layers)
 
 
-def planner(
-    method: str, model: "PreTrainedModel", calibration: "Tokens | None", **options: Any
-) -> "Callable[[int, Sequence[int]], PruningPlan]":
+def planner(method: str, model: PreTrainedModel, calibration: Tokens | None, **options: Any) -> Planner:
     """Plans for many budgets and layer ranges from one calibration, as tuning a baseline's range needs them.
 
-    The callable ``plan(kv_groups, layers)`` gives what :func:`make_plan` does with the same arguments. Wanda-sp depends
-    on what goes in the layers below and runs the model for each plan; rising ranges are fastest.
+    ``plan(kv_groups, layers)`` gives what :func:`make_plan` does with the same arguments. Wanda-sp depends on what goes
+    in the layers below and runs the model for each plan; rising ranges are fastest.
     """
     if method not in BASELINES:
         raise ValueError(f"{method!r} has no layer range to plan for; choose from {', '.join(BASELINES)}")
-    layers = _check_model(method, model, () if method == "mag-sp" else calibration, None)
-    return _module(method).planner(model, calibration, layers, **options)
+    module, layers = _prepared(method, model, () if method == "mag-sp" else calibration, None)
+    return module.planner(model, calibration, layers, **options)
 
 
-def _module(method: str) -> Any:
-    return import_module(f"{__name__}.{CATALOGUE[method].module}")
-
-
-def _check_model(
-    method: str, model: "PreTrainedModel", calibration: "Tokens | None", layers: Sequence[int] | None
-) -> list[int]:
-    """The layers that may lose something, rising; a ValueError if they cannot lose what ``method`` takes."""
-    from harp_lib.pruning.architecture import check_plan, decoder_layers
-    from harp_lib.pruning.plan import LayerPlan, PruningPlan
-
+def _prepared(
+    method: str, model: PreTrainedModel, calibration: Tokens | None, layers: Sequence[int] | None
+) -> tuple[ModuleType, list[int]]:
+    """A method's module, and the layers that may lose something; a ValueError if they cannot lose what it takes."""
     total, lost = len(decoder_layers(model)), LayerPlan(removed_groups=(0,))
     if method not in BASELINES:
         lost = LayerPlan(1.0, removed_channels=(0,) if method == "harp+flap" else ())
@@ -144,4 +133,4 @@ def _check_model(
     if calibration is None:
         wanted = "as (B, N) tokens or a list of 1-D tensors; only mag-sp takes None"
         raise ValueError(f"{method} needs a calibration text, {wanted}")
-    return list(plan.layers)
+    return import_module(f"{__name__}.{CATALOGUE[method].module}"), list(plan.layers)

@@ -21,17 +21,14 @@ Planner = Callable[[int, Sequence[int]], PruningPlan]
 
 
 class InputStatistics:
-    """Mean, variance (unbiased) and L2 norm of each input channel of a linear map, (C,) float32, over all tokens.
-
-    Sums are float64, so that a large mean swallows no small fluctuations.
-    """
+    """Mean, variance (unbiased) and L2 norm of each input channel of a linear map, (C,) float32, over all tokens."""
 
     def __init__(self) -> None:
         self.count, self._sum, self._squares = 0, 0.0, 0.0
 
     def update(self, inputs: torch.Tensor) -> None:
         """Take in ``inputs`` (…, C), of any floating type."""
-        values = inputs.flatten(0, -2).double()  # (T, C)
+        values = inputs.flatten(0, -2).double()  # (T, C); so that a large mean swallows no small fluctuations
         self.count += len(values)
         self._sum += values.sum(dim=0)
         self._squares += values.square().sum(dim=0)
@@ -63,10 +60,8 @@ def gathering(projections: Mapping[int, nn.Module]) -> Iterator[dict[int, InputS
         yield statistics
     for layer, seen in statistics.items():
         if not seen.norm.isfinite().all():
-            raise ValueError(
-                f"layer {layer}: activations on the calibration text are not finite; "
-                "try a wider dtype (float32 or bfloat16 instead of float16)"
-            )
+            wanted = "try a wider dtype (float32 or bfloat16 instead of float16)"
+            raise ValueError(f"layer {layer}: activations on the calibration text are not finite; {wanted}")
 
 
 def input_statistics(
@@ -132,13 +127,10 @@ class LayerStream:
     def leaving(self, layer: int, entering: list[torch.Tensor]) -> Iterator[torch.Tensor]:
         """What ``layer``, as it is now, makes of each batch's hidden states, one batch at a time."""
         with evaluating(self.model):
-            for index, hidden in enumerate(entering):
-                yield self._through(layer, index, hidden)
-
-    def _through(self, layer: int, index: int, hidden: torch.Tensor) -> torch.Tensor:
-        args, kwargs = self._arguments[self.batches[index].ids.shape][layer]
-        output = self.layers[layer](hidden, *args, **kwargs)
-        return output[0] if isinstance(output, tuple) else output
+            for batch, hidden in zip(self.batches, entering, strict=True):
+                args, kwargs = self._arguments[batch.ids.shape][layer]
+                output = self.layers[layer](hidden, *args, **kwargs)
+                yield output[0] if isinstance(output, tuple) else output
 
 
 def check_budget(kv_groups: int, groups: Sequence[int]) -> None:

@@ -20,30 +20,17 @@ def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int], 
     """Score the groups of ``layers``: the fluctuation of W_O's input channels, averaged over each group.
 
     FLAP (An et al., 2024; metric "WIFV" in github.com/CASIA-LMC-Lab/FLAP), here for key/value groups and as the paper's
-    Table "property" defines it. The standardised scores of a layer average to zero: layers are ranked by how much their
-    groups differ, and where each layer holds a single group (multi-query attention), which of them go is arbitrary.
-
-    Parameters
-    ----------
-    model, calibration, layers
-        As in :func:`harp_lib.make_plan`.
-    squared : bool
-        Square W_O's scores before they are standardised, as both upstream repositories do and no formula says.
-
-    Returns
-    -------
-    callable
-        Removes the groups that score lowest over its layers together; a layer may lose all of them. The plan carries
-        the mean inputs of what goes.
+    Table "property" defines it; ``squared`` squares W_O's scores before they are standardised, as both upstream
+    repositories do and no formula says. The groups that score lowest over all layers together go, and leave their mean
+    inputs in the plan. The standardised scores of a layer average to zero: layers are ranked by how much their groups
+    differ, and where each layer holds a single group (multi-query attention), which of them go is arbitrary.
     """
-    found = decoder_layers(model)
-    attentions = {layer: found[layer].self_attn for layer in layers}
-    statistics = input_statistics(model, calibration, {layer: a.o_proj for layer, a in attentions.items()})
-    scores, means = {}, {}
-    for layer, attention in attentions.items():
-        channels = fluctuation(attention.o_proj, statistics[layer], squared)  # (H·Dh,)
-        scores[layer] = by_group(attention, channels).mean(dim=1)  # (K,)
-        means[layer] = by_group(attention, statistics[layer].mean).cpu()  # (K, r·Dh)
+    found, scores, means = decoder_layers(model), {}, {}
+    outputs = {layer: found[layer].self_attn.o_proj for layer in layers}
+    for layer, inputs in input_statistics(model, calibration, outputs).items():
+        attention = found[layer].self_attn
+        scores[layer] = by_group(attention, fluctuation(outputs[layer], inputs, squared)).mean(dim=1)  # (K,)
+        means[layer] = by_group(attention, inputs.mean).cpu()  # (K, r·Dh)
 
     def plan(kv_groups: int, layers: Sequence[int]) -> PruningPlan:
         chosen = {layer: scores[layer] for layer in layers}
@@ -70,9 +57,8 @@ def without_channels(model: PreTrainedModel, calibration: Tokens, plan: PruningP
     plans = dict(plan.layers)
     for layer, channels in lowest_of_all(scores, count).items():
         if len(channels) == len(scores[layer]):
-            raise ValueError(
-                f"layer {layer} would lose all of its {len(channels)} FFN channels; remove less than {count} in all"
-            )
+            wanted = f"remove less than {count} in all"
+            raise ValueError(f"layer {layer} would lose all of its {len(channels)} FFN channels; {wanted}")
         means = _written(statistics[layer].mean.cpu()[list(channels)])
         plans[layer] = replace(plans.get(layer, LayerPlan()), removed_channels=channels, channel_means=means)
     return PruningPlan(plan.num_layers, plans, plan.method)

@@ -30,13 +30,11 @@ def group_importance(model: PreTrainedModel, calibration: Tokens, layers: Iterab
 
     .. math:: I_g = \sum_{w \in g} \left| w \, \frac{\partial L}{\partial w} \right|
 
-    The sum goes over the weights that a group couples: its rows of the query projection (those of all its query
-    heads), of the key and the value projection, and its columns of the output projection. Biases are not counted. L
-    is the mean negative log-likelihood per predicted token, and its gradient that of the whole calibration: absolute
-    values are taken after texts are summed over, not before. It is the first-order term of LLM-Pruner's code
-    (``param_first``, aggregated by sum), with two differences. For LLaMA 3 that code adds up query heads by
-    ``view(4, 1024).sum(0)``, which gives key/value head k the query heads k, k + 8, k + 16 and k + 24 instead of those
-    four that read it. And it calibrates on BookCorpus (10 samples of 64 tokens), where here all methods read one text.
+    The sum goes over the weights that a group couples: its rows of W_Q (those of all its query heads), W_K and W_V, and
+    its columns of W_O; absolute values are taken after texts are summed over. It is the first-order term of
+    LLM-Pruner's code (``param_first``, aggregated by sum), which calibrates on BookCorpus (10 samples of 64 tokens) and
+    for LLaMA 3 adds up query heads by ``view(4, 1024).sum(0)``: key/value head k gets the query heads k, k + 8, k + 16
+    and k + 24 instead of those four that read it.
     """
     importance = {}
     for layer, pairs in weight_gradients(model, calibration, layers, ATTENTION_PARTS).items():
@@ -54,11 +52,10 @@ def weight_gradients(
 
     .. math:: \frac{\partial L}{\partial W}, \qquad L = -\frac{1}{T} \sum_t \log p(x_t \mid x_{<t})
 
-    T is the number of predicted tokens, which are gone through in evaluation mode, 1,024 (at least one sequence) at a
-    time; gradients are float32 whatever the model's dtype. Beside the model and these gradients, twice (5.4 GB for all
-    attention weights of LLaMA3.1-8B, and 2.7 GB in bfloat16), memory is the inputs of all layers (layers × 1,024 × d),
-    what one layer keeps for its backward pass, and four times the logits in float32 (2.1 GB for 128,256 words). A
-    gradient that is not finite is a ValueError.
+    T is the number of predicted tokens; gradients are float32 whatever the model's dtype. Beside the model and these
+    gradients, twice (5.4 GB for all attention weights of LLaMA3.1-8B, and 2.7 GB in bfloat16), memory is the inputs of
+    all layers (layers × 1,024 × d), what one layer keeps for its backward pass, and four times the logits in float32
+    (2.1 GB for 128,256 words). A gradient that is not finite is a ValueError.
     """
     found, batches = decoder_layers(model), make_batches(calibration)
     weights = {layer: [getattr(found[layer].self_attn, part).weight for part in parts] for layer in layers}

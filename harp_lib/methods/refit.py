@@ -1,9 +1,7 @@
 """Beyond the paper: the values and output projections that HARP keeps, refitted in closed form.
 
-HARP corrects W_V W_O of a value-only layer by one number. Here the whole map is fitted: with X what enters the
-attention and Y what it puts out, the least squares solution of X W ≈ Y, cut to the rank K·Dh that W_V W_O has.
-NBL (LIONS-EPFL, NeurIPS 2025) estimates attention by linear maps of full rank from dense activations; the rank, which
-keeps HARP's architecture, and the stream of the model as it is pruned so far are what differs.
+With X what enters the attention and Y what it puts out: the least squares solution of X W ≈ Y, cut to the rank K·Dh
+that W_V W_O has. NBL (LIONS-EPFL, NeurIPS 2025) fits maps of full rank to dense activations, not to the pruned stream.
 """
 
 import time
@@ -27,24 +25,15 @@ RIDGE = 1e-3  # of the mean square of what enters
 
 @dataclass(frozen=True)
 class Refit:
-    """What was fitted.
+    """What was fitted; ``apply_plan(model, plan, weights=weights)`` puts it in.
 
-    Attributes
-    ----------
-    plan : PruningPlan
-        The layers, value-only with alpha = 1.
-    weights : dict
-        By layer ``v_proj.weight`` (K·Dh, d), ``o_proj.weight`` (d, K·Dh) and, where the model has it, ``v_proj.bias``
-        (K·Dh,): what ``apply_plan(model, plan, weights=weights)`` puts in.
-    explained : dict
-        By layer the share of the variance of attention's output that is explained, on the calibration text.
-    seconds : float
-        Time spent.
+    By layer, weights are ``v_proj.weight`` (K·Dh, d), ``o_proj.weight`` (d, K·Dh) and, where the model has it,
+    ``v_proj.bias`` (K·Dh,).
     """
 
-    plan: PruningPlan
+    plan: PruningPlan  # the layers, value-only with alpha = 1
     weights: dict[int, dict[str, torch.Tensor]]
-    explained: dict[int, float]
+    explained: dict[int, float]  # share of the variance of attention's output, on the calibration text
     seconds: float
 
 

@@ -1,5 +1,6 @@
 """Wanda-sp: key/value groups whose weights times activations are small go, layer by layer from the bottom."""
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -16,12 +17,10 @@ from harp_lib.pruning.surgery import temporarily_pruned
 
 
 def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int]) -> Planner:
-    """Prepare the calibration text; scores depend on what goes below, so each plan takes its own passes.
+    """Each plan runs each layer of its range twice: dense, to score its groups, and without those that go.
 
-    Each layer of a range is run twice: dense, to score its groups, and without the groups that go, since that is what
-    the next layer sees. Wanda (Sun et al., 2024) made structured by FLAP's authors ("wanda_sp" in
-    github.com/CASIA-LMC-Lab/FLAP), here for key/value groups, equally many from each layer. Ranges with rising lowest
-    layers share the dense passes below them.
+    That is what the next layer sees. Wanda (Sun et al., 2024) made structured by FLAP's authors ("wanda_sp" in
+    github.com/CASIA-LMC-Lab/FLAP), here for key/value groups, equally many from each layer.
     """
     stream, found = LayerStream(model, calibration), decoder_layers(model)
 
@@ -33,8 +32,7 @@ def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int]) 
             if layer in layers:
                 attention = found[layer].self_attn
                 with gathering({layer: attention.o_proj}) as statistics:
-                    for _ in stream.leaving(layer, hidden):
-                        pass
+                    deque(stream.leaving(layer, hidden), maxlen=0)
                 scores = group_scores(attention, statistics[layer])
                 plans[layer] = LayerPlan(removed_groups=lowest(scores, each))
             if layer < last:
