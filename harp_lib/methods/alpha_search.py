@@ -76,10 +76,6 @@ def search_alphas(
     progress : bool
         Show a progress bar with the best perplexity so far.
 
-    Returns
-    -------
-    AlphaSearch
-
     Raises
     ------
     ValueError
@@ -99,19 +95,18 @@ def search_alphas(
     entering = _entering(model, batches, searched, cache_device) if reuse_prefix else {}
     seconds = time.perf_counter() - begin
     best: dict[int, float] = {}
-    curves: dict[int, dict[float, float]] = {}
-    with tqdm(total=num_layers * len(grid), desc="alpha search", unit="candidate", disable=not progress) as bar:
-        for layer in searched:
-            hidden, curve = entering.pop(layer, None), curves.setdefault(layer, {})
-            for alpha in grid:
-                evaluate = partial(_nll, model, batches, best | {layer: alpha}, hidden)
-                curve[alpha] = perplexity_from_nll(journal.remember(layer, alpha, evaluate), scored)
-                if not math.isfinite(curve[alpha]):
-                    wanted = "try a wider dtype (float32 or bfloat16 instead of float16)"
-                    raise ValueError(f"perplexity is {curve[alpha]} with alpha = {alpha} in layer {layer}; {wanted}")
-                bar.update()
-                bar.set_postfix_str(f"layer {layer}, best perplexity {min(curve.values()):.4g}", refresh=False)
-            best[layer] = min(curve, key=curve.get)
+    curves: dict[int, dict[float, float]] = {layer: {} for layer in searched}
+    candidates = [(layer, alpha) for layer in searched for alpha in grid]
+    bar = tqdm(candidates, desc="alpha search", unit="candidate", disable=not progress)
+    for layer, alpha in bar:
+        evaluate = partial(_nll, model, batches, best | {layer: alpha}, entering.get(layer))
+        curve, nll = curves[layer], journal.remember(layer, alpha, evaluate)
+        curve[alpha] = perplexity_from_nll(nll, scored)
+        if not math.isfinite(curve[alpha]):
+            wanted = "try a wider dtype (float32 or bfloat16 instead of float16)"
+            raise ValueError(f"perplexity is {curve[alpha]} with alpha = {alpha} in layer {layer}; {wanted}")
+        best[layer] = min(curve, key=curve.get)
+        bar.set_postfix_str(f"layer {layer}, best perplexity {curve[best[layer]]:.4g}", refresh=False)
     passes = count_passes(total, num_layers, len(grid))[reuse_prefix]
     seconds += sum(entry["seconds"] for entry in journal.entries.values())
     return AlphaSearch(list(best.values()), curves, seconds, passes, total)
@@ -139,7 +134,7 @@ def _entering(
 def _nll(
     model: PreTrainedModel, batches: list[Batch], alphas: dict[int, float], entering: list[torch.Tensor] | None
 ) -> float:
-    """Negative log-likelihood in nats, some layers at the top value-only; from what enters the lowest of them, or whole."""
+    """Negative log-likelihood in nats with the top layers value-only, from what enters the lowest of them if given."""
     with evaluating(model), temporarily_value_only(model, alphas):
         if entering is None:
             return total_nll(model, batches)

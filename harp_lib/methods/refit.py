@@ -81,11 +81,8 @@ def explained_by_layer(model: PreTrainedModel, tokens: Tokens) -> list[float]:
 def _fit(stream: LayerStream, layer: int, go_on: bool = False) -> tuple[dict[str, torch.Tensor], float]:
     """Weights and explained variance of a layer; ``go_on`` leaves the stream above it, as it is without them."""
     attention, moments, entering = stream.layers[layer].self_attn, Moments(), stream.entering(layer)
-    hook = attention.register_forward_hook(moments.take, with_kwargs=True)
-    try:
+    with attention.register_forward_hook(moments.take, with_kwargs=True):
         deque(stream.entering(layer + 1) if go_on else stream.leaving(layer, entering), maxlen=0)
-    finally:
-        hook.remove()
     return moments.solve(attention.v_proj)
 
 

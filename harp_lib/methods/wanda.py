@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import torch
 from torch import nn
@@ -17,29 +18,25 @@ from harp_lib.pruning.surgery import temporarily_pruned
 
 
 def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int]) -> Planner:
-    """Each plan runs each layer of its range twice: dense, to score its groups, and without those that go.
+    """Score the groups of one layer after the other, each on what the layers below give without those that go.
 
-    That is what the next layer sees. Wanda (Sun et al., 2024) made structured by FLAP's authors ("wanda_sp" in
-    github.com/CASIA-LMC-Lab/FLAP), here for key/value groups, equally many from each layer.
+    Wanda (Sun et al., 2024) made structured by FLAP's authors ("wanda_sp" in github.com/CASIA-LMC-Lab/FLAP), here for
+    key/value groups, equally many from each layer.
     """
-    stream, found = LayerStream(model, calibration), decoder_layers(model)
+    dense, found = LayerStream(model, calibration), decoder_layers(model)
 
     def plan(kv_groups: int, layers: Sequence[int]) -> PruningPlan:
-        each = equal_parts(kv_groups, [num_groups(found[layer].self_attn) for layer in layers])
-        first, last, plans = min(layers), max(layers), {}
-        hidden = stream.entering(first)  # of each batch (B, N, d)
-        for layer in tqdm(range(first, last + 1), desc="wanda-sp", unit="layer", leave=False, delay=10):
-            if layer in layers:
-                attention = found[layer].self_attn
+        each, plans = equal_parts(kv_groups, [num_groups(found[layer].self_attn) for layer in layers]), {}
+        dense.entering(min(layers))  # shared by the ranges that begin here or higher
+        stream = dense.fork()
+        with ExitStack() as pruned_so_far:
+            for layer in tqdm(sorted(layers), desc="wanda-sp", unit="layer", leave=False, delay=10):
+                attention, hidden = found[layer].self_attn, stream.entering(layer)
                 with gathering({layer: attention.o_proj}) as statistics:
                     deque(stream.leaving(layer, hidden), maxlen=0)
-                scores = group_scores(attention, statistics[layer])
-                plans[layer] = LayerPlan(removed_groups=lowest(scores, each))
-            if layer < last:
-                removed = {layer: plans[layer]} if layer in layers else {}
-                with temporarily_pruned(model, PruningPlan(len(found), removed)):
-                    for index, leaving in enumerate(stream.leaving(layer, hidden)):
-                        hidden[index] = leaving
+                plans[layer] = LayerPlan(removed_groups=lowest(group_scores(attention, statistics[layer]), each))
+                one = PruningPlan(len(found), {layer: plans[layer]})
+                pruned_so_far.enter_context(temporarily_pruned(model, one))
         return PruningPlan(len(found), plans, "wanda-sp")
 
     return plan

@@ -131,24 +131,23 @@ def attention(H: Tensor, W_Q: Tensor, W_K: Tensor, rotary: bool = False, causal:
     return logits.softmax(-1)
 
 
-def nearly_parallel_rows(spread: float, equal_lengths: bool, generator: torch.Generator) -> Tensor:
-    """Rows (N, d) around one direction, further from it with ``spread``; of length √d, or of very different lengths."""
-    H = torch.randn(WIDTH, generator=generator) + spread * torch.randn(TOKENS, WIDTH, generator=generator)
-    H = math.sqrt(WIDTH) * H / H.norm(dim=-1, keepdim=True)
-    return H if equal_lengths else H * torch.exp(0.7 * torch.randn(TOKENS, 1, generator=generator))
-
-
 def uniformity_sweep(draws: int, seed: int) -> pd.DataFrame:
-    """Normalised entropy of random heads while Sim(H) → 1: lengths, positions, draw, spread, similarity, entropy."""
+    """Normalised entropy of random heads while Sim(H) → 1: lengths, positions, draw, spread, similarity, entropy.
+
+    The rows of H (N, d) lie around one direction; their length is √d, or very different.
+    """
     visible, rows = theory.visible_positions(TOKENS), []
     for draw in range(draws):
         W_Q, W_K = 2 * torch.randn(2, WIDTH, WIDTH, generator=_seeded(seed, draw)) / math.sqrt(WIDTH)
+        normal = partial(torch.randn, generator=_seeded(seed, draw, 1))
+        direction, own, lengths = normal(WIDTH), normal(TOKENS, WIDTH), torch.exp(0.7 * normal(TOKENS, 1))
         for spread in torch.logspace(-3, 0.5, 15).tolist():
-            for equal in (True, False):
-                H = nearly_parallel_rows(spread, equal, _seeded(seed, draw, 1))
+            H = direction + spread * own
+            H = math.sqrt(WIDTH) * H / H.norm(dim=-1, keepdim=True)
+            for equal, states in ((True, H), (False, H * lengths)):
                 for rotary in (False, True):
-                    entropy = attention_entropies(attention(H, W_Q, W_K, rotary), visible).item()
-                    rows.append((equal, rotary, draw, spread, similarity(H), entropy))
+                    entropy = attention_entropies(attention(states, W_Q, W_K, rotary), visible).item()
+                    rows.append((equal, rotary, draw, spread, similarity(states), entropy))
     return pd.DataFrame(rows, columns=["equal lengths", "rotary", "draw", "spread", "similarity", "entropy"])
 
 
