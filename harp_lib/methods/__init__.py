@@ -35,8 +35,7 @@ CATALOGUE = {
     "harp+flap": Method("HARP+FLAP", "harp", "#56b4e9", "X"),
     "harp+refit": Method("HARP+refit", "refit", "#8c1d5b", "*"),
 }
-EVALUATED = tuple(CATALOGUE)
-"""All that are compared."""
+EVALUATED = tuple(CATALOGUE)  # all that are compared
 METHODS = EVALUATED[:-1]
 """The names that :func:`make_plan` takes; ``harp+refit``, whose plan has weights beside it, is :func:`refit_values`."""
 BASELINES = METHODS[:-2]
@@ -54,34 +53,27 @@ def make_plan(
     target_fraction: float | None = None,
     **options: Any,
 ) -> PruningPlan:
-    """Decide what goes (paper, Section 3, "Baselines", and Algorithm 1).
+    """Decide what goes (paper, Section 3, "Baselines", and Algorithm 1); :func:`harp_lib.apply_plan` carries it out.
 
     Parameters
     ----------
     method : str
         One of ``METHODS``.
     model : PreTrainedModel
-        A dense model with separate projections; unchanged afterwards.
+        Dense, with separate projections; unchanged afterwards.
     calibration : Tensor or sequence
         As in :func:`harp_lib.perplexity`: ``(B, N)`` int64, or 1-D tensors of any length, or windows. None will do for
         mag-sp, and for harp if ``alphas`` is given.
     kv_groups : int
-        How many key/value groups go in all, each with its query heads. HARP takes the queries and keys of whole
-        layers from the top.
+        Key/value groups that go in all, each with its query heads; for HARP those of whole layers from the top.
     layers : sequence of int, optional
         Baselines only: the layers from which groups may go, counted from the bottom; default: all.
     alphas : sequence of float, optional
         harp and harp+flap only: alpha of each pruned layer, the top layer first; default: searched.
     target_fraction : float, optional
-        harp+flap only: the ``removed_fraction`` to reach by FFN channels; default: what taking the groups whole,
-        with their values and output projection, comes to.
+        harp+flap only: the ``removed_fraction`` to reach by FFN channels; default: that of these groups with V and O.
     **options
         Of a baseline's own planner: ``squared=True`` of FLAP, as upstream computes it.
-
-    Returns
-    -------
-    PruningPlan
-        Names what goes from each layer, and the method; :func:`harp_lib.apply_plan` carries it out.
 
     Raises
     ------
@@ -108,11 +100,7 @@ def make_plan(
 
 
 def planner(method: str, model: PreTrainedModel, calibration: Tokens | None, **options: Any) -> Planner:
-    """Plans for many budgets and layer ranges from one calibration, as tuning a baseline's range needs them.
-
-    ``plan(kv_groups, layers)`` gives what :func:`make_plan` does with the same arguments. Wanda-sp depends on what goes
-    in the layers below and runs the model for each plan; rising ranges are fastest.
-    """
+    """What :func:`make_plan` gives for many budgets and ranges from one calibration; of Wanda-sp, rising ones first."""
     if method not in BASELINES:
         raise ValueError(f"{method!r} has no layer range to plan for; choose from {', '.join(BASELINES)}")
     module, layers = _prepared(method, model, () if method == "mag-sp" else calibration, None)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -119,7 +118,7 @@ def _entering(
     """Hidden states (B, N, d) of each batch as they enter some layers of the dense model."""
     found: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
 
-    def keep(layer: int, _: nn.Module, args: tuple) -> None:
+    def keep(layer: int, _: torch.nn.Module, args: tuple) -> None:
         found[layer].append(args[0].to(device or args[0].device))
 
     with evaluating(model), ExitStack() as hooks:
@@ -166,10 +165,7 @@ def model_digest(model: PreTrainedModel) -> str:
 
 
 class Journal:
-    """The likelihood of each candidate of a search, also on disk if a path is given: one JSON object a line.
-
-    ``inputs`` is everything that a likelihood depends on; entries of another search are not looked at.
-    """
+    """The likelihood of each candidate of a search, also on disk if a path is given: one JSON object a line."""
 
     def __init__(self, path: str | Path | None, inputs: list[Any]) -> None:
         self.path, self.search = path and Path(path), hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
@@ -183,8 +179,8 @@ class Journal:
     def remember(self, layer: int, alpha: float, compute: Callable[[], float]) -> float:
         """The candidate's likelihood, computed unless the file has it."""
         if (layer, alpha) not in self.entries:
-            begin, nll = time.perf_counter(), compute()
-            entry = {"search": self.search, "layer": layer, "alpha": alpha, "nll": nll}
+            begin = time.perf_counter()
+            entry = {"search": self.search, "layer": layer, "alpha": alpha, "nll": compute()}
             self.entries[layer, alpha] = entry | {"seconds": time.perf_counter() - begin}
             if self.path:
                 self.path.parent.mkdir(parents=True, exist_ok=True)

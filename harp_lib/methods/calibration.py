@@ -16,8 +16,7 @@ from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 
-Planner = Callable[[int, Sequence[int]], PruningPlan]
-"""``plan(kv_groups, layers)`` takes so many key/value groups in all from these layers."""
+Planner = Callable[[int, Sequence[int]], PruningPlan]  # plan(kv_groups, layers): so many in all from these layers
 
 
 class InputStatistics:
@@ -48,10 +47,7 @@ class InputStatistics:
 
 @contextmanager
 def gathering(projections: Mapping[int, nn.Module]) -> Iterator[dict[int, InputStatistics]]:
-    """Within the context, statistics of what enters one linear map of each layer, on the device of the layer.
-
-    A ValueError names a layer where they are not finite in the end.
-    """
+    """Within the context, statistics of what enters one linear map of each layer; a ValueError if not finite."""
     statistics = {layer: InputStatistics() for layer in projections}
     with ExitStack() as hooks:
         for layer, projection in projections.items():
@@ -82,10 +78,9 @@ class _Recorder(nn.Module):
 
 
 class LayerStream:
-    """The calibration text at one layer boundary, moved up through a model that is dense below that boundary.
+    """The hidden states of a text at one layer boundary, tokens × d, moved up through the layers as they are then.
 
-    Masks and positions of each layer are recorded once for each shape of a batch: without padding, nothing else
-    changes them. Memory holds the hidden states of all tokens at one boundary, tokens × d, besides these masks.
+    Masks and positions of each layer are recorded once for each shape of a batch: nothing else changes them.
     """
 
     def __init__(self, model: PreTrainedModel, calibration: Tokens) -> None:
@@ -112,10 +107,7 @@ class LayerStream:
         return copy.copy(self)
 
     def entering(self, layer: int) -> list[torch.Tensor]:
-        """Hidden states (B, N, d) of each batch as they enter ``layer`` of the dense model.
-
-        Going up continues from the last call, going down starts again from the embeddings.
-        """
+        """What enters a layer, (B, N, d) of each batch: going up from the last call, or again from the embeddings."""
         if layer < self._boundary:
             self._restart()
         for below in tqdm(range(self._boundary, layer), desc="hidden states", unit="layer", leave=False, delay=10):

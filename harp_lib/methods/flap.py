@@ -6,7 +6,6 @@ from itertools import groupby
 from operator import itemgetter
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from harp_lib.measure.text import Tokens
@@ -45,16 +44,13 @@ def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int], 
 
 
 def without_channels(model: PreTrainedModel, calibration: Tokens, plan: PruningPlan, count: int) -> PruningPlan:
-    """``plan``, which takes no channel yet, and ``count`` FFN channels less, those that fluctuate least in all layers.
-
-    Measured on ``model`` as ``plan`` prunes it. A ValueError names a layer that would lose all of its channels.
-    """
+    """``plan``, and ``count`` FFN channels less: those that fluctuate least in the model as ``plan`` prunes it."""
     layers = decoder_layers(model)
     with temporarily_pruned(model, plan):
         outputs = {index: layer.mlp.down_proj for index, layer in enumerate(layers)}
         statistics = input_statistics(model, calibration, outputs)
     scores = {layer: fluctuation(output, statistics[layer]) for layer, output in outputs.items()}
-    plans = dict(plan.layers)
+    plans = dict(plan.layers)  # no channel goes in these yet
     for layer, channels in lowest_of_all(scores, count).items():
         if len(channels) == len(scores[layer]):
             wanted = f"remove less than {count} in all"
@@ -65,7 +61,7 @@ def without_channels(model: PreTrainedModel, calibration: Tokens, plan: PruningP
 
 
 @torch.no_grad()
-def fluctuation(output: nn.Linear, inputs: InputStatistics, squared: bool = False) -> torch.Tensor:
+def fluctuation(output: torch.nn.Linear, inputs: InputStatistics, squared: bool = False) -> torch.Tensor:
     """Variance of each input channel times its column's squared norm, standardised in the layer: (C,), on the CPU."""
     scores = inputs.variance * output.weight.float().square().sum(dim=0)  # (C,)
     scores = scores.square() if squared else scores

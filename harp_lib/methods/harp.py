@@ -18,10 +18,7 @@ from harp_lib.pruning.plan import PruningPlan
 def harp_plan(
     model: PreTrainedModel, calibration: Tokens | None, kv_groups: int, alphas: Sequence[float] | None
 ) -> PruningPlan:
-    """HARP's plan: as many whole layers from the top as hold ``kv_groups`` key/value groups.
-
-    ``alphas``, the top layer first, are searched on the calibration text unless they are given.
-    """
+    """HARP's plan: whole layers from the top that hold ``kv_groups``; ``alphas`` are searched unless they are given."""
     count = layers_from_top(model, kv_groups)
     if alphas is None:
         return search_alphas(model, calibration, count).plan

@@ -34,21 +34,15 @@ def layer_scores(strategy: str, model: PreTrainedModel, calibration: Tokens) -> 
         raise ValueError(f"no scores for {strategy!r}; choose from {', '.join(SCORED)}")
     total = len(decoder_layers(model))
     check_plan(model, PruningPlan.value_only(total, [1.0] * total))
-    if strategy == "similarity":
-        return _turns(model, calibration)
-    of_layers = weight_gradients(model, calibration, range(total), ("q_proj", "k_proj", "v_proj")).values()
-    return [sum((w.float() * gradient).sum().item() ** 2 for w, gradient in pairs) for pairs in of_layers]
-
-
-def _turns(model: PreTrainedModel, calibration: Tokens) -> list[float]:
-    """How far attention turns each token."""
-    batches, totals = make_batches(calibration), [0.0] * len(decoder_layers(model))
+    if strategy == "hessian":
+        of_layers = weight_gradients(model, calibration, range(total), ("q_proj", "k_proj", "v_proj")).values()
+        return [sum((w.float() * gradient).sum().item() ** 2 for w, gradient in pairs) for pairs in of_layers]
+    batches, turns = make_batches(calibration), [0.0] * total
 
     def visit(view: LayerView) -> None:
         before = view.entering.float()
-        totals[view.layer] += before.shape[:-1].numel() * block_influence(before, before + view.branch.float())
+        turns[view.layer] += before.shape[:-1].numel() * block_influence(before, before + view.branch.float())
 
     for batch in tqdm(batches, desc="similarity", unit="batch", delay=5, leave=False):
         observe_layers(model, batch.ids, visit)
-    tokens = sum(batch.ids.numel() for batch in batches)
-    return [total / tokens for total in totals]
+    return [turn / sum(batch.ids.numel() for batch in batches) for turn in turns]

@@ -52,10 +52,9 @@ def weight_gradients(
 
     .. math:: \frac{\partial L}{\partial W}, \qquad L = -\frac{1}{T} \sum_t \log p(x_t \mid x_{<t})
 
-    T is the number of predicted tokens; gradients are float32 whatever the model's dtype. Beside the model and these
-    gradients, twice (5.4 GB for all attention weights of LLaMA3.1-8B, and 2.7 GB in bfloat16), memory is the inputs of
-    all layers (layers × 1,024 × d), what one layer keeps for its backward pass, and four times the logits in float32
-    (2.1 GB for 128,256 words). A gradient that is not finite is a ValueError.
+    T is the number of predicted tokens; gradients are float32 whatever the model's dtype, and finite, or a ValueError.
+    Memory is these gradients twice (5.4 GB for LLaMA3.1-8B, and 2.7 GB in bfloat16), the inputs of all layers (layers ×
+    1,024 × d), one layer's backward pass, and four times the logits in float32 (2.1 GB for 128,256 words).
     """
     found, batches = decoder_layers(model), make_batches(calibration)
     weights = {layer: [getattr(found[layer].self_attn, part).weight for part in parts] for layer in layers}

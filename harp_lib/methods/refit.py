@@ -25,14 +25,10 @@ RIDGE = 1e-3  # of the mean square of what enters
 
 @dataclass(frozen=True)
 class Refit:
-    """What was fitted; ``apply_plan(model, plan, weights=weights)`` puts it in.
-
-    By layer, weights are ``v_proj.weight`` (K·Dh, d), ``o_proj.weight`` (d, K·Dh) and, where the model has it,
-    ``v_proj.bias`` (K·Dh,).
-    """
+    """What was fitted; ``apply_plan(model, plan, weights=weights)`` puts it in."""
 
     plan: PruningPlan  # the layers, value-only with alpha = 1
-    weights: dict[int, dict[str, torch.Tensor]]
+    weights: dict[int, dict[str, torch.Tensor]]  # v_proj.weight (K·Dh, d) and .bias (K·Dh,), o_proj.weight (d, K·Dh)
     explained: dict[int, float]  # share of the variance of attention's output, on the calibration text
     seconds: float
 
@@ -92,10 +88,7 @@ def with_one(x: torch.Tensor) -> torch.Tensor:
 
 
 class Moments:
-    """Sums over tokens of XᵀX, XᵀY, y and ‖y‖², float64, where X are features of what enters.
-
-    ``read`` makes them: (B, N, d) to (B, N, features), the last of them a one for the bias.
-    """
+    """Sums over tokens of XᵀX, XᵀY, y and ‖y‖², float64; ``read`` makes features X, the last a one, of what enters."""
 
     def __init__(self, read: Callable[[torch.Tensor], torch.Tensor] = with_one) -> None:
         self.read, self.count, self.xx, self.xy, self.y, self.yy = read, 0, 0.0, 0.0, 0.0, 0.0

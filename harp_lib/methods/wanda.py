@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import torch
-from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -43,7 +42,7 @@ def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int]) 
 
 
 @torch.no_grad()
-def group_scores(attention: nn.Module, inputs: InputStatistics) -> torch.Tensor:
+def group_scores(attention: torch.nn.Module, inputs: InputStatistics) -> torch.Tensor:
     """Mean of |W_ij| over W_O's rows times the norm of input channel j, summed over each group: (K,), on the CPU."""
     columns = attention.o_proj.weight.float().abs().mean(dim=0) * inputs.norm  # (H·Dh,)
     return by_group(attention, columns).sum(dim=1).cpu()

@@ -94,8 +94,7 @@ def preserves_norm(A: Matrix) -> bool:
     (as the paper has it) are not enough. Under a causal mask the identity alone is left. Of several matrices, all.
     """
     A = _attention(A)
-    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    return bool(((A.mT @ A - eye).abs() <= 1e-6).all())
+    return bool(((A.mT @ A - torch.eye(A.shape[-1]).to(A)).abs() <= 1e-6).all())
 
 
 def visible_positions(tokens: int, window: int | None = None) -> torch.Tensor:

@@ -1,9 +1,6 @@
-"""Counterexamples to statements of the paper as they are printed, each to be run by itself.
+"""Counterexamples to statements of the paper as they are printed, each to be run by itself, as ``one_hot_rows()``.
 
-Every function builds a few matrices by hand, computes what the statement speaks of, and says whether it is refuted::
-
-    from harp_lib.theory import counterexamples
-    counterexamples.one_hot_rows()
+Every function builds a few matrices by hand, computes what the statement speaks of, and says whether it is refuted.
 """
 
 import math
@@ -56,9 +53,8 @@ def averaging_under_a_causal_mask() -> Counterexample:
     """What Lemma 1 is used for: even the running average carries tokens apart, because early tokens weigh more."""
     A = torch.ones(256, 256, dtype=F64).tril()
     factor = largest_eigenvalue(A / A.sum(-1, keepdim=True)).item() ** 0.5
-    what = "Â uniform over the visible positions, 256 tokens, causal"
-    says, found = "averaging contracts every d_M", f"max d_M(ÂH)/d_M(H) = √λ = {factor:.2f}"
-    return Counterexample("Lemma 1, its use", what, says, found, factor > 1)
+    what, says = "Â uniform over the visible positions, 256 tokens, causal", "averaging contracts every d_M"
+    return Counterexample("Lemma 1, its use", what, says, f"max d_M(ÂH)/d_M(H) = √λ = {factor:.2f}", factor > 1)
 
 
 def _lemma_2(

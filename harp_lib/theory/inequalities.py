@@ -102,13 +102,12 @@ def check_on_draws(draws: int, seed: int) -> pd.DataFrame:
     """
     generator = torch.Generator().manual_seed(seed)
     material = [draw_matrices(generator) for _ in range(draws)]
-    ordered = pd.DataFrame([inequalities(*matrices) for matrices in tqdm(material, desc="random draws", unit="draw")])
-    same = pd.DataFrame([identities(H) for H, *_ in material])
+    ordered = [inequalities(*matrices) for matrices in tqdm(material, desc="random draws", unit="draw")]
     rows = []
-    for name, pairs in ordered.items():
+    for name, pairs in pd.DataFrame(ordered).items():
         violations = sum(left > right * (1 + 1e-9) + 1e-9 for left, right in pairs)
         rows.append((name, "inequality", draws, violations, max(left / right for left, right in pairs if right > 1e-6)))
-    for name, pairs in same.items():
+    for name, pairs in pd.DataFrame([identities(H) for H, *_ in material]).items():
         differences = [abs(left - right) / max(1.0, abs(right)) for left, right in pairs]
         rows.append((name, "identity", draws, sum(difference > 1e-9 for difference in differences), max(differences)))
     return pd.DataFrame(rows, columns=["check", "kind", "draws", "violations", "largest"])
@@ -162,8 +161,7 @@ def norm_sweep(draws: int, seed: int) -> pd.DataFrame:
         logits = torch.randn(TOKENS, TOKENS, generator=_seeded(seed, draw)).double()
         own = torch.randn(TOKENS, WIDTH, generator=_seeded(seed, draw, 1))
         common = torch.randn(1, WIDTH, generator=_seeded(seed, draw, 2))
-        long = own.clone()
-        long[0] *= math.sqrt(TOKENS)
+        long = torch.cat([math.sqrt(TOKENS) * own[:1], own[1:]])
         for mask in ("full", "causal"):
             hidden = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1 if mask == "causal" else TOKENS)
             visible = (~hidden).sum(-1)
