@@ -5,7 +5,6 @@ A new baseline is a module with ``planner(model, calibration, layers)`` and a ro
 
 from collections.abc import Sequence
 from importlib import import_module
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
@@ -109,7 +108,7 @@ def planner(method: str, model: PreTrainedModel, calibration: Tokens | None, **o
 
 def _prepared(
     method: str, model: PreTrainedModel, calibration: Tokens | None, layers: Sequence[int] | None
-) -> tuple[ModuleType, list[int]]:
+) -> tuple[Any, list[int]]:
     """A method's module, and the layers that may lose something; a ValueError if they cannot lose what it takes."""
     total, lost = len(decoder_layers(model)), LayerPlan(removed_groups=(0,))
     if method not in BASELINES:

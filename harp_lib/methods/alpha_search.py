@@ -9,7 +9,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -93,8 +92,7 @@ def search_alphas(
     begin = time.perf_counter()
     entering = _entering(model, batches, searched, cache_device) if reuse_prefix else {}
     seconds = time.perf_counter() - begin
-    best: dict[int, float] = {}
-    curves: dict[int, dict[float, float]] = {layer: {} for layer in searched}
+    best, curves = {}, {layer: {} for layer in searched}  # alpha by layer; perplexity by layer and alpha
     candidates = [(layer, alpha) for layer in searched for alpha in grid]
     bar = tqdm(candidates, desc="alpha search", unit="candidate", disable=not progress)
     for layer, alpha in bar:
@@ -167,9 +165,9 @@ def model_digest(model: PreTrainedModel) -> str:
 class Journal:
     """The likelihood of each candidate of a search, also on disk if a path is given: one JSON object a line."""
 
-    def __init__(self, path: str | Path | None, inputs: list[Any]) -> None:
+    def __init__(self, path: str | Path | None, inputs: list) -> None:
         self.path, self.search = path and Path(path), hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
-        self.entries: dict[tuple[int, float], dict[str, Any]] = {}
+        self.entries: dict[tuple[int, float], dict] = {}
         for line in self.path.read_text(encoding="utf-8").splitlines() if path and self.path.exists() else []:
             with suppress(json.JSONDecodeError):  # a line that a kill cut off
                 entry = json.loads(line)

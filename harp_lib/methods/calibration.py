@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -72,7 +71,7 @@ def input_statistics(
 class _Recorder(nn.Module):
     """Stands in for a decoder layer: keeps what it is called with and lets hidden states pass."""
 
-    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         self.hidden, self.arguments = hidden, (args, kwargs)
         return hidden
 

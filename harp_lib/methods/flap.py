@@ -34,10 +34,9 @@ def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int], 
     def plan(kv_groups: int, layers: Sequence[int]) -> PruningPlan:
         chosen = {layer: scores[layer] for layer in layers}
         check_budget(kv_groups, [len(values) for values in chosen.values()])
-        plans = {
-            layer: LayerPlan(removed_groups=groups, group_means=_written(means[layer][list(groups)]))
-            for layer, groups in lowest_of_all(chosen, kv_groups).items()
-        }
+        plans = {}
+        for layer, groups in lowest_of_all(chosen, kv_groups).items():
+            plans[layer] = LayerPlan(removed_groups=groups, group_means=_written(means[layer][list(groups)]))
         return PruningPlan(len(found), plans, "flap")
 
     return plan

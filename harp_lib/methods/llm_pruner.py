@@ -59,7 +59,7 @@ def weight_gradients(
     found, batches = decoder_layers(model), make_batches(calibration)
     weights = {layer: [getattr(found[layer].self_attn, part).weight for part in parts] for layer in layers}
     wanted = [weight for of_layer in weights.values() for weight in of_layer]
-    sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in wanted]
+    sums = {weight: torch.zeros_like(weight, dtype=torch.float32) for weight in wanted}
     with torch.enable_grad(), evaluating(model), ExitStack() as undo:
         for layer in found:
             # It keeps its input only, and is computed again in the backward pass. What transformers has for this works
@@ -71,13 +71,12 @@ def weight_gradients(
                 logits = model(ids.to(model.device), use_cache=False, logits_to_keep=batch.scored + 1).logits
                 targets = ids[:, -batch.scored :].flatten().to(logits.device)
                 nll = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, reduction="sum")
-                for total, gradient in zip(sums, torch.autograd.grad(nll, wanted), strict=True):
+                for total, gradient in zip(sums.values(), torch.autograd.grad(nll, wanted), strict=True):
                     total.add_(gradient)
-    predicted, means = sum(batch.num_scored for batch in batches), iter(sums)
-    pairs = {}
+    predicted, pairs = sum(batch.num_scored for batch in batches), {}
     for layer, of_layer in weights.items():
         # Divided only now: in float16, shares of the mean would vanish.
-        pairs[layer] = [(weight.detach(), next(means).div_(predicted)) for weight in of_layer]
+        pairs[layer] = [(weight.detach(), sums[weight].div_(predicted)) for weight in of_layer]
         if not all(gradient.isfinite().all() for _, gradient in pairs[layer]):
             raise ValueError(f"layer {layer}: gradients are not finite in {model.dtype}; try float32 or bfloat16")
     return pairs

@@ -5,7 +5,7 @@ any number of leading dimensions (texts, heads), and refuse what has no answer w
 float is the average over these dimensions; a name in the plural returns one value for each matrix, (…).
 """
 
-from typing import NamedTuple
+from collections import namedtuple
 
 import torch
 from numpy.typing import ArrayLike
@@ -129,15 +129,8 @@ def block_influence(before: Matrix, after: Matrix) -> float:
     return 1 - (_directions(_rows(before)) * _directions(_rows(after))).sum(-1).mean().item()
 
 
-class Products(NamedTuple):
+class Products(namedtuple("Products", "HH HA HB AA AB BB")):
     """Inner products, over all tokens, of the residual stream H, the attention branch A and the value-only branch B."""
-
-    HH: float
-    HA: float
-    HB: float
-    AA: float
-    AB: float
-    BB: float
 
     @classmethod
     def of(cls, H: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> "Products":
