@@ -70,16 +70,16 @@ def make_plan(
     alphas : sequence of float, optional
         harp and harp+flap only: alpha of each pruned layer, the top layer first; default: searched.
     target_fraction : float, optional
-        harp+flap only: the ``removed_fraction`` to reach by FFN channels; default: that of these groups with V and O.
+        harp+flap only: the ``removed_fraction`` to reach by FFN channels; default: that of these groups, V and O too.
     **options
         Of a baseline's own planner: ``squared=True`` of FLAP, as upstream computes it.
 
     Raises
     ------
     ValueError
-        For an unknown method, an argument that the method does not take, a budget that cannot be met (what can is
-        named), a pruned model or one that cannot be sliced. All of that comes before the calibration text is read,
-        except a target that HARP exceeds because alphas are found to be 0, or one that empties a layer's FFN.
+        For an unknown method, an argument that it does not take, a budget that cannot be met (what can is named), a
+        pruned model or one that cannot be sliced, before the calibration text is read; later for a target that HARP
+        exceeds because alphas are found to be 0, or one that empties a layer's FFN.
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
@@ -99,7 +99,7 @@ def make_plan(
 
 
 def planner(method: str, model: PreTrainedModel, calibration: Tokens | None, **options: Any) -> Planner:
-    """What :func:`make_plan` gives for many budgets and ranges from one calibration; of Wanda-sp, rising ones first."""
+    """What :func:`make_plan` gives, from one calibration, for many budgets and ranges (of Wanda-sp, best rising ones)."""
     if method not in BASELINES:
         raise ValueError(f"{method!r} has no layer range to plan for; choose from {', '.join(BASELINES)}")
     module, layers = _prepared(method, model, () if method == "mag-sp" else calibration, None)

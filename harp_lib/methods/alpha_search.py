@@ -96,9 +96,8 @@ def search_alphas(
     candidates = [(layer, alpha) for layer in searched for alpha in grid]
     bar = tqdm(candidates, desc="alpha search", unit="candidate", disable=not progress)
     for layer, alpha in bar:
-        evaluate = partial(_nll, model, batches, best | {layer: alpha}, entering.get(layer))
-        curve, nll = curves[layer], journal.remember(layer, alpha, evaluate)
-        curve[alpha] = perplexity_from_nll(nll, scored)
+        curve, evaluate = curves[layer], partial(_nll, model, batches, best | {layer: alpha}, entering.get(layer))
+        curve[alpha] = perplexity_from_nll(journal.remember(layer, alpha, evaluate), scored)
         if not math.isfinite(curve[alpha]):
             wanted = "try a wider dtype (float32 or bfloat16 instead of float16)"
             raise ValueError(f"perplexity is {curve[alpha]} with alpha = {alpha} in layer {layer}; {wanted}")

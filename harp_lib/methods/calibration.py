@@ -26,7 +26,7 @@ class InputStatistics:
 
     def update(self, inputs: torch.Tensor) -> None:
         """Take in ``inputs`` (…, C), of any floating type."""
-        values = inputs.flatten(0, -2).double()  # (T, C); so that a large mean swallows no small fluctuations
+        values = inputs.flatten(0, -2).double()  # (T, C), float64: a large mean swallows no small fluctuations
         self.count += len(values)
         self._sum += values.sum(dim=0)
         self._squares += values.square().sum(dim=0)

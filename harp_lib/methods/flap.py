@@ -44,9 +44,8 @@ def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int], 
 
 def without_channels(model: PreTrainedModel, calibration: Tokens, plan: PruningPlan, count: int) -> PruningPlan:
     """``plan``, and ``count`` FFN channels less: those that fluctuate least in the model as ``plan`` prunes it."""
-    layers = decoder_layers(model)
     with temporarily_pruned(model, plan):
-        outputs = {index: layer.mlp.down_proj for index, layer in enumerate(layers)}
+        outputs = {index: layer.mlp.down_proj for index, layer in enumerate(decoder_layers(model))}
         statistics = input_statistics(model, calibration, outputs)
     scores = {layer: fluctuation(output, statistics[layer]) for layer, output in outputs.items()}
     plans = dict(plan.layers)  # no channel goes in these yet

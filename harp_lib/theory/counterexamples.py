@@ -57,9 +57,7 @@ def averaging_under_a_causal_mask() -> Counterexample:
     return Counterexample("Lemma 1, its use", what, says, f"max d_M(ÂH)/d_M(H) = √λ = {factor:.2f}", factor > 1)
 
 
-def _lemma_2(
-    what: str, says: str, streams: tuple[Tensor, Tensor], sums: tuple[Tensor, Tensor], s: float, A: Tensor, digits=3
-) -> Counterexample:
+def _lemma_2(what: str, says: str, streams: tuple, sums: tuple, s: float, A: Tensor, digits=3) -> Counterexample:
     """A block of one head: ``streams`` enter and leave it, of ``sums`` the deviations are taken, before the norms."""
     v = theory.block_bound(s, largest_eigenvalue(A).item(), 1, tuple(normalise(H)[1] for H in sums))
     grown = d_M(streams[1]) / d_M(streams[0])
@@ -136,8 +134,7 @@ def equal_rows_with_rotary_positions() -> Counterexample:
 
 def one_token_apart() -> Counterexample:
     """Theorem 1: an average over pairs hides one token, and one token (an attention sink) can take all attention."""
-    H = torch.ones(1000, 4, dtype=F64)
-    H[0] = -1
+    H = torch.cat([-torch.ones(1, 4, dtype=F64), torch.ones(999, 4, dtype=F64)])
     A = attention(H, torch.eye(4, dtype=F64), -5 * torch.eye(4, dtype=F64))
     Sim, entropy = similarity(H), attention_entropies(A, visible_positions(1000)).item()
     what = "1000 tokens, all rows equal but the first, which points the other way; W_Q = I, W_K = −5 I"
@@ -192,12 +189,11 @@ def equal_rows_keep_their_norm() -> Counterexample:
     return Counterexample("Proposition 1, only if (one H)", what, says, found, math.isclose(ratio, 1) and not one_hot)
 
 
-ALL = [
+ALL = [  # the functions above, in this order
     example
     for name, example in list(vars().items())
     if not name.startswith("_") and getattr(example, "__annotations__", {}).get("return") is Counterexample
 ]
-"""The functions above, in this order."""
 
 
 def counterexample_table() -> pd.DataFrame:

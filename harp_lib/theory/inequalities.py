@@ -114,13 +114,10 @@ def check_on_draws(draws: int, seed: int) -> pd.DataFrame:
 
 
 def attention(H: Tensor, W_Q: Tensor, W_K: Tensor, rotary: bool = False, causal: bool = True) -> Tensor:
-    """Attention weights (..., N, N) of one head over H (..., N, d): softmax of q·k / √d_k (proof of Theorem 1).
-
-    ``rotary`` turns queries and keys by their position first, as the paper's four models do (base 10,000).
-    """
+    """Attention weights (..., N, N) of one head over H (..., N, d): softmax of q·k / √d_k (proof of Theorem 1)."""
     queries, keys = H @ W_Q, H @ W_K
     tokens, width = queries.shape[-2:]
-    if rotary:
+    if rotary:  # turned by their position, as in the paper's four models; base 10,000
         config = LlamaConfig(head_dim=width, max_position_embeddings=tokens)
         cos, sin = LlamaRotaryEmbedding(config)(H, torch.arange(tokens)[None])
         queries, keys = apply_rotary_pos_emb(queries, keys, cos[0], sin[0], unsqueeze_dim=0)
@@ -131,18 +128,15 @@ def attention(H: Tensor, W_Q: Tensor, W_K: Tensor, rotary: bool = False, causal:
 
 
 def uniformity_sweep(draws: int, seed: int) -> pd.DataFrame:
-    """Normalised entropy of random heads while Sim(H) → 1: lengths, positions, draw, spread, similarity, entropy.
-
-    The rows of H (N, d) lie around one direction; their length is √d, or very different.
-    """
+    """Normalised entropy of random heads while Sim(H) → 1: lengths, positions, draw, spread, similarity, entropy."""
     visible, rows = theory.visible_positions(TOKENS), []
     for draw in range(draws):
         W_Q, W_K = 2 * torch.randn(2, WIDTH, WIDTH, generator=_seeded(seed, draw)) / math.sqrt(WIDTH)
         normal = partial(torch.randn, generator=_seeded(seed, draw, 1))
         direction, own, lengths = normal(WIDTH), normal(TOKENS, WIDTH), torch.exp(0.7 * normal(TOKENS, 1))
         for spread in torch.logspace(-3, 0.5, 15).tolist():
-            H = direction + spread * own
-            H = math.sqrt(WIDTH) * H / H.norm(dim=-1, keepdim=True)
+            H = direction + spread * own  # (N, d), around one direction
+            H = math.sqrt(WIDTH) * H / H.norm(dim=-1, keepdim=True)  # of length √d
             for equal, states in ((True, H), (False, H * lengths)):
                 for rotary in (False, True):
                     entropy = attention_entropies(attention(states, W_Q, W_K, rotary), visible).item()
@@ -164,10 +158,9 @@ def norm_sweep(draws: int, seed: int) -> pd.DataFrame:
         long = torch.cat([math.sqrt(TOKENS) * own[:1], own[1:]])
         for mask in ("full", "causal"):
             hidden = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1 if mask == "causal" else TOKENS)
-            visible = (~hidden).sum(-1)
             for temperature in torch.logspace(-2, 1.5, 15, dtype=torch.float64).tolist():
                 A = (logits / temperature).masked_fill(hidden, -torch.inf).softmax(-1)
-                entropy = attention_entropies(A, visible).item()
+                entropy = attention_entropies(A, (~hidden).sum(-1)).item()
                 for kind, H in (("independent", own), ("half in common", own + common), ("a long first row", long)):
                     rows.append((mask, kind, draw, temperature, entropy, theory.norm_ratio(A, H)))
     return pd.DataFrame(rows, columns=["mask", "rows", "draw", "temperature", "entropy", "ratio"])
