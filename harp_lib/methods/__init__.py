@@ -99,7 +99,7 @@ def make_plan(
 
 
 def planner(method: str, model: PreTrainedModel, calibration: Tokens | None, **options: Any) -> Planner:
-    """What :func:`make_plan` gives, from one calibration for many budgets and ranges (for Wanda-sp best rising ones)."""
+    """What :func:`make_plan` gives, for many budgets and ranges from one calibration; Wanda-sp wants rising ranges."""
     if method not in BASELINES:
         raise ValueError(f"{method!r} has no layer range to plan for; choose from {', '.join(BASELINES)}")
     module, layers = _prepared(method, model, () if method == "mag-sp" else calibration, None)

@@ -25,11 +25,11 @@ RIDGE = 1e-3  # of the mean square of what enters
 
 @dataclass(frozen=True)
 class Refit:
-    """What was fitted; ``apply_plan(model, plan, weights=weights)`` puts it in."""
+    """What was fitted; by layer v_proj.weight (K·Dh, d), o_proj.weight (d, K·Dh) and, if it has one, v_proj.bias."""
 
     plan: PruningPlan  # the layers, value-only with alpha = 1
-    weights: dict[int, dict[str, torch.Tensor]]  # v_proj.weight (K·Dh, d) and .bias (K·Dh,), o_proj.weight (d, K·Dh)
-    explained: dict[int, float]  # share of the variance of attention's output, on the calibration text
+    weights: dict[int, dict[str, torch.Tensor]]  # apply_plan(model, plan, weights=weights) puts them in
+    explained: dict[int, float]  # by layer, share of the variance of attention's output, on the calibration text
     seconds: float
 
 

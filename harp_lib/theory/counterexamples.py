@@ -134,7 +134,8 @@ def equal_rows_with_rotary_positions() -> Counterexample:
 
 def one_token_apart() -> Counterexample:
     """Theorem 1: an average over pairs hides one token, and one token (an attention sink) can take all attention."""
-    H = torch.cat([-torch.ones(1, 4, dtype=F64), torch.ones(999, 4, dtype=F64)])
+    H = torch.ones(1000, 4, dtype=F64)
+    H[0] = -1
     A = attention(H, torch.eye(4, dtype=F64), -5 * torch.eye(4, dtype=F64))
     Sim, entropy = similarity(H), attention_entropies(A, visible_positions(1000)).item()
     what = "1000 tokens, all rows equal but the first, which points the other way; W_Q = I, W_K = −5 I"
