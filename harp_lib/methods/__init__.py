@@ -1,18 +1,19 @@
 """Pruning methods: each looks at a model and a calibration text, and returns a plan. None touches a weight.
 
-What they are called and look like is here; torch and a method's module are imported when a plan is asked for. A new
-baseline is a module with ``planner(model, calibration, layers)`` and a row of ``CATALOGUE`` that names it.
+A new baseline is a module with ``planner(model, calibration, layers)`` and a row of ``CATALOGUE`` that names it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from transformers import PreTrainedModel
 
-    from harp_lib.measure.text import Tokens
-    from harp_lib.pruning.plan import PruningPlan
+from harp_lib.measure.text import Tokens
+from harp_lib.methods.calibration import Planner, check_budget, equal_parts
+from harp_lib.pruning.architecture import check_plan, decoder_layers
+from harp_lib.pruning.layers import num_groups
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
 
 
 class Method(NamedTuple):
@@ -33,8 +34,7 @@ CATALOGUE = {
     "harp+flap": Method("HARP+FLAP", "harp", "#56b4e9", "X"),
     "harp+refit": Method("HARP+refit", "refit", "#8c1d5b", "*"),
 }
-EVALUATED = tuple(CATALOGUE)
-"""All that are compared."""
+EVALUATED = tuple(CATALOGUE)  # all that are compared
 METHODS = EVALUATED[:-1]
 """The names that :func:`make_plan` takes; ``harp+refit``, whose plan has weights beside it, is :func:`refit_values`."""
 BASELINES = METHODS[:-2]
@@ -43,55 +43,44 @@ TITLES = {"dense": "dense"} | {name: method.title for name, method in CATALOGUE.
 
 def make_plan(
     method: str,
-    model: "PreTrainedModel",
-    calibration: "Tokens | None",
+    model: PreTrainedModel,
+    calibration: Tokens | None,
     *,
     kv_groups: int,
     layers: Sequence[int] | None = None,
     alphas: Sequence[float] | None = None,
     target_fraction: float | None = None,
     **options: Any,
-) -> "PruningPlan":
-    """Decide what goes (paper, Section 3, "Baselines", and Algorithm 1).
+) -> PruningPlan:
+    """Decide what goes (paper, Section 3, "Baselines", and Algorithm 1); :func:`harp_lib.apply_plan` carries it out.
 
     Parameters
     ----------
     method : str
         One of ``METHODS``.
     model : PreTrainedModel
-        A dense model with separate projections; unchanged afterwards.
+        Dense, with separate projections; unchanged afterwards.
     calibration : Tensor or sequence
         As in :func:`harp_lib.perplexity`: ``(B, N)`` int64, or 1-D tensors of any length, or windows. None will do for
         mag-sp, and for harp if ``alphas`` is given.
     kv_groups : int
-        How many key/value groups go in all, each with its query heads. HARP takes the queries and keys of whole
-        layers from the top.
+        Key/value groups that go in all, each with its query heads; for HARP those of whole layers from the top.
     layers : sequence of int, optional
         Baselines only: the layers from which groups may go, counted from the bottom; default: all.
     alphas : sequence of float, optional
         harp and harp+flap only: alpha of each pruned layer, the top layer first; default: searched.
     target_fraction : float, optional
-        harp+flap only: the ``removed_fraction`` to reach by FFN channels; default: what taking the groups whole,
-        with their values and output projection, comes to.
+        harp+flap only: the ``removed_fraction`` to reach by FFN channels; default: that of these groups, V and O too.
     **options
         Of a baseline's own planner: ``squared=True`` of FLAP, as upstream computes it.
-
-    Returns
-    -------
-    PruningPlan
-        Names what goes from each layer, and the method; :func:`harp_lib.apply_plan` carries it out.
 
     Raises
     ------
     ValueError
-        For an unknown method, an argument that the method does not take, a budget that cannot be met (what can is
-        named), a pruned model or one that cannot be sliced. All of that comes before the calibration text is read,
-        except a target that HARP exceeds because alphas are found to be 0, or one that empties a layer's FFN.
+        For an unknown method, an argument that it does not take, a budget that cannot be met (what can is named), a
+        pruned model or one that cannot be sliced, before the calibration text is read; later for a target that HARP
+        exceeds because alphas are found to be 0, or one that empties a layer's FFN.
     """
-    from harp_lib.methods.calibration import check_budget, equal_parts
-    from harp_lib.pruning.architecture import decoder_layers
-    from harp_lib.pruning.layers import num_groups
-
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
     takers = {"layers": BASELINES, "alphas": METHODS[-2:], "target_fraction": METHODS[-1:]}
@@ -99,7 +88,7 @@ def make_plan(
         if value is not None and method not in takers.get(name, BASELINES):
             raise ValueError(f"{method} does not take {name}; it is for {', '.join(takers.get(name, BASELINES))}")
     read = method != "mag-sp" and (method != "harp" or alphas is None)
-    layers, module = _check_model(method, model, calibration if read else (), layers), _module(method)
+    module, layers = _prepared(method, model, calibration if read else (), layers)
     if method == "harp":
         return module.harp_plan(model, calibration, kv_groups, alphas)
     if method == "harp+flap":
@@ -109,31 +98,18 @@ def make_plan(
     return module.planner(model, calibration, layers, **options)(kv_groups, layers)
 
 
-def planner(
-    method: str, model: "PreTrainedModel", calibration: "Tokens | None", **options: Any
-) -> "Callable[[int, Sequence[int]], PruningPlan]":
-    """Plans for many budgets and layer ranges from one calibration, as tuning a baseline's range needs them.
-
-    The callable ``plan(kv_groups, layers)`` gives what :func:`make_plan` does with the same arguments. Wanda-sp depends
-    on what goes in the layers below and runs the model for each plan; rising ranges are fastest.
-    """
+def planner(method: str, model: PreTrainedModel, calibration: Tokens | None, **options: Any) -> Planner:
+    """What :func:`make_plan` gives, for many budgets and ranges from one calibration; Wanda-sp wants rising ranges."""
     if method not in BASELINES:
         raise ValueError(f"{method!r} has no layer range to plan for; choose from {', '.join(BASELINES)}")
-    layers = _check_model(method, model, () if method == "mag-sp" else calibration, None)
-    return _module(method).planner(model, calibration, layers, **options)
+    module, layers = _prepared(method, model, () if method == "mag-sp" else calibration, None)
+    return module.planner(model, calibration, layers, **options)
 
 
-def _module(method: str) -> Any:
-    return import_module(f"{__name__}.{CATALOGUE[method].module}")
-
-
-def _check_model(
-    method: str, model: "PreTrainedModel", calibration: "Tokens | None", layers: Sequence[int] | None
-) -> list[int]:
-    """The layers that may lose something, rising; a ValueError if they cannot lose what ``method`` takes."""
-    from harp_lib.pruning.architecture import check_plan, decoder_layers
-    from harp_lib.pruning.plan import LayerPlan, PruningPlan
-
+def _prepared(
+    method: str, model: PreTrainedModel, calibration: Tokens | None, layers: Sequence[int] | None
+) -> tuple[Any, list[int]]:
+    """A method's module, and the layers that may lose something; a ValueError if they cannot lose what it takes."""
     total, lost = len(decoder_layers(model)), LayerPlan(removed_groups=(0,))
     if method not in BASELINES:
         lost = LayerPlan(1.0, removed_channels=(0,) if method == "harp+flap" else ())
@@ -144,4 +120,4 @@ def _check_model(
     if calibration is None:
         wanted = "as (B, N) tokens or a list of 1-D tensors; only mag-sp takes None"
         raise ValueError(f"{method} needs a calibration text, {wanted}")
-    return list(plan.layers)
+    return import_module(f"{__name__}.{CATALOGUE[method].module}"), list(plan.layers)

@@ -9,7 +9,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -28,26 +27,12 @@ VOLATILE = {"_name_or_path", "transformers_version", "architectures"}  # of a co
 
 @dataclass(frozen=True)
 class AlphaSearch:
-    """What a search found.
+    """What a search found."""
 
-    Attributes
-    ----------
-    alphas : list of float
-        The best alpha of each pruned layer, the top layer first, as the paper prints them.
-    perplexities : dict
-        ``perplexities[layer index][alpha]``, per predicted token.
-    seconds : float
-        Time spent, in all sittings of an interrupted search.
-    layer_passes : int
-        How often one decoder layer was run over the whole text.
-    num_model_layers : int
-        Decoder layers of the model.
-    """
-
-    alphas: list[float]
-    perplexities: dict[int, dict[float, float]]
-    seconds: float
-    layer_passes: int
+    alphas: list[float]  # the best of each pruned layer, the top layer first, as the paper prints them
+    perplexities: dict[int, dict[float, float]]  # [layer index][alpha], per predicted token
+    seconds: float  # in all sittings of an interrupted search
+    layer_passes: int  # how often one decoder layer was run over the whole text
     num_model_layers: int
 
     @property
@@ -89,10 +74,6 @@ def search_alphas(
     progress : bool
         Show a progress bar with the best perplexity so far.
 
-    Returns
-    -------
-    AlphaSearch
-
     Raises
     ------
     ValueError
@@ -105,29 +86,26 @@ def search_alphas(
     check_plan(model, PruningPlan.value_only(total, [1.0] * num_layers))
     batches, searched = make_batches(tokens), list(range(total - 1, total - 1 - num_layers, -1))
     scored = sum(batch.num_scored for batch in batches)
-    journal = Journal(resume, _fingerprint(model, batches, {"grid": grid, "reuse_prefix": reuse_prefix}))
+    read = [(batch.ids.tolist(), batch.scored) for batch in batches]
+    journal = Journal(resume, [__version__, model_digest(model), grid, reuse_prefix, read])
 
     begin = time.perf_counter()
     entering = _entering(model, batches, searched, cache_device) if reuse_prefix else {}
     seconds = time.perf_counter() - begin
-    best: dict[int, float] = {}
-    curves: dict[int, dict[float, float]] = {}
-    with tqdm(total=num_layers * len(grid), desc="alpha search", unit="candidate", disable=not progress) as bar:
-        for layer in searched:
-            hidden, curve = entering.pop(layer, None), curves.setdefault(layer, {})
-            for alpha in grid:
-                evaluate = partial(_nll, model, batches, best | {layer: alpha}, hidden)
-                curve[alpha] = perplexity_from_nll(journal.remember(layer, alpha, evaluate), scored)
-                if not math.isfinite(curve[alpha]):
-                    raise ValueError(
-                        f"perplexity is {curve[alpha]} with alpha = {alpha} in layer {layer}; "
-                        "try a wider dtype (float32 or bfloat16 instead of float16)"
-                    )
-                bar.update()
-                bar.set_postfix_str(f"layer {layer}, best perplexity {min(curve.values()):.4g}", refresh=False)
-            best[layer] = min(curve, key=curve.get)
+    best, curves = {}, {layer: {} for layer in searched}  # alpha by layer; perplexity by layer and alpha
+    candidates = [(layer, alpha) for layer in searched for alpha in grid]
+    bar = tqdm(candidates, desc="alpha search", unit="candidate", disable=not progress)
+    for layer, alpha in bar:
+        curve, evaluate = curves[layer], partial(_nll, model, batches, best | {layer: alpha}, entering.get(layer))
+        curve[alpha] = perplexity_from_nll(journal.remember(layer, alpha, evaluate), scored)
+        if not math.isfinite(curve[alpha]):
+            wanted = "try a wider dtype (float32 or bfloat16 instead of float16)"
+            raise ValueError(f"perplexity is {curve[alpha]} with alpha = {alpha} in layer {layer}; {wanted}")
+        best[layer] = min(curve, key=curve.get)
+        bar.set_postfix_str(f"layer {layer}, best perplexity {curve[best[layer]]:.4g}", refresh=False)
     passes = count_passes(total, num_layers, len(grid))[reuse_prefix]
-    return AlphaSearch(list(best.values()), curves, seconds + journal.seconds, passes, total)
+    seconds += sum(entry["seconds"] for entry in journal.entries.values())
+    return AlphaSearch(list(best.values()), curves, seconds, passes, total)
 
 
 @torch.no_grad()
@@ -136,13 +114,13 @@ def _entering(
 ) -> dict[int, list[torch.Tensor]]:
     """Hidden states (B, N, d) of each batch as they enter some layers of the dense model."""
     found: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
+
+    def keep(layer: int, _: torch.nn.Module, args: tuple) -> None:
+        found[layer].append(args[0].to(device or args[0].device))
+
     with evaluating(model), ExitStack() as hooks:
-        for layer, kept in found.items():
-
-            def keep(_: object, args: tuple, kept: list = kept) -> None:
-                kept.append(args[0].to(device or args[0].device))
-
-            hooks.enter_context(decoder_layers(model)[layer].register_forward_pre_hook(keep))
+        for layer in layers:
+            hooks.enter_context(decoder_layers(model)[layer].register_forward_pre_hook(partial(keep, layer)))
         for batch in tqdm(batches, desc="hidden states", unit="batch", leave=False, delay=10):
             model.get_decoder()(input_ids=batch.ids.to(model.device), use_cache=False)
     return found
@@ -152,10 +130,7 @@ def _entering(
 def _nll(
     model: PreTrainedModel, batches: list[Batch], alphas: dict[int, float], entering: list[torch.Tensor] | None
 ) -> float:
-    """Negative log-likelihood of the text, in nats, with some layers at the top value-only.
-
-    Of the whole model, as Algorithm 1 says, or from what is ``entering`` the lowest of these layers.
-    """
+    """Negative log-likelihood in nats with the top layers value-only, from what enters the lowest of them if given."""
     with evaluating(model), temporarily_value_only(model, alphas):
         if entering is None:
             return total_nll(model, batches)
@@ -175,50 +150,34 @@ def count_passes(num_model_layers: int, num_layers: int, candidates: int) -> tup
 
 
 def model_digest(model: PreTrainedModel) -> str:
-    """Sixteen hexadecimal digits that stand for the model's config and all of its weights.
-
-    The bits of each row are summed as integers: exact, on any device, and quick.
-    """
+    """Sixteen hexadecimal digits that stand for the model's config and all of its weights."""
     config = {key: value for key, value in model.config.to_dict().items() if key not in VOLATILE}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     for name, weight in model.state_dict().items():
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         if not weight.is_meta:  # offloaded weights are elsewhere; the others have to do
-            bits = weight.contiguous().view(integers[weight.itemsize])
-            digest.update(bits.sum(dim=-1).cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _fingerprint(model: PreTrainedModel, batches: Sequence[Batch], options: dict[str, Any]) -> str:
-    """Digest of everything that a candidate's likelihood depends on."""
-    digest = hashlib.sha256(json.dumps([__version__, model_digest(model), options], sort_keys=True).encode())
-    for ids, scored in batches:
-        digest.update(ids.cpu().numpy().tobytes() + f"{tuple(ids.shape)} {scored}".encode())
+            bits = weight.contiguous().view(getattr(torch, f"int{8 * weight.itemsize}"))
+            digest.update(bits.sum(dim=-1).cpu().numpy().tobytes())  # of each row: exact on any device, and quick
     return digest.hexdigest()[:16]
 
 
 class Journal:
     """The likelihood of each candidate of a search, also on disk if a path is given: one JSON object a line."""
 
-    def __init__(self, path: str | Path | None, search: str) -> None:
-        self.path, self.search = path and Path(path), search
-        self.entries: dict[tuple[int, float], dict[str, Any]] = {}
+    def __init__(self, path: str | Path | None, inputs: list) -> None:
+        self.path, self.search = path and Path(path), hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
+        self.entries: dict[tuple[int, float], dict] = {}
         for line in self.path.read_text(encoding="utf-8").splitlines() if path and self.path.exists() else []:
             with suppress(json.JSONDecodeError):  # a line that a kill cut off
                 entry = json.loads(line)
-                if entry.get("search") == search:
+                if entry.get("search") == self.search:
                     self.entries[entry["layer"], entry["alpha"]] = entry
-
-    @property
-    def seconds(self) -> float:
-        return sum(entry["seconds"] for entry in self.entries.values())
 
     def remember(self, layer: int, alpha: float, compute: Callable[[], float]) -> float:
         """The candidate's likelihood, computed unless the file has it."""
         if (layer, alpha) not in self.entries:
-            begin, nll = time.perf_counter(), compute()
-            entry = {"search": self.search, "layer": layer, "alpha": alpha, "nll": nll}
+            begin = time.perf_counter()
+            entry = {"search": self.search, "layer": layer, "alpha": alpha, "nll": compute()}
             self.entries[layer, alpha] = entry | {"seconds": time.perf_counter() - begin}
             if self.path:
                 self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,22 +15,18 @@ from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 
-Planner = Callable[[int, Sequence[int]], PruningPlan]
-"""``plan(kv_groups, layers)`` takes so many key/value groups in all from these layers."""
+Planner = Callable[[int, Sequence[int]], PruningPlan]  # plan(kv_groups, layers): so many in all from these layers
 
 
 class InputStatistics:
-    """Mean, variance (unbiased) and L2 norm of each input channel of a linear map, (C,) float32, over all tokens.
-
-    Sums are float64, so that a large mean swallows no small fluctuations.
-    """
+    """Mean, variance (unbiased) and L2 norm of each input channel of a linear map, (C,) float32, over all tokens."""
 
     def __init__(self) -> None:
         self.count, self._sum, self._squares = 0, 0.0, 0.0
 
     def update(self, inputs: torch.Tensor) -> None:
         """Take in ``inputs`` (…, C), of any floating type."""
-        values = inputs.flatten(0, -2).double()  # (T, C)
+        values = inputs.flatten(0, -2).double()  # (T, C), float64: a large mean swallows no small fluctuations
         self.count += len(values)
         self._sum += values.sum(dim=0)
         self._squares += values.square().sum(dim=0)
@@ -51,10 +46,7 @@ class InputStatistics:
 
 @contextmanager
 def gathering(projections: Mapping[int, nn.Module]) -> Iterator[dict[int, InputStatistics]]:
-    """Within the context, statistics of what enters one linear map of each layer, on the device of the layer.
-
-    A ValueError names a layer where they are not finite in the end.
-    """
+    """Within the context, statistics of what enters one linear map of each layer; a ValueError if not finite."""
     statistics = {layer: InputStatistics() for layer in projections}
     with ExitStack() as hooks:
         for layer, projection in projections.items():
@@ -63,10 +55,8 @@ def gathering(projections: Mapping[int, nn.Module]) -> Iterator[dict[int, InputS
         yield statistics
     for layer, seen in statistics.items():
         if not seen.norm.isfinite().all():
-            raise ValueError(
-                f"layer {layer}: activations on the calibration text are not finite; "
-                "try a wider dtype (float32 or bfloat16 instead of float16)"
-            )
+            wanted = "try a wider dtype (float32 or bfloat16 instead of float16)"
+            raise ValueError(f"layer {layer}: activations on the calibration text are not finite; {wanted}")
 
 
 def input_statistics(
@@ -81,16 +71,15 @@ def input_statistics(
 class _Recorder(nn.Module):
     """Stands in for a decoder layer: keeps what it is called with and lets hidden states pass."""
 
-    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         self.hidden, self.arguments = hidden, (args, kwargs)
         return hidden
 
 
 class LayerStream:
-    """The calibration text at one layer boundary, moved up through a model that is dense below that boundary.
+    """The hidden states of a text at one layer boundary, tokens × d, moved up through the layers as they are then.
 
-    Masks and positions of each layer are recorded once for each shape of a batch: without padding, nothing else
-    changes them. Memory holds the hidden states of all tokens at one boundary, tokens × d, besides these masks.
+    Masks and positions of each layer are recorded once for each shape of a batch: nothing else changes them.
     """
 
     def __init__(self, model: PreTrainedModel, calibration: Tokens) -> None:
@@ -117,10 +106,7 @@ class LayerStream:
         return copy.copy(self)
 
     def entering(self, layer: int) -> list[torch.Tensor]:
-        """Hidden states (B, N, d) of each batch as they enter ``layer`` of the dense model.
-
-        Going up continues from the last call, going down starts again from the embeddings.
-        """
+        """What enters a layer, (B, N, d) of each batch: going up from the last call, or again from the embeddings."""
         if layer < self._boundary:
             self._restart()
         for below in tqdm(range(self._boundary, layer), desc="hidden states", unit="layer", leave=False, delay=10):
@@ -132,13 +118,10 @@ class LayerStream:
     def leaving(self, layer: int, entering: list[torch.Tensor]) -> Iterator[torch.Tensor]:
         """What ``layer``, as it is now, makes of each batch's hidden states, one batch at a time."""
         with evaluating(self.model):
-            for index, hidden in enumerate(entering):
-                yield self._through(layer, index, hidden)
-
-    def _through(self, layer: int, index: int, hidden: torch.Tensor) -> torch.Tensor:
-        args, kwargs = self._arguments[self.batches[index].ids.shape][layer]
-        output = self.layers[layer](hidden, *args, **kwargs)
-        return output[0] if isinstance(output, tuple) else output
+            for batch, hidden in zip(self.batches, entering, strict=True):
+                args, kwargs = self._arguments[batch.ids.shape][layer]
+                output = self.layers[layer](hidden, *args, **kwargs)
+                yield output[0] if isinstance(output, tuple) else output
 
 
 def check_budget(kv_groups: int, groups: Sequence[int]) -> None:

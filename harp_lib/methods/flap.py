@@ -6,7 +6,6 @@ from itertools import groupby
 from operator import itemgetter
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from harp_lib.measure.text import Tokens
@@ -20,66 +19,47 @@ def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int], 
     """Score the groups of ``layers``: the fluctuation of W_O's input channels, averaged over each group.
 
     FLAP (An et al., 2024; metric "WIFV" in github.com/CASIA-LMC-Lab/FLAP), here for key/value groups and as the paper's
-    Table "property" defines it. The standardised scores of a layer average to zero: layers are ranked by how much their
-    groups differ, and where each layer holds a single group (multi-query attention), which of them go is arbitrary.
-
-    Parameters
-    ----------
-    model, calibration, layers
-        As in :func:`harp_lib.make_plan`.
-    squared : bool
-        Square W_O's scores before they are standardised, as both upstream repositories do and no formula says.
-
-    Returns
-    -------
-    callable
-        Removes the groups that score lowest over its layers together; a layer may lose all of them. The plan carries
-        the mean inputs of what goes.
+    Table "property" defines it; ``squared`` squares W_O's scores before they are standardised, as both upstream
+    repositories do and no formula says. The groups that score lowest over all layers together go, and leave their mean
+    inputs in the plan. The standardised scores of a layer average to zero: layers are ranked by how much their groups
+    differ, and where each layer holds a single group (multi-query attention), which of them go is arbitrary.
     """
-    found = decoder_layers(model)
-    attentions = {layer: found[layer].self_attn for layer in layers}
-    statistics = input_statistics(model, calibration, {layer: a.o_proj for layer, a in attentions.items()})
-    scores, means = {}, {}
-    for layer, attention in attentions.items():
-        channels = fluctuation(attention.o_proj, statistics[layer], squared)  # (H·Dh,)
-        scores[layer] = by_group(attention, channels).mean(dim=1)  # (K,)
-        means[layer] = by_group(attention, statistics[layer].mean).cpu()  # (K, r·Dh)
+    found, scores, means = decoder_layers(model), {}, {}
+    outputs = {layer: found[layer].self_attn.o_proj for layer in layers}
+    for layer, inputs in input_statistics(model, calibration, outputs).items():
+        attention = found[layer].self_attn
+        scores[layer] = by_group(attention, fluctuation(outputs[layer], inputs, squared)).mean(dim=1)  # (K,)
+        means[layer] = by_group(attention, inputs.mean).cpu()  # (K, r·Dh)
 
     def plan(kv_groups: int, layers: Sequence[int]) -> PruningPlan:
         chosen = {layer: scores[layer] for layer in layers}
         check_budget(kv_groups, [len(values) for values in chosen.values()])
-        plans = {
-            layer: LayerPlan(removed_groups=groups, group_means=_written(means[layer][list(groups)]))
-            for layer, groups in lowest_of_all(chosen, kv_groups).items()
-        }
+        plans = {}
+        for layer, groups in lowest_of_all(chosen, kv_groups).items():
+            plans[layer] = LayerPlan(removed_groups=groups, group_means=_written(means[layer][list(groups)]))
         return PruningPlan(len(found), plans, "flap")
 
     return plan
 
 
 def without_channels(model: PreTrainedModel, calibration: Tokens, plan: PruningPlan, count: int) -> PruningPlan:
-    """``plan``, which takes no channel yet, and ``count`` FFN channels less, those that fluctuate least in all layers.
-
-    Measured on ``model`` as ``plan`` prunes it. A ValueError names a layer that would lose all of its channels.
-    """
-    layers = decoder_layers(model)
+    """``plan``, and ``count`` FFN channels less: those that fluctuate least in the model as ``plan`` prunes it."""
     with temporarily_pruned(model, plan):
-        outputs = {index: layer.mlp.down_proj for index, layer in enumerate(layers)}
+        outputs = {index: layer.mlp.down_proj for index, layer in enumerate(decoder_layers(model))}
         statistics = input_statistics(model, calibration, outputs)
     scores = {layer: fluctuation(output, statistics[layer]) for layer, output in outputs.items()}
-    plans = dict(plan.layers)
+    plans = dict(plan.layers)  # no channel goes in these yet
     for layer, channels in lowest_of_all(scores, count).items():
         if len(channels) == len(scores[layer]):
-            raise ValueError(
-                f"layer {layer} would lose all of its {len(channels)} FFN channels; remove less than {count} in all"
-            )
+            wanted = f"remove less than {count} in all"
+            raise ValueError(f"layer {layer} would lose all of its {len(channels)} FFN channels; {wanted}")
         means = _written(statistics[layer].mean.cpu()[list(channels)])
         plans[layer] = replace(plans.get(layer, LayerPlan()), removed_channels=channels, channel_means=means)
     return PruningPlan(plan.num_layers, plans, plan.method)
 
 
 @torch.no_grad()
-def fluctuation(output: nn.Linear, inputs: InputStatistics, squared: bool = False) -> torch.Tensor:
+def fluctuation(output: torch.nn.Linear, inputs: InputStatistics, squared: bool = False) -> torch.Tensor:
     """Variance of each input channel times its column's squared norm, standardised in the layer: (C,), on the CPU."""
     scores = inputs.variance * output.weight.float().square().sum(dim=0)  # (C,)
     scores = scores.square() if squared else scores

@@ -16,14 +16,9 @@ from harp_lib.pruning.plan import PruningPlan
 
 
 def harp_plan(
-    model: PreTrainedModel, calibration: Tokens | None, kv_groups: int, alphas: Sequence[float] | None = None
+    model: PreTrainedModel, calibration: Tokens | None, kv_groups: int, alphas: Sequence[float] | None
 ) -> PruningPlan:
-    """HARP's plan: as many whole layers from the top as hold ``kv_groups`` key/value groups.
-
-    ``alphas``, the top layer first, are searched on the calibration text (:func:`harp_lib.search_alphas`) unless they
-    are given. A ValueError says that there are not as many as layers, or that no whole number of layers holds so many
-    groups (those that do are named).
-    """
+    """HARP's plan: whole layers from the top that hold ``kv_groups``; ``alphas`` are searched unless they are given."""
     count = layers_from_top(model, kv_groups)
     if alphas is None:
         return search_alphas(model, calibration, count).plan
@@ -33,44 +28,34 @@ def harp_plan(
 
 
 def harp_flap_plan(
-    model: PreTrainedModel,
-    calibration: Tokens,
-    kv_groups: int,
-    alphas: Sequence[float] | None = None,
-    target_fraction: float | None = None,
+    model: PreTrainedModel, calibration: Tokens, kv_groups: int, alphas: Sequence[float] | None, target: float | None
 ) -> PruningPlan:
     """HARP's plan, and FFN channels of all layers less, chosen by FLAP on the model as HARP prunes it.
 
     HARP removes fewer parameters than a baseline that takes the same groups whole; the channels close the difference
-    (paper, Section 3, rows "HARP + FLAP"). ``target_fraction`` is met as closely as whole channels can; default: what
-    removing ``kv_groups`` groups with all of Q, K, V and O comes to. A ValueError says that HARP alone removes more, or
-    that channels cannot make up for the rest.
+    (paper, Section 3, rows "HARP + FLAP"), or bring it as near to a ``target`` fraction as whole channels can.
     """
     # With no alpha at zero HARP removes least: a target below that fails before the search.
     least = PruningPlan.value_only(len(decoder_layers(model)), [1.0] * layers_from_top(model, kv_groups))
-    channels_to_go(model, least, kv_groups, target_fraction)
+    channels_to_go(model, least, kv_groups, target)
     plan = replace(harp_plan(model, calibration, kv_groups, alphas), method="harp+flap")
-    return without_channels(model, calibration, plan, channels_to_go(model, plan, kv_groups, target_fraction))
+    return without_channels(model, calibration, plan, channels_to_go(model, plan, kv_groups, target))
 
 
-def channels_to_go(
-    model: PreTrainedModel, plan: PruningPlan, kv_groups: int, target_fraction: float | None = None
-) -> int:
-    """FFN channels that bring HARP's ``plan`` nearest to the target; see :func:`harp_flap_plan`."""
-    if target_fraction is None:
+def channels_to_go(model: PreTrainedModel, plan: PruningPlan, kv_groups: int, target: float | None) -> int:
+    """FFN channels that bring HARP's ``plan`` nearest to the target; a ValueError if it is out of their reach."""
+    if target is None:
         # Where W_O has a bias and all alphas are 0, HARP already removes these biases too, and a little more.
         plans = plan, top_groups_plan(model.config, kv_groups)
-        target_fraction = max(removed_fraction(model.config, each) for each in plans)
-    return ffn_channels_for(model.config, plan, target_fraction)
+        target = max(removed_fraction(model.config, each) for each in plans)
+    return ffn_channels_for(model.config, plan, target)
 
 
 def layers_from_top(model: PreTrainedModel, kv_groups: int) -> int:
     """How many whole layers from the top hold ``kv_groups`` key/value groups; a ValueError names what they hold."""
-    held = [num_groups(layer.self_attn) for layer in reversed(decoder_layers(model))]
-    whole = list(accumulate(held))  # groups of the top 1, 2, … layers
+    layers = reversed(decoder_layers(model))
+    whole = list(accumulate(num_groups(layer.self_attn) for layer in layers))  # groups of the top 1, 2, … layers
     if kv_groups not in whole:
-        raise ValueError(
-            f"{kv_groups} key/value groups are no whole number of layers, which is what HARP takes; "
-            f"choose from {', '.join(map(str, whole))}"
-        )
+        wanted = f"which is what HARP takes; choose from {', '.join(map(str, whole))}"
+        raise ValueError(f"{kv_groups} key/value groups are no whole number of layers, {wanted}")
     return whole.index(kv_groups) + 1

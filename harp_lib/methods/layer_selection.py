@@ -12,8 +12,7 @@ from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.theory import block_influence
 
-SCORED = ("hessian", "similarity")
-"""The strategies that look at the model; the paper's others take the highest or the lowest layers."""
+SCORED = ("hessian", "similarity")  # the paper's other strategies take the highest or the lowest layers
 
 
 def lowest_layers(scores: Sequence[float], count: int) -> list[int]:
@@ -24,39 +23,26 @@ def lowest_layers(scores: Sequence[float], count: int) -> list[int]:
 def layer_scores(strategy: str, model: PreTrainedModel, calibration: Tokens) -> list[float]:
     r"""Importance of each layer, low is unimportant (paper, appendix "Layer Selection with Heuristic Metric").
 
-    ``hessian``, of first order despite its name: the squared effect of a matrix' scale on the loss L, the mean over all
-    predicted tokens. In memory it needs what :func:`.weight_gradients` does:
+    ``hessian``, of first order despite its name, is the squared effect of a matrix' scale on the mean loss L, in the
+    memory that :func:`.weight_gradients` takes; ``similarity`` takes the mean **E** over all tokens that are read, and
+    the attention branch as it is added to the stream X (after the norm that some families have there):
 
-    .. math:: I(l) = \sum_{s \in \{q, k, v\}}
-              \Bigl( \sum_{ij} \frac{\partial L}{\partial W^s_{ij}} W^s_{ij} \Bigr)^2
-
-    ``similarity``, with X the residual stream that enters the layer and the attention branch as it is added to it
-    (after the norm that some families have there); **E** is the mean over all tokens that the model reads:
-
-    .. math:: S(l) = 1 - \mathbf{E} \cos\bigl(X, X + \mathrm{Attention}(\mathrm{LayerNorm}(X))\bigr)
-
-    ``model`` is dense, and unchanged afterwards; ``calibration`` is as in :func:`harp_lib.perplexity`. A model that is
-    pruned or not supported is a ValueError.
+    .. math:: I(l) = \sum_{s \in \{q, k, v\}} \Bigl( \sum_{ij} \frac{\partial L}{\partial W^s_{ij}} W^s_{ij} \Bigr)^2,
+              \qquad S(l) = 1 - \mathbf{E} \cos\bigl(X, X + \mathrm{Attention}(\mathrm{LayerNorm}(X))\bigr)
     """
     if strategy not in SCORED:
         raise ValueError(f"no scores for {strategy!r}; choose from {', '.join(SCORED)}")
     total = len(decoder_layers(model))
     check_plan(model, PruningPlan.value_only(total, [1.0] * total))
-    if strategy == "similarity":
-        return _turns(model, calibration)
-    of_layers = weight_gradients(model, calibration, range(total), ("q_proj", "k_proj", "v_proj")).values()
-    return [sum((w.float() * gradient).sum().item() ** 2 for w, gradient in pairs) for pairs in of_layers]
-
-
-def _turns(model: PreTrainedModel, calibration: Tokens) -> list[float]:
-    """How far attention turns each token."""
-    batches, totals = make_batches(calibration), [0.0] * len(decoder_layers(model))
+    if strategy == "hessian":
+        of_layers = weight_gradients(model, calibration, range(total), ("q_proj", "k_proj", "v_proj")).values()
+        return [sum((w.float() * gradient).sum().item() ** 2 for w, gradient in pairs) for pairs in of_layers]
+    batches, turns = make_batches(calibration), [0.0] * total
 
     def visit(view: LayerView) -> None:
         before = view.entering.float()
-        totals[view.layer] += before.shape[:-1].numel() * block_influence(before, before + view.branch.float())
+        turns[view.layer] += before.shape[:-1].numel() * block_influence(before, before + view.branch.float())
 
     for batch in tqdm(batches, desc="similarity", unit="batch", delay=5, leave=False):
         observe_layers(model, batch.ids, visit)
-    tokens = sum(batch.ids.numel() for batch in batches)
-    return [total / tokens for total in totals]
+    return [turn / sum(batch.ids.numel() for batch in batches) for turn in turns]

@@ -30,13 +30,11 @@ def group_importance(model: PreTrainedModel, calibration: Tokens, layers: Iterab
 
     .. math:: I_g = \sum_{w \in g} \left| w \, \frac{\partial L}{\partial w} \right|
 
-    The sum goes over the weights that a group couples: its rows of the query projection (those of all its query
-    heads), of the key and the value projection, and its columns of the output projection. Biases are not counted. L
-    is the mean negative log-likelihood per predicted token, and its gradient that of the whole calibration: absolute
-    values are taken after texts are summed over, not before. It is the first-order term of LLM-Pruner's code
-    (``param_first``, aggregated by sum), with two differences. For LLaMA 3 that code adds up query heads by
-    ``view(4, 1024).sum(0)``, which gives key/value head k the query heads k, k + 8, k + 16 and k + 24 instead of those
-    four that read it. And it calibrates on BookCorpus (10 samples of 64 tokens), where here all methods read one text.
+    The sum goes over the weights that a group couples: its rows of W_Q (those of all its query heads), W_K and W_V, and
+    its columns of W_O; absolute values are taken after texts are summed over. It is the first-order term of
+    LLM-Pruner's code (``param_first``, aggregated by sum), which calibrates on BookCorpus (10 samples of 64 tokens) and
+    for LLaMA 3 adds up query heads by ``view(4, 1024).sum(0)``: key/value head k gets the query heads k, k + 8, k + 16
+    and k + 24 instead of those four that read it.
     """
     importance = {}
     for layer, pairs in weight_gradients(model, calibration, layers, ATTENTION_PARTS).items():
@@ -54,16 +52,14 @@ def weight_gradients(
 
     .. math:: \frac{\partial L}{\partial W}, \qquad L = -\frac{1}{T} \sum_t \log p(x_t \mid x_{<t})
 
-    T is the number of predicted tokens, which are gone through in evaluation mode, 1,024 (at least one sequence) at a
-    time; gradients are float32 whatever the model's dtype. Beside the model and these gradients, twice (5.4 GB for all
-    attention weights of LLaMA3.1-8B, and 2.7 GB in bfloat16), memory is the inputs of all layers (layers × 1,024 × d),
-    what one layer keeps for its backward pass, and four times the logits in float32 (2.1 GB for 128,256 words). A
-    gradient that is not finite is a ValueError.
+    T is the number of predicted tokens; gradients are float32 whatever the model's dtype, and finite, or a ValueError.
+    Memory is these gradients twice (5.4 GB for LLaMA3.1-8B, and 2.7 GB in bfloat16), the inputs of all layers (layers ×
+    1,024 × d), one layer's backward pass, and four times the logits in float32 (2.1 GB for 128,256 words).
     """
     found, batches = decoder_layers(model), make_batches(calibration)
     weights = {layer: [getattr(found[layer].self_attn, part).weight for part in parts] for layer in layers}
     wanted = [weight for of_layer in weights.values() for weight in of_layer]
-    sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in wanted]
+    sums = {weight: torch.zeros_like(weight, dtype=torch.float32) for weight in wanted}
     with torch.enable_grad(), evaluating(model), ExitStack() as undo:
         for layer in found:
             # It keeps its input only, and is computed again in the backward pass. What transformers has for this works
@@ -75,13 +71,12 @@ def weight_gradients(
                 logits = model(ids.to(model.device), use_cache=False, logits_to_keep=batch.scored + 1).logits
                 targets = ids[:, -batch.scored :].flatten().to(logits.device)
                 nll = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, reduction="sum")
-                for total, gradient in zip(sums, torch.autograd.grad(nll, wanted), strict=True):
+                for total, gradient in zip(sums.values(), torch.autograd.grad(nll, wanted), strict=True):
                     total.add_(gradient)
-    predicted, means = sum(batch.num_scored for batch in batches), iter(sums)
-    pairs = {}
+    predicted, pairs = sum(batch.num_scored for batch in batches), {}
     for layer, of_layer in weights.items():
         # Divided only now: in float16, shares of the mean would vanish.
-        pairs[layer] = [(weight.detach(), next(means).div_(predicted)) for weight in of_layer]
+        pairs[layer] = [(weight.detach(), sums[weight].div_(predicted)) for weight in of_layer]
         if not all(gradient.isfinite().all() for _, gradient in pairs[layer]):
             raise ValueError(f"layer {layer}: gradients are not finite in {model.dtype}; try float32 or bfloat16")
     return pairs

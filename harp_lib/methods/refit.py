@@ -1,9 +1,7 @@
 """Beyond the paper: the values and output projections that HARP keeps, refitted in closed form.
 
-HARP corrects W_V W_O of a value-only layer by one number. Here the whole map is fitted: with X what enters the
-attention and Y what it puts out, the least squares solution of X W ≈ Y, cut to the rank K·Dh that W_V W_O has.
-NBL (LIONS-EPFL, NeurIPS 2025) estimates attention by linear maps of full rank from dense activations; the rank, which
-keeps HARP's architecture, and the stream of the model as it is pruned so far are what differs.
+With X what enters the attention and Y what it puts out: the least squares solution of X W ≈ Y, cut to the rank K·Dh
+that W_V W_O has. NBL (LIONS-EPFL, NeurIPS 2025) fits maps of full rank to dense activations, not to the pruned stream.
 """
 
 import time
@@ -27,24 +25,11 @@ RIDGE = 1e-3  # of the mean square of what enters
 
 @dataclass(frozen=True)
 class Refit:
-    """What was fitted.
+    """What was fitted; by layer v_proj.weight (K·Dh, d), o_proj.weight (d, K·Dh) and, if it has one, v_proj.bias."""
 
-    Attributes
-    ----------
-    plan : PruningPlan
-        The layers, value-only with alpha = 1.
-    weights : dict
-        By layer ``v_proj.weight`` (K·Dh, d), ``o_proj.weight`` (d, K·Dh) and, where the model has it, ``v_proj.bias``
-        (K·Dh,): what ``apply_plan(model, plan, weights=weights)`` puts in.
-    explained : dict
-        By layer the share of the variance of attention's output that is explained, on the calibration text.
-    seconds : float
-        Time spent.
-    """
-
-    plan: PruningPlan
-    weights: dict[int, dict[str, torch.Tensor]]
-    explained: dict[int, float]
+    plan: PruningPlan  # the layers, value-only with alpha = 1
+    weights: dict[int, dict[str, torch.Tensor]]  # apply_plan(model, plan, weights=weights) puts them in
+    explained: dict[int, float]  # by layer, share of the variance of attention's output, on the calibration text
     seconds: float
 
 
@@ -92,11 +77,8 @@ def explained_by_layer(model: PreTrainedModel, tokens: Tokens) -> list[float]:
 def _fit(stream: LayerStream, layer: int, go_on: bool = False) -> tuple[dict[str, torch.Tensor], float]:
     """Weights and explained variance of a layer; ``go_on`` leaves the stream above it, as it is without them."""
     attention, moments, entering = stream.layers[layer].self_attn, Moments(), stream.entering(layer)
-    hook = attention.register_forward_hook(moments.take, with_kwargs=True)
-    try:
+    with attention.register_forward_hook(moments.take, with_kwargs=True):
         deque(stream.entering(layer + 1) if go_on else stream.leaving(layer, entering), maxlen=0)
-    finally:
-        hook.remove()
     return moments.solve(attention.v_proj)
 
 
@@ -106,10 +88,7 @@ def with_one(x: torch.Tensor) -> torch.Tensor:
 
 
 class Moments:
-    """Sums over tokens of XᵀX, XᵀY, y and ‖y‖², float64, where X are features of what enters.
-
-    ``read`` makes them: (B, N, d) to (B, N, features), the last of them a one for the bias.
-    """
+    """Sums over tokens of XᵀX, XᵀY, y and ‖y‖², float64; ``read`` makes features X, the last a one, of what enters."""
 
     def __init__(self, read: Callable[[torch.Tensor], torch.Tensor] = with_one) -> None:
         self.read, self.count, self.xx, self.xy, self.y, self.yy = read, 0, 0.0, 0.0, 0.0, 0.0

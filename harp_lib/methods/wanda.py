@@ -1,9 +1,10 @@
 """Wanda-sp: key/value groups whose weights times activations are small go, layer by layer from the bottom."""
 
+from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import torch
-from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -16,39 +17,32 @@ from harp_lib.pruning.surgery import temporarily_pruned
 
 
 def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int]) -> Planner:
-    """Prepare the calibration text; scores depend on what goes below, so each plan takes its own passes.
+    """Score the groups of one layer after the other, each on what the layers below give without those that go.
 
-    Each layer of a range is run twice: dense, to score its groups, and without the groups that go, since that is what
-    the next layer sees. Wanda (Sun et al., 2024) made structured by FLAP's authors ("wanda_sp" in
-    github.com/CASIA-LMC-Lab/FLAP), here for key/value groups, equally many from each layer. Ranges with rising lowest
-    layers share the dense passes below them.
+    Wanda (Sun et al., 2024) made structured by FLAP's authors ("wanda_sp" in github.com/CASIA-LMC-Lab/FLAP), here for
+    key/value groups, equally many from each layer.
     """
-    stream, found = LayerStream(model, calibration), decoder_layers(model)
+    dense, found = LayerStream(model, calibration), decoder_layers(model)
 
     def plan(kv_groups: int, layers: Sequence[int]) -> PruningPlan:
-        each = equal_parts(kv_groups, [num_groups(found[layer].self_attn) for layer in layers])
-        first, last, plans = min(layers), max(layers), {}
-        hidden = stream.entering(first)  # of each batch (B, N, d)
-        for layer in tqdm(range(first, last + 1), desc="wanda-sp", unit="layer", leave=False, delay=10):
-            if layer in layers:
-                attention = found[layer].self_attn
+        each, plans = equal_parts(kv_groups, [num_groups(found[layer].self_attn) for layer in layers]), {}
+        dense.entering(min(layers))  # shared by the ranges that begin here or higher
+        stream = dense.fork()
+        with ExitStack() as pruned_so_far:
+            for layer in tqdm(sorted(layers), desc="wanda-sp", unit="layer", leave=False, delay=10):
+                attention, hidden = found[layer].self_attn, stream.entering(layer)
                 with gathering({layer: attention.o_proj}) as statistics:
-                    for _ in stream.leaving(layer, hidden):
-                        pass
-                scores = group_scores(attention, statistics[layer])
-                plans[layer] = LayerPlan(removed_groups=lowest(scores, each))
-            if layer < last:
-                removed = {layer: plans[layer]} if layer in layers else {}
-                with temporarily_pruned(model, PruningPlan(len(found), removed)):
-                    for index, leaving in enumerate(stream.leaving(layer, hidden)):
-                        hidden[index] = leaving
+                    deque(stream.leaving(layer, hidden), maxlen=0)
+                plans[layer] = LayerPlan(removed_groups=lowest(group_scores(attention, statistics[layer]), each))
+                one = PruningPlan(len(found), {layer: plans[layer]})
+                pruned_so_far.enter_context(temporarily_pruned(model, one))
         return PruningPlan(len(found), plans, "wanda-sp")
 
     return plan
 
 
 @torch.no_grad()
-def group_scores(attention: nn.Module, inputs: InputStatistics) -> torch.Tensor:
+def group_scores(attention: torch.nn.Module, inputs: InputStatistics) -> torch.Tensor:
     """Mean of |W_ij| over W_O's rows times the norm of input channel j, summed over each group: (K,), on the CPU."""
     columns = attention.o_proj.weight.float().abs().mean(dim=0) * inputs.norm  # (H·Dh,)
     return by_group(attention, columns).sum(dim=1).cpu()

@@ -1,11 +1,11 @@
 r"""The paper's theory as functions: similarity, consensus, norm change, attention entropy (Section 2.2, 2.3, appendix).
 
 Rows of a matrix ``H`` (…, N, d) are tokens, ``A`` (…, N, N) is row-stochastic. All functions compute in float64, take
-any number of leading dimensions (texts, heads), and refuse what has no answer with a ValueError. A name in the plural
-returns one value for each matrix, (…); its singular returns their mean as a float.
+any number of leading dimensions (texts, heads), and refuse what has no answer with a ValueError. A measure that is a
+float is the average over these dimensions; a name in the plural returns one value for each matrix, (…).
 """
 
-from typing import NamedTuple
+from collections import namedtuple
 
 import torch
 from numpy.typing import ArrayLike
@@ -19,8 +19,7 @@ def similarity(H: Matrix) -> float:
     .. math:: \mathrm{Sim}(H) = \frac{2}{N(N-1)} \sum_{i<j} \cos(h_i, h_j)
               = \frac{\lVert \sum_i h_i / \lVert h_i \rVert \rVert^2 - N}{N(N-1)}
 
-    The second form needs N·d operations, the first N²·d. 1 means that all rows point the same way, whatever their
-    lengths. Averaged over the leading dimensions if there are any.
+    The second form needs N·d operations, the first N²·d. 1: all rows point the same way, whatever their lengths.
     """
     directions = _directions(_rows(H))
     tokens = directions.shape[-2]
@@ -35,8 +34,6 @@ def distance_to_consensus(H: Matrix) -> float:
 
     .. math:: d_M(H) = \min_{Y \in M} \lVert H - Y \rVert_F = \lVert (I - \tfrac{1}{N} \mathbf{1}\mathbf{1}^\top) H
               \rVert_F
-
-    Averaged over the leading dimensions if there are any.
     """
     H = _rows(H)
     return torch.linalg.matrix_norm(H - H.mean(-2, keepdim=True)).mean().item()
@@ -58,16 +55,9 @@ def block_bound(s: float, largest: float, heads: int, betas: tuple[float, float]
 
     .. math:: v = (1 + s^2)(1 + \sqrt{\lambda}\, h s) / (\beta_1 \beta_2)
 
-    Parameters
-    ----------
-    s : float
-        Largest singular value of the block's matrices; the proof has one for each head, :math:`W_V W_O`.
-    largest : float
-        λ, the largest :func:`largest_eigenvalue` of the heads' attention.
-    heads : int
-        h, their number.
-    betas : (float, float)
-        Smallest standard deviation of a row before the first and the second normalisation.
+    ``s`` is the largest singular value of the block's matrices (the proof has one for each head, :math:`W_V W_O`),
+    ``largest`` is λ, the largest :func:`largest_eigenvalue` of the ``heads`` attention matrices, and ``betas`` are the
+    smallest standard deviations of a row before the first and the second normalisation.
     """
     return (1 + s**2) * (1 + largest**0.5 * heads * s) / (betas[0] * betas[1])
 
@@ -93,7 +83,7 @@ def norm_ratios(A: Matrix, H: Matrix) -> torch.Tensor:
 
 
 def norm_ratio(A: Matrix, H: Matrix) -> float:
-    """‖AH‖/‖H‖, averaged over the leading dimensions if there are any; see :func:`norm_ratios`."""
+    """‖AH‖/‖H‖, the mean of :func:`norm_ratios`."""
     return norm_ratios(A, H).mean().item()
 
 
@@ -104,8 +94,7 @@ def preserves_norm(A: Matrix) -> bool:
     (as the paper has it) are not enough. Under a causal mask the identity alone is left. Of several matrices, all.
     """
     A = _attention(A)
-    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    return bool(((A.mT @ A - eye).abs() <= 1e-6).all())
+    return bool(((A.mT @ A - torch.eye(A.shape[-1]).to(A)).abs() <= 1e-6).all())
 
 
 def visible_positions(tokens: int, window: int | None = None) -> torch.Tensor:
@@ -140,15 +129,8 @@ def block_influence(before: Matrix, after: Matrix) -> float:
     return 1 - (_directions(_rows(before)) * _directions(_rows(after))).sum(-1).mean().item()
 
 
-class Products(NamedTuple):
+class Products(namedtuple("Products", "HH HA HB AA AB BB")):
     """Inner products, over all tokens, of the residual stream H, the attention branch A and the value-only branch B."""
-
-    HH: float
-    HA: float
-    HB: float
-    AA: float
-    AB: float
-    BB: float
 
     @classmethod
     def of(cls, H: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> "Products":

@@ -11,15 +11,8 @@ from tqdm import tqdm
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from harp_lib.theory import (
-    attention_entropies,
-    block_bound,
-    largest_eigenvalue,
-    largest_singular_value,
-    norm_ratio,
-    similarity,
-    visible_positions,
-)
+from harp_lib import theory
+from harp_lib.theory import attention_entropies, largest_eigenvalue, largest_singular_value, similarity
 from harp_lib.theory import distance_to_consensus as d_M
 
 TOKENS, WIDTH = 64, 64  # of the sweeps
@@ -27,10 +20,7 @@ SILU_SLOPE, GELU_SLOPE = 1.0998393, 1.1289042  # their largest, at x = 2.3994 an
 
 
 def draw_matrices(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[float, float]]:
-    """H and B (N, d), W (d, d'), A (N, N) from uniform to one-hot, half of them causal, and two positive numbers.
-
-    Shape, scale and offset are random too.
-    """
+    """H and B (N, d), W (d, d'), A (N, N) from uniform to one-hot, half of them causal; two positive numbers."""
     tokens, width, out = torch.randint(2, 13, (3,), generator=generator).tolist()
     normal = partial(torch.randn, generator=generator, dtype=torch.float64)
     offset, scale, sharpness = 3 * normal(1), torch.exp(1.5 * normal(1)), torch.exp(1.5 * normal(1))
@@ -47,10 +37,9 @@ def inequalities(H: Tensor, B: Tensor, W: Tensor, A: Tensor, a: tuple[float, flo
     n, distance, d_B = len(H), d_M(H), d_M(B)
     eye, logits, aggregated = torch.eye(n, dtype=H.dtype), H[:, 0], d_M(A @ H)
     before, after, v, no_larger = post_norm_block(H, W, A)
-    # log n minus the entropy of a softmax over n logits
-    deficit = math.log(n) - torch.special.entr(logits.softmax(0)).sum().item()
-    # With the paper's e, the vector of ones
-    as_printed = torch.linalg.eigvalsh(A.mT @ (eye - 1.0) @ A)[-1].clamp_min(0).sqrt().item()
+    shortest = H.norm(dim=1).min().item()
+    deficit = math.log(n) - torch.special.entr(logits.softmax(0)).sum().item()  # of a softmax over n logits
+    as_printed = torch.linalg.eigvalsh(A.mT @ (eye - 1.0) @ A)[-1].clamp_min(0).sqrt().item()  # e is all ones
     return {
         "d(HW) ≤ s d(H)": (d_M(H @ W), largest_singular_value(W) * distance),
         "d(ReLU(H)) ≤ d(H)": (d_M(H.relu()), distance),
@@ -64,10 +53,7 @@ def inequalities(H: Tensor, B: Tensor, W: Tensor, A: Tensor, a: tuple[float, flo
         "d(ÂH) ≤ d(H)": (aggregated, distance),
         "d(block(H)) ≤ v d(H)": (after, v * before),
         "(1 + √λ h s) / (1 + h s) ≤ v": (no_larger, v),
-        "1 − Sim(H) ≤ d(H)² / ((N−1) min‖h‖²)": (
-            1 - similarity(H),
-            distance**2 / ((n - 1) * H.norm(dim=1).min().item() ** 2),
-        ),
+        "1 − Sim(H) ≤ d(H)² / ((N−1) min‖h‖²)": (1 - similarity(H), distance**2 / ((n - 1) * shortest**2)),
         "log n − entropy ≤ (range of logits)² / 8": (deficit, (logits.max() - logits.min()).item() ** 2 / 8),
         "‖ÂH − H‖ ≤ ‖Â − I‖ d(H)": ((A @ H - H).norm().item(), largest_singular_value(A - eye) * distance),
         "‖ÂH‖ ≤ √(largest column sum) ‖H‖": ((A @ H).norm().item(), (A.sum(0).max().sqrt() * H.norm()).item()),
@@ -89,12 +75,9 @@ def identities(H: Tensor) -> dict[str, tuple[float, float]]:
 
 
 def post_norm_block(H: Tensor, W: Tensor, A: Tensor) -> tuple[float, float, float, float]:
-    """The block of Lemma 2's proof: d_M before and after, v, and (1 + √λ h s) / (1 + h s).
-
-    Two heads, ReLU, a normalisation without gain after each sum.
-    """
-    W = W @ W.mT / 4  # (d, d): one matrix for each head, and both of the FFN
-    heads = torch.stack([A, A.flip(-1).softmax(-1)])
+    """The block of Lemma 2's proof: d_M before and after, v, and (1 + √λ h s) / (1 + h s)."""
+    W = W @ W.mT / 4  # (d, d): one matrix for each head, and both of the FFN, which has a ReLU
+    heads = torch.stack([A, A.flip(-1).softmax(-1)])  # (2, N, N)
     H, beta_0 = normalise(H)
     X, beta_1 = normalise(H + (heads @ H @ W).sum(0))
     Y, beta_2 = normalise(X + (X @ W).relu() @ W)
@@ -102,7 +85,7 @@ def post_norm_block(H: Tensor, W: Tensor, A: Tensor) -> tuple[float, float, floa
         return 1.0, 0.0, 1.0, 0.0  # a row that cannot be normalised says nothing
     s, largest = largest_singular_value(W), largest_eigenvalue(heads).max().item()
     no_larger = (1 + 2 * s * largest**0.5) / (1 + 2 * s)
-    return d_M(H), d_M(Y), block_bound(s, largest, 2, (beta_1, beta_2)), no_larger
+    return d_M(H), d_M(Y), theory.block_bound(s, largest, 2, (beta_1, beta_2)), no_larger
 
 
 def normalise(H: Tensor) -> tuple[Tensor, float]:
@@ -119,80 +102,67 @@ def check_on_draws(draws: int, seed: int) -> pd.DataFrame:
     """
     generator = torch.Generator().manual_seed(seed)
     material = [draw_matrices(generator) for _ in range(draws)]
-    ordered = pd.DataFrame([inequalities(*matrices) for matrices in tqdm(material, desc="random draws", unit="draw")])
-    same = pd.DataFrame([identities(H) for H, *_ in material])
+    ordered = [inequalities(*matrices) for matrices in tqdm(material, desc="random draws", unit="draw")]
     rows = []
-    for name, pairs in ordered.items():
+    for name, pairs in pd.DataFrame(ordered).items():
         violations = sum(left > right * (1 + 1e-9) + 1e-9 for left, right in pairs)
         rows.append((name, "inequality", draws, violations, max(left / right for left, right in pairs if right > 1e-6)))
-    for name, pairs in same.items():
+    for name, pairs in pd.DataFrame([identities(H) for H, *_ in material]).items():
         differences = [abs(left - right) / max(1.0, abs(right)) for left, right in pairs]
         rows.append((name, "identity", draws, sum(difference > 1e-9 for difference in differences), max(differences)))
     return pd.DataFrame(rows, columns=["check", "kind", "draws", "violations", "largest"])
 
 
 def attention(H: Tensor, W_Q: Tensor, W_K: Tensor, rotary: bool = False, causal: bool = True) -> Tensor:
-    """Attention weights (..., N, N) of one head over H (..., N, d): softmax of q·k / √d_k (proof of Theorem 1).
-
-    ``rotary`` turns queries and keys by their position first, as the paper's four models do (base 10,000); ``causal``
-    lets token i see positions 0 … i only.
-    """
+    """Attention weights (..., N, N) of one head over H (..., N, d): softmax of q·k / √d_k (proof of Theorem 1)."""
     queries, keys = H @ W_Q, H @ W_K
     tokens, width = queries.shape[-2:]
-    if rotary:
+    if rotary:  # turned by their position, as in the paper's four models; base 10,000
         config = LlamaConfig(head_dim=width, max_position_embeddings=tokens)
         cos, sin = LlamaRotaryEmbedding(config)(H, torch.arange(tokens)[None])
-        queries, keys = (
-            x.squeeze(1) for x in apply_rotary_pos_emb(queries[..., None, :, :], keys[..., None, :, :], cos, sin)
-        )
+        queries, keys = apply_rotary_pos_emb(queries, keys, cos[0], sin[0], unsqueeze_dim=0)
     logits = queries @ keys.mT / math.sqrt(width)
     if causal:
         logits = logits.masked_fill(torch.ones(tokens, tokens, dtype=torch.bool).triu(1), -torch.inf)
     return logits.softmax(-1)
 
 
-def nearly_parallel_rows(spread: float, equal_lengths: bool, generator: torch.Generator) -> Tensor:
-    """Rows (N, d) around one direction, further from it with ``spread``; of length √d, or of very different lengths."""
-    H = torch.randn(WIDTH, generator=generator) + spread * torch.randn(TOKENS, WIDTH, generator=generator)
-    H = math.sqrt(WIDTH) * H / H.norm(dim=-1, keepdim=True)
-    return H if equal_lengths else H * torch.exp(0.7 * torch.randn(TOKENS, 1, generator=generator))
-
-
 def uniformity_sweep(draws: int, seed: int) -> pd.DataFrame:
     """Normalised entropy of random heads while Sim(H) → 1: lengths, positions, draw, spread, similarity, entropy."""
-    visible, rows = visible_positions(TOKENS), []
+    visible, rows = theory.visible_positions(TOKENS), []
     for draw in range(draws):
         W_Q, W_K = 2 * torch.randn(2, WIDTH, WIDTH, generator=_seeded(seed, draw)) / math.sqrt(WIDTH)
+        normal = partial(torch.randn, generator=_seeded(seed, draw, 1))
+        direction, own, lengths = normal(WIDTH), normal(TOKENS, WIDTH), torch.exp(0.7 * normal(TOKENS, 1))
         for spread in torch.logspace(-3, 0.5, 15).tolist():
-            for equal in (True, False):
-                H = nearly_parallel_rows(spread, equal, _seeded(seed, draw, 1))
+            H = direction + spread * own  # (N, d), around one direction
+            H = math.sqrt(WIDTH) * H / H.norm(dim=-1, keepdim=True)  # of length √d
+            for equal, states in ((True, H), (False, H * lengths)):
                 for rotary in (False, True):
-                    entropy = attention_entropies(attention(H, W_Q, W_K, rotary), visible).item()
-                    rows.append((equal, rotary, draw, spread, similarity(H), entropy))
+                    entropy = attention_entropies(attention(states, W_Q, W_K, rotary), visible).item()
+                    rows.append((equal, rotary, draw, spread, similarity(states), entropy))
     return pd.DataFrame(rows, columns=["equal lengths", "rotary", "draw", "spread", "similarity", "entropy"])
 
 
 def norm_sweep(draws: int, seed: int) -> pd.DataFrame:
     """‖AH‖/‖H‖ from one-hot rows to uniform ones: mask, rows of H, draw, temperature, entropy, ratio.
 
-    The rows of A are the softmax of random logits at a temperature, full or causal. The rows of H are independent, or
-    have half of their squared length in common, or the first of them is as long as all others together.
+    The rows of A are the softmax of random logits at a temperature. The rows of H are independent, or have half of
+    their squared length in common, or the first of them is as long as all others together.
     """
     rows = []
     for draw in range(draws):
         logits = torch.randn(TOKENS, TOKENS, generator=_seeded(seed, draw)).double()
         own = torch.randn(TOKENS, WIDTH, generator=_seeded(seed, draw, 1))
         common = torch.randn(1, WIDTH, generator=_seeded(seed, draw, 2))
-        long = own.clone()
-        long[0] *= math.sqrt(TOKENS)
+        long = torch.cat([math.sqrt(TOKENS) * own[:1], own[1:]])
         for mask in ("full", "causal"):
             hidden = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1 if mask == "causal" else TOKENS)
-            visible = (~hidden).sum(-1)
             for temperature in torch.logspace(-2, 1.5, 15, dtype=torch.float64).tolist():
                 A = (logits / temperature).masked_fill(hidden, -torch.inf).softmax(-1)
-                entropy = attention_entropies(A, visible).item()
+                entropy = attention_entropies(A, (~hidden).sum(-1)).item()
                 for kind, H in (("independent", own), ("half in common", own + common), ("a long first row", long)):
-                    rows.append((mask, kind, draw, temperature, entropy, norm_ratio(A, H)))
+                    rows.append((mask, kind, draw, temperature, entropy, theory.norm_ratio(A, H)))
     return pd.DataFrame(rows, columns=["mask", "rows", "draw", "temperature", "entropy", "ratio"])
 
 
