@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 import harp_lib
-from harp_lib.config import NOTEBOOKS as SOURCES, PAPER
+from harp_lib.config import DATA, NOTEBOOKS as SOURCES, PAPER, slug
 from harp_lib.experiments import IN_PARTS, NOTEBOOKS, UNITS
-from harp_lib.measure.models import slug
 
 # What an executed notebook may depend on beside its source and the results.
-LIBRARY = b"".join(file.read_bytes() for file in sorted([*Path(harp_lib.__file__).parent.rglob("*.py"), *PAPER.glob("*.*")]))
+LIBRARY = [*Path(harp_lib.__file__).parent.rglob("*.py"), *PAPER.glob("*.*"), DATA / "models.toml"]
+LIBRARY = b"".join(file.read_bytes() for file in sorted(LIBRARY))
 LIBRARY = hashlib.sha256(LIBRARY).hexdigest()[:8]
 LARGE = ("meta-llama--Llama-3.1-70B",)  # for two GPUs
 

@@ -60,7 +60,7 @@ def _settings(options: Namespace) -> dict[str, Any]:
 
         check_rows(options.datasets)
     seed = max(values.get("seed", 0) for values in parameters.values())
-    profile = config.read_profile(options.profile, **given)
+    profile = config.load_profile(options.profile, **given, as_written=True)
     local, jobs = options.executor == "local", options.jobs or 1
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

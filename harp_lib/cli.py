@@ -12,8 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from harp_lib import config
-from harp_lib.config import CHECKOUT
-from harp_lib.measure.models import HUB_ID, MODEL_NAMES
+from harp_lib.config import CHECKOUT, HUB_ID, REGISTRY
 
 HELP_SHOWN = 3
 COMMANDS = ("run", "lab", "figures", "book", "test", "setup")
@@ -85,9 +84,9 @@ def _model(value: str) -> str:
     folder = Path(value).expanduser()
     if value and (folder / "config.json").is_file():
         return str(folder.absolute())
-    if value in MODEL_NAMES or HUB_ID.fullmatch(value):
+    if value in REGISTRY or HUB_ID.fullmatch(value):
         return value
-    known = ", ".join(MODEL_NAMES)
+    known = ", ".join(REGISTRY)
     raise argparse.ArgumentTypeError(
         f"unknown model {value!r}; choose from {known}, a folder with a config.json, or a hub id owner/name"
     )

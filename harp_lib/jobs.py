@@ -23,8 +23,8 @@ from filelock import FileLock, Timeout
 
 from harp_lib import config
 from harp_lib.batch import KILLED, RUN_FILE, shown
+from harp_lib.config import slug
 from harp_lib.experiments import NOTEBOOKS, UNITS, compute, models_of
-from harp_lib.measure.models import slug
 from harp_lib.results import BEGAN, read_results, write_json
 
 _held: list[FileLock] = []  # one that nobody refers to is let go

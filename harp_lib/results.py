@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from harp_lib import __version__, config
-from harp_lib.measure.models import slug
+from harp_lib.config import slug
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -111,8 +111,7 @@ def fresh(tmp_path):
     shutil.copytree(CHECKOUT / "harp_lib", root / "harp_lib", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("run_all.sh", "requirements.lock"):
         shutil.copy(CHECKOUT / name, root / name)
-    (root / "data").mkdir()
-    (root / "data" / "profiles").symlink_to(CHECKOUT / "data" / "profiles")
+    (root / "data").symlink_to(CHECKOUT / "data")
     log, fake = tmp_path / "log", tmp_path / "bin" / "python3"
     fake.parent.mkdir()
     fake.write_text(FAKE)

