@@ -23,7 +23,7 @@ LARGE = ("meta-llama--Llama-3.1-70B",)  # for two GPUs
 
 def job(what):
     """The command of a job. Side by side, each prints to a log beside its flag, and only that it is done to all."""
-    command = f'"{sys.executable}" -P -m harp_lib.jobs {{output:q}} {config["began"]} {what}'
+    command = f'"{sys.executable}" -P -m harp_lib.batch {{output:q}} {config["began"]} {what}'
     return command if config["alone"] else f"{command} >{{output:q}}.log 2>&1 && echo done: {what}"
 
 
