@@ -64,9 +64,7 @@ def test_bad_requests():
 
 def test_what_is_imported_when():
     """The command line needs no package, since it runs before set-up; Snakemake and a run's start wait for no torch."""
-    bare = (
-        f"import sys; sys.path.insert(0, {str(CHECKOUT)!r}); from harp_lib.cli import main; sys.exit(main(['--check']))"
-    )
-    subprocess.run([sys.executable, "-I", "-S", "-c", bare], check=True)
+    bare = "import sys; from harp_lib.cli import main; sys.exit(main(['--check', '--models', 'tiny-llama']))"
+    subprocess.run([sys.executable, "-E", "-s", "-S", "-c", bare], cwd=CHECKOUT, check=True)
     quick = "import sys, harp_lib.batch; sys.exit(bool({'torch', 'papermill'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", quick], check=True)
