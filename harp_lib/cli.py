@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 from harp_lib import config
-from harp_lib.config import CHECKOUT, HUB_ID, REGISTRY
+from harp_lib.config import CHECKOUT, HUB_ID, NAMED_MODELS
 
 COMMANDS = ("run", "lab", "figures", "book", "test", "setup")
 PASSED_ON = {"test": "pytest", "lab": "JupyterLab"}
@@ -78,10 +78,10 @@ def _models(value: str) -> list[str]:
         folder = Path(model).expanduser()
         if model and (folder / "config.json").is_file():
             found.append(str(folder.absolute()))
-        elif model in REGISTRY or HUB_ID.fullmatch(model):
+        elif model in NAMED_MODELS or HUB_ID.fullmatch(model):
             found.append(model)
         else:
-            known = f"{', '.join(REGISTRY)}, a folder with a config.json, or a hub id owner/name"
+            known = f"{', '.join(NAMED_MODELS)}, a folder with a config.json, or a hub id owner/name"
             raise argparse.ArgumentTypeError(f"unknown model {model!r}; choose from {known}")
     return list(dict.fromkeys(found))
 

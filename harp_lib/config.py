@@ -22,13 +22,14 @@ REFERENCE = DATA / "reference"
 FIGURES = ROOT / "figures"
 NOTEBOOKS = ROOT / "notebooks"
 
-REGISTRY = tomllib.loads((DATA / "models.toml").read_text(encoding="utf-8"))  # by the names that models have here
+REGISTRY = tomllib.loads((DATA / "models.toml").read_text(encoding="utf-8"))
+NAMED_MODELS = REGISTRY["models"]  # which need no hub
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def slug(model: str) -> str:
     """A model's name as part of a file's name: a folder's with a digest of its path, a hub id with ``--``."""
-    if model in REGISTRY or not os.path.isdir(model):
+    if model in NAMED_MODELS or not os.path.isdir(model):
         return model.replace("/", "--")
     path = os.path.abspath(model)
     return f"{Path(path).name}-{hashlib.sha256(path.encode()).hexdigest()[:6]}"

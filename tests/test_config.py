@@ -4,7 +4,7 @@ import sys
 import pytest
 import torch
 
-from harp_lib.config import CHECKOUT, HUB_ID, REGISTRY, asked_of, load_profile, num_pruned_layers
+from harp_lib.config import CHECKOUT, HUB_ID, NAMED_MODELS, asked_of, load_profile, num_pruned_layers
 from harp_lib.experiments import UNITS, models_of
 
 
@@ -16,7 +16,7 @@ def test_profiles_have_the_same_keys_and_models_that_exist():
             assert profile[section].keys() == profiles[0][section].keys(), (profile["name"], section)
         assert profile["evaluation"]["tasks"].keys() == profiles[0]["evaluation"]["tasks"].keys()
         for model in models_of(profile, "search"):
-            assert model in REGISTRY or HUB_ID.fullmatch(model)
+            assert model in NAMED_MODELS or HUB_ID.fullmatch(model)
             assert model in profile["pruned_layers"]
 
 

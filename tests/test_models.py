@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils import logging
 
 from harp_lib import load_model
-from harp_lib.config import REGISTRY, slug
+from harp_lib.config import NAMED_MODELS, slug
 from harp_lib.measure import registry
 from harp_lib.measure.models import display_name, evaluating, release_memory
 from harp_lib.measure.registry import FAMILIES, FROM_WHEELS, ModelDownloadError, tiny_model, tiny_tokenizer
@@ -20,7 +20,7 @@ TEXT = "The with statement wraps a block: naïve café, 日本語, 🙂 12345\n\
 
 
 def test_names():
-    assert set(REGISTRY) == FROM_WHEELS.keys() | FAMILIES.keys()
+    assert set(NAMED_MODELS) == FROM_WHEELS.keys() | FAMILIES.keys()
     shown = {"smollm2-135m": "SmolLM2-135M-Instruct (Q4_1, dequantized)", "tiny-gemma2": "tiny random Gemma-2"}
     shown |= {"meta-llama/Llama-3.1-8B": "Llama-3.1-8B", "checkpoints/pruned/": "pruned", ".": Path.cwd().name}
     assert {name: display_name(name) for name in shown} == shown

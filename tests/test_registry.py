@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from harp_lib import config, load_model
 from harp_lib.measure import registry
-from harp_lib.measure.registry import FROM_WHEELS, ModelDownloadError, _tokenizer_json, install, tiny_tokenizer
+from harp_lib.measure.registry import FROM_WHEELS, ModelDownloadError, install, tiny_tokenizer
 
 Q4_1 = gguf.GGMLQuantizationType.Q4_1
 
@@ -44,7 +44,7 @@ class Shelf:
 def write_gguf(path: Path) -> np.ndarray:
     """A one-layer Llama with Q4_1 weights and the tiny tokenizer; returns the dequantized value projection."""
     random = np.random.default_rng(0)
-    bpe = json.loads(_tokenizer_json())["model"]
+    bpe = json.loads(tiny_tokenizer().backend_tokenizer.to_str())["model"]
     writer = gguf.GGUFWriter(path, "llama")
     settings = {"block_count": 1, "context_length": 128, "embedding_length": 64, "feed_forward_length": 128}
     settings |= {"head_count": 4, "head_count_kv": 2, "rope_freq_base": 10000.0, "layer_norm_rms_eps": 1e-5}

