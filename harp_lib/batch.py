@@ -252,7 +252,7 @@ def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
     from nbclient.exceptions import DeadKernelError
     from traitlets.config import Config
 
-    papermill.log.logger.disabled = True  # what goes wrong is said once, and by us
+    papermill.log.logger.setLevel("CRITICAL")  # what goes wrong is said once, and by us
     output.parent.mkdir(parents=True, exist_ok=True)
     beside = output.with_suffix(".unfinished.ipynb")
     how: dict[str, Any] = {"kernel_name": "python3", "cwd": source.parent, "coalesce_streams": True}
