@@ -40,16 +40,9 @@ def load_profile(
 ) -> dict[str, Any]:
     """Read a profile, with the models, the data source and the rows of each task replaced where they are given.
 
-    Returns
-    -------
-    dict
-        What the YAML file holds, and ``name``, ``models``, ``datasets``, ``corpora`` (two names). Without a GPU
-        ``dtype`` is float32, since many processors emulate bfloat16, 4 to 15 times slower; not if ``as_written``.
-
-    Raises
-    ------
-    ValueError
-        For an unknown profile; the known ones are listed.
+    To what the YAML file holds it adds ``name``, ``models``, ``datasets`` and two ``corpora``. Without a GPU ``dtype``
+    is float32, since many processors emulate bfloat16, 4 to 15 times slower; not if ``as_written``. A ValueError lists
+    the known profiles.
     """
     import yaml
 

@@ -116,7 +116,7 @@ def read_cell(file: Path) -> dict[str, Any] | None:
 
 
 def read_results(profile: str, experiment: str) -> Cells:
-    """Cells of the last finished run, or else the committed ones; FileNotFoundError if there are none or one is gone."""
+    """Cells of the last finished run, or else committed ones; FileNotFoundError if there are none or one is gone."""
     again = f"run ./run_all.sh --profile {profile} first"
     for folder in (root / profile / experiment for root in (config.RESULTS, config.REFERENCE)):
         listed: dict[tuple[str, str, str], str] = {}
