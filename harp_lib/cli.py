@@ -37,8 +37,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     profiles = sorted(path.stem for path in config.PROFILES.glob("*.yaml"))
     parser.set_defaults(rest=[])
     parser.add_argument("command", nargs="?", default="run", metavar="COMMAND")
-    named = {"metavar": "NAME", "help": f"{', '.join(profiles)} (default: mini)"}
-    parser.add_argument("--profile", choices=profiles, default="mini", **named)
+    known = f"{', '.join(profiles)} (default: mini)"
+    parser.add_argument("--profile", choices=profiles, default="mini", metavar="NAME", help=known)
     add = parser.add_argument_group("options of run").add_argument
     add("--only", type=_notebooks, metavar="03,05", help="run these notebooks")
     add("--models", type=_models, metavar="A,B", help="models, folders or hub ids, where a notebook can")
@@ -46,11 +46,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--limit", type=_number, metavar="N", help="ask only the first N questions of each task")
     add("--force", action="store_true", help="compute the stored results of these notebooks again")
     add("--jobs", type=_number, metavar="N", help="jobs at once (default: 1; on a cluster, many)")
-    where = {"metavar": "NAME", "help": "local (default), or slurm: on a cluster"}
-    add("--executor", choices=("local", "slurm"), default="local", **where)
+    where = "local (default), or slurm: on a cluster"
+    add("--executor", choices=("local", "slurm"), default="local", metavar="NAME", help=where)
     add("--dry-run", action="store_true", help="show what would run, and why")
-    other = {"metavar": "NAME=VALUE", "help": "any other parameter of the notebooks; the value is read as YAML"}
-    add("-p", dest="parameters", type=_assignment, action="append", default=[], **other)
+    other = "any other parameter of the notebooks; the value is read as YAML"
+    add("-p", dest="parameters", type=_assignment, action="append", default=[], metavar="NAME=VALUE", help=other)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         parser.error(f"unknown argument {unknown[0]!r}")

