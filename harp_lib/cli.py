@@ -113,8 +113,7 @@ def _assignment(text: str) -> tuple[str, str]:
 def lacking() -> list[str]:
     """Packages of requirements.lock that this interpreter has not, in whatever version."""
     pins = re.findall(r"^([\w.-]+)==", (CHECKOUT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE)
-    there = {re.sub(r"[-_.]+", "-", found.name).lower() for found in metadata.distributions() if found.name}
-    return [pin for pin in pins if re.sub(r"[-_.]+", "-", pin).lower() not in there]
+    return [pin for pin in pins if not any(metadata.distributions(name=pin))]
 
 
 def main(arguments: list[str]) -> int:
