@@ -11,19 +11,19 @@ import sys
 from pathlib import Path
 
 import harp_lib
-from harp_lib.config import NOTEBOOKS as SOURCES, PAPER
+from harp_lib.config import DATA, NOTEBOOKS as SOURCES, PAPER, slug
 from harp_lib.experiments import IN_PARTS, NOTEBOOKS, UNITS
-from harp_lib.measure.models import slug
 
 # What an executed notebook may depend on beside its source and the results.
-LIBRARY = b"".join(file.read_bytes() for file in sorted([*Path(harp_lib.__file__).parent.rglob("*.py"), *PAPER.glob("*.*")]))
+LIBRARY = [*Path(harp_lib.__file__).parent.rglob("*.py"), *PAPER.glob("*.*"), DATA / "models.toml"]
+LIBRARY = b"".join(file.read_bytes() for file in sorted(LIBRARY))
 LIBRARY = hashlib.sha256(LIBRARY).hexdigest()[:8]
 LARGE = ("meta-llama--Llama-3.1-70B",)  # for two GPUs
 
 
 def job(what):
     """The command of a job. Side by side, each prints to a log beside its flag, and only that it is done to all."""
-    command = f'"{sys.executable}" -P -m harp_lib.jobs {{output:q}} {config["began"]} {what}'
+    command = f'"{sys.executable}" -P -m harp_lib.batch {{output:q}} {config["began"]} {what}'
     return command if config["alone"] else f"{command} >{{output:q}}.log 2>&1 && echo done: {what}"
 
 

@@ -1,7 +1,4 @@
-"""HARP: High-Layer Attention Pruning with Rescaling, as a library.
-
-Names are imported on first use, so that ``import harp_lib`` and the command line stay quick.
-"""
+"""HARP: High-Layer Attention Pruning with Rescaling, as a library; its names are imported on first use, to be quick."""
 
 from importlib import import_module
 from typing import Any

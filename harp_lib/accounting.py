@@ -1,7 +1,6 @@
-"""What a model holds and does, dense or pruned, counted from its config and a plan: parameters, KV cache, operations.
+"""What a model holds and does, counted from its config and a plan on the meta device, after surgery.
 
-Modules are looked at on the meta device, after surgery. A pruned model's config counts as that of the dense model it
-was made from. An architecture that is not counted is a ValueError, and so is a plan that does not fit it.
+A pruned model's config counts as the dense one's. An architecture or a plan that does not fit is a ValueError.
 """
 
 import copy
@@ -33,8 +32,8 @@ PAPER_MODELS = {  # the paper's spelling → the repository's name on the hub
 
 def paper_configs() -> dict[str, PreTrainedConfig]:
     """The configs of the paper's four models, from the ``config.json`` of each hub repository (``data/configs``)."""
-    files = {model: (CONFIGS / f"{name}.json").read_text("utf-8") for model, name in PAPER_MODELS.items()}
-    return {model: AutoConfig.for_model(**json.loads(text)) for model, text in files.items()}
+    read = {model: json.loads((CONFIGS / f"{name}.json").read_bytes()) for model, name in PAPER_MODELS.items()}
+    return {model: AutoConfig.for_model(**content) for model, content in read.items()}
 
 
 def stock_model(config: PreTrainedConfig) -> PreTrainedModel:
@@ -101,13 +100,9 @@ def count_groups(config: PreTrainedConfig, plan: PruningPlan | None = None) -> l
     """Key/value groups of each layer, and how many of them stay."""
     whole = [num_groups(layer.self_attn) for layer in decoder_layers(stock_model(config))]
     with pruned(config, plan) as model:
-        kept = [num_groups(layer.self_attn) if attends(layer) else 0 for layer in decoder_layers(model)]
+        attention = [layer.self_attn for layer in decoder_layers(model)]
+        kept = [num_groups(each) if hasattr(each, "q_proj") else 0 for each in attention]
     return list(zip(whole, kept, strict=True))
-
-
-def attends(layer: nn.Module) -> bool:
-    """Whether a decoder layer has queries and keys."""
-    return hasattr(layer.self_attn, "q_proj")
 
 
 def kv_bytes_per_token(
@@ -118,7 +113,7 @@ def kv_bytes_per_token(
     What a sliding window saves is not counted: once it is full, its layer takes nothing more.
     """
     with pruned(config, plan) as model:
-        cached = [layer.self_attn for layer in decoder_layers(model) if attends(layer)]
+        cached = [layer.self_attn for layer in decoder_layers(model) if hasattr(layer.self_attn, "q_proj")]
         numbers = sum(each.k_proj.out_features + each.v_proj.out_features for each in cached)
         return numbers * (dtype or model.dtype).itemsize
 
@@ -174,10 +169,11 @@ def prefill_layers(
         counts, read = [], 1 if tail_only else tokens
         for index, layer in reversed([*enumerate(decoder_layers(model))]):
             if not all_linear(getattr(layer, "mlp", None), FFN_PARTS):
-                kind = type(layer).__name__
-                raise ValueError(f"only a gated FFN of {', '.join(FFN_PARTS)} is counted; {kind} has another")
-            read = tokens if attends(layer) else read  # once one does, all tokens enter it and what lies below
-            width = layer.self_attn.o_proj.in_features if attends(layer) else 0  # H·Dh
+                parts = ", ".join(FFN_PARTS)
+                raise ValueError(f"only a gated FFN of {parts} is counted; {type(layer).__name__} has another")
+            attends = hasattr(layer.self_attn, "q_proj")
+            read = tokens if attends else read  # once one does, all tokens enter it and what lies below
+            width = layer.self_attn.o_proj.in_features if attends else 0  # H·Dh
             reach = min(tokens, attention_window(config, index) or tokens)  # keys that a query sees at most
             pairs = tokens * reach - (reach * (reach - 1) // 2 if causal else 0)  # the first queries see fewer
             projections, ffn = (
@@ -192,14 +188,14 @@ def overtaking_length(config: PreTrainedConfig) -> int:
     """The shortest prefill in which attention takes at least as many operations as the FFNs, all pairs counted.
 
     The paper's Section 2.1 puts it at N = d_ff, the intermediate size, for an FFN "consisting of two linear
-    transformations". That holds where heads times head dimension are the hidden size; a gated FFN has a third matrix
-    and moves it to 1.5 d_ff.
+    transformations". That holds where heads times head dimension are the hidden size; a gated FFN's third matrix moves
+    it to 1.5 d_ff.
     """
 
-    def leads(tokens: int) -> bool:  # once it does, it stays so
-        return sum(of.attention - of.ffn for of in prefill_layers(config, None, tokens)) >= 0
+    def lead(tokens: int) -> int:  # once it is not negative, it stays so
+        return sum(of.attention - of.ffn for of in prefill_layers(config, None, tokens))
 
-    return bisect_left(range(2**32), True, lo=1, key=leads)
+    return bisect_left(range(2**32), 0, lo=1, key=lead)
 
 
 def attention_window(config: PreTrainedConfig, layer: int) -> int | None:

@@ -1,8 +1,4 @@
-"""The command line behind ``run_all.sh``; the standard library only at import, because it also runs before set-up.
-
-``python -m harp_lib.cli --check ARGUMENTS`` only judges the arguments: exit code 0 (go on), 2 (refused) or 3 (help was
-shown). ``--lacks`` prints which packages of requirements.lock this interpreter has not; exit code 1 if there are any.
-"""
+"""The command line behind ``run_all.sh``; the standard library only at import, because it also runs before set-up."""
 
 import argparse
 import os
@@ -12,10 +8,8 @@ from importlib import metadata
 from pathlib import Path
 
 from harp_lib import config
-from harp_lib.config import CHECKOUT
-from harp_lib.measure.models import HUB_ID, MODEL_NAMES
+from harp_lib.config import CHECKOUT, HUB_ID, NAMED_MODELS
 
-HELP_SHOWN = 3
 COMMANDS = ("run", "lab", "figures", "book", "test", "setup")
 PASSED_ON = {"test": "pytest", "lab": "JupyterLab"}
 OWN_OPTION = ("profile", "models", "datasets", "limit", "force")  # parameters of notebooks that -p may not set
@@ -41,9 +35,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     parser = argparse.ArgumentParser(prog="run_all.sh", description=DESCRIPTION, epilog=EPILOG, **look)
     profiles = sorted(path.stem for path in config.PROFILES.glob("*.yaml"))
+    parser.set_defaults(rest=[])
     parser.add_argument("command", nargs="?", default="run", metavar="COMMAND")
-    named = {"metavar": "NAME", "help": f"{', '.join(profiles)} (default: mini)"}
-    parser.add_argument("--profile", choices=profiles, default="mini", **named)
+    known = f"{', '.join(profiles)} (default: mini)"
+    parser.add_argument("--profile", choices=profiles, default="mini", metavar="NAME", help=known)
     add = parser.add_argument_group("options of run").add_argument
     add("--only", type=_notebooks, metavar="03,05", help="run these notebooks")
     add("--models", type=_models, metavar="A,B", help="models, folders or hub ids, where a notebook can")
@@ -51,11 +46,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--limit", type=_number, metavar="N", help="ask only the first N questions of each task")
     add("--force", action="store_true", help="compute the stored results of these notebooks again")
     add("--jobs", type=_number, metavar="N", help="jobs at once (default: 1; on a cluster, many)")
-    where = {"metavar": "NAME", "help": "local (default), or slurm: on a cluster"}
-    add("--executor", choices=("local", "slurm"), default="local", **where)
+    where = "local (default), or slurm: on a cluster"
+    add("--executor", choices=("local", "slurm"), default="local", metavar="NAME", help=where)
     add("--dry-run", action="store_true", help="show what would run, and why")
-    other = {"metavar": "NAME=VALUE", "help": "any other parameter of the notebooks; the value is read as YAML"}
-    add("-p", dest="parameters", type=_assignment, action="append", default=[], **other)
+    other = "any other parameter of the notebooks; the value is read as YAML"
+    add("-p", dest="parameters", type=_assignment, action="append", default=[], metavar="NAME=VALUE", help=other)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         parser.error(f"unknown argument {unknown[0]!r}")
@@ -78,19 +73,17 @@ def _notebooks(value: str) -> list[str]:
 
 
 def _models(value: str) -> list[str]:
-    return list(dict.fromkeys(_model(item.strip()) for item in value.split(",")))
-
-
-def _model(value: str) -> str:
-    folder = Path(value).expanduser()
-    if value and (folder / "config.json").is_file():
-        return str(folder.absolute())
-    if value in MODEL_NAMES or HUB_ID.fullmatch(value):
-        return value
-    known = ", ".join(MODEL_NAMES)
-    raise argparse.ArgumentTypeError(
-        f"unknown model {value!r}; choose from {known}, a folder with a config.json, or a hub id owner/name"
-    )
+    found = []
+    for model in map(str.strip, value.split(",")):
+        folder = Path(model).expanduser()
+        if model and (folder / "config.json").is_file():
+            found.append(str(folder.absolute()))
+        elif model in NAMED_MODELS or HUB_ID.fullmatch(model):
+            found.append(model)
+        else:
+            known = f"{', '.join(NAMED_MODELS)}, a folder with a config.json, or a hub id owner/name"
+            raise argparse.ArgumentTypeError(f"unknown model {model!r}; choose from {known}")
+    return list(dict.fromkeys(found))
 
 
 def _datasets(value: str) -> str:
@@ -120,12 +113,15 @@ def _assignment(text: str) -> tuple[str, str]:
 def lacking() -> list[str]:
     """Packages of requirements.lock that this interpreter has not, in whatever version."""
     pins = re.findall(r"^([\w.-]+)==", (CHECKOUT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE)
-    there = {re.sub(r"[-_.]+", "-", found.name).lower() for found in metadata.distributions() if found.name}
-    return [pin for pin in pins if re.sub(r"[-_.]+", "-", pin).lower() not in there]
+    return [pin for pin in pins if not any(metadata.distributions(name=pin))]
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the arguments say and return the exit code."""
+    """Do what the arguments say and return the exit code.
+
+    ``--check`` only judges the arguments that follow: 0 (go on), 2 (refused) or 3 (help was shown). ``--lacks`` prints
+    which packages of requirements.lock this interpreter has not: 1 if there are any.
+    """
     if arguments[:1] == ["--lacks"]:
         print(", ".join(lacks := lacking()))
         return int(bool(lacks))
@@ -133,28 +129,36 @@ def main(arguments: list[str]) -> int:
         try:
             parse(arguments[1:])
         except SystemExit as stop:
-            return stop.code or HELP_SHOWN
+            return stop.code or 3
         return 0
     options = parse(arguments)
     if options.command == "setup":
         print(f"ready: {sys.executable}")
         return 0
+    if options.command == "run":
+        from harp_lib import batch
+
+        return batch.run(options)
+    if options.command == "figures":
+        from harp_lib import report
+
+        try:
+            written = report.redraw(config.load_profile(options.profile))
+        except FileNotFoundError as error:
+            sys.exit(str(error))
+        print(*(os.path.relpath(file, config.ROOT) for file in written), f"{len(written)} files written", sep="\n")
+        return 0
     if options.command == "test":
         os.chdir(CHECKOUT)
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each process, as they share the cores
-        side_by_side = ["--numprocesses=logical", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder"]
-        os.execv(sys.executable, [sys.executable, "-m", "pytest", *side_by_side, *options.rest])
-    if options.command == "lab":
-        lab = ["-P", "-m", "jupyterlab", f"--ServerApp.root_dir={config.NOTEBOOKS}"]
-        os.execv(sys.executable, [sys.executable, *lab, *options.rest])
-    if options.command == "book":
-        os.environ["HARP_BOOK"] = options.profile
-        book, sphinx = config.ROOT / "book", ["-P", "-m", "sphinx", "-q", "-E", "-c", CHECKOUT / "notebooks" / "book"]
-        folders = ["-d", book / f".{options.profile}", config.ROOT, book / options.profile]
-        os.execv(sys.executable, [sys.executable, *sphinx, *folders])
-    from harp_lib import batch
-
-    return getattr(batch, options.command)(options)
+        module = ["pytest", "--numprocesses=logical", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder"]
+    elif options.command == "lab":
+        module = ["jupyterlab", f"--ServerApp.root_dir={config.NOTEBOOKS}"]
+    else:
+        os.environ["HARP_BOOK"], book = options.profile, config.ROOT / "book"
+        module = ["sphinx", "-q", "-E", "-c", CHECKOUT / "notebooks" / "book"]
+        module += ["-d", book / f".{options.profile}", config.ROOT, book / options.profile]
+    os.execv(sys.executable, [sys.executable, "-P", "-m", *module, *options.rest])
 
 
 if __name__ == "__main__":

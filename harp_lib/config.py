@@ -1,6 +1,12 @@
-"""Where things are kept, and profiles: a YAML file each under ``data/profiles`` decides how large an experiment is."""
+"""Where things are kept, what models are called, and profiles: YAML files that decide how large an experiment is.
 
+The standard library only at import: the command line reads paths and names before anything is installed.
+"""
+
+import hashlib
 import os
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +22,28 @@ REFERENCE = DATA / "reference"
 FIGURES = ROOT / "figures"
 NOTEBOOKS = ROOT / "notebooks"
 
+REGISTRY = tomllib.loads((DATA / "models.toml").read_text(encoding="utf-8"))
+NAMED_MODELS = REGISTRY["models"]  # which need no hub
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def slug(model: str) -> str:
+    """A model's name as part of a file's name: a folder's with a digest of its path, a hub id with ``--``."""
+    if model in NAMED_MODELS or not os.path.isdir(model):
+        return model.replace("/", "--")
+    path = os.path.abspath(model)
+    return f"{Path(path).name}-{hashlib.sha256(path.encode()).hexdigest()[:6]}"
+
 
 def load_profile(
-    name: str, models: list[str] | None = None, datasets: str | None = None, limit: int | None = None
+    name: str, models: list[str] | None = None, datasets: str | None = None, limit: int | None = None, as_written=False
 ) -> dict[str, Any]:
     """Read a profile, with the models, the data source and the rows of each task replaced where they are given.
 
-    Returns
-    -------
-    dict
-        What the YAML file holds, and ``name``, ``models``, ``datasets``, ``corpora`` (two names). Without a GPU
-        ``dtype`` is float32, since many processors emulate bfloat16, 4 to 15 times slower.
-
-    Raises
-    ------
-    ValueError
-        For an unknown profile; the known ones are listed.
+    To what the YAML file holds it adds ``name``, ``models``, ``datasets`` and two ``corpora``. Without a GPU ``dtype``
+    is float32, since many processors emulate bfloat16, 4 to 15 times slower; not if ``as_written``. A ValueError lists
+    the known profiles.
     """
-    import torch  # here, and not above: the command line reads the paths before anything is installed
-
-    profile = read_profile(name, models, datasets, limit)
-    return profile if torch.cuda.is_available() else profile | {"dtype": "float32"}
-
-
-def read_profile(
-    name: str, models: list[str] | None = None, datasets: str | None = None, limit: int | None = None
-) -> dict[str, Any]:
-    """A profile as it is written, whatever this machine has."""
     import yaml
 
     file = PROFILES / f"{name}.yaml"
@@ -50,6 +51,10 @@ def read_profile(
         known = ", ".join(sorted(path.stem for path in PROFILES.glob("*.yaml")))
         raise ValueError(f"unknown profile {name!r}; choose from {known}")
     profile = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if not as_written:
+        import torch
+
+        profile |= {} if torch.cuda.is_available() else {"dtype": "float32"}
     if models:
         profile["alpha_search"]["extra_models"], profile["efficiency"]["shapes"] = [], None
         for section in ("ablations", "longbench"):

@@ -13,27 +13,20 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 from filelock import FileLock
 
 from harp_lib import __version__, config
-from harp_lib.measure.models import slug
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-PACKAGES = ("torch", "transformers", "lm_eval")
 BEGAN = "HARP_RUN_BEGAN"  # in the environment of the processes of one run: when it began
 
 Cells = dict[tuple[str, str, str], dict[str, Any]]  # by model, method and task
 
 
 class ResultStore:
-    """Cells of one profile and experiment, under ``data/results/<profile>/<experiment>/``.
-
-    ``force`` computes every cell again, whatever is stored.
-    """
+    """Cells of one profile and experiment; ``force`` computes every cell again, whatever is stored."""
 
     def __init__(self, profile: str, experiment: str, force: bool = False) -> None:
         self.folder, self.force = config.RESULTS / profile / experiment, force
@@ -46,24 +39,15 @@ class ResultStore:
     ) -> dict[str, Any]:
         """The result of one cell: read if it was computed from equal ``inputs``, computed and stored otherwise.
 
-        A result that says ``failed``, and why, is stored, but not for the next run, which tries anew.
-
-        Parameters
-        ----------
-        model, method, task : str
-            Name the file ``<model>/<method>/<task>.json``.
-        inputs : dict
-            Everything that the result depends on, as JSON values.
-        compute : callable
-            Gets a path where an interrupted computation may keep what it has, and returns the result as JSON values.
+        ``inputs`` is everything that it depends on. ``compute`` gets a path where an interrupted computation may keep
+        what it has. Inputs and result are JSON values; a result that says ``failed``, and why, is stored, but not for
+        the next run, which tries anew.
         """
         file = self.file(model, method, task)
         inputs = json.loads(json.dumps(inputs | {"harp_lib": __version__}))
         stored, how = self._stored(file, inputs), "read"
         if stored is None:
-            lock = FileLock(file.with_name(f".{task}.lock"))
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with lock:  # another process may compute it just now
+            with FileLock(file.with_name(f".{task}.lock")) as lock:  # another process may compute it just now
                 if (stored := self._stored(file, inputs)) is None:
                     stored, how = self._compute(file, inputs, compute), "computed"
                 Path(lock.lock_file).unlink(missing_ok=True)  # who waited for it takes a new one
@@ -73,7 +57,7 @@ class ResultStore:
 
     def file(self, model: str, method: str, task: str) -> Path:
         """Where a cell is kept."""
-        return self.folder / slug(model) / method / f"{task}.json"
+        return self.folder / config.slug(model) / method / f"{task}.json"
 
     def _stored(self, file: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
         stored = read_cell(file)
@@ -87,8 +71,11 @@ class ResultStore:
         if self.force:
             partial.unlink(missing_ok=True)
         begin = time.perf_counter()
-        result = json.loads(json.dumps(compute(partial)))
-        stored = {"inputs": inputs, "result": result, "seconds": round(time.perf_counter() - begin, 3), **provenance()}
+        stored = {"inputs": inputs, "result": json.loads(json.dumps(compute(partial)))}
+        stored |= {"seconds": round(time.perf_counter() - begin, 3), "device": device_name()}
+        versions = {name: version(name) for name in ("torch", "transformers", "lm_eval")}
+        stored["versions"] = {"python": platform.python_version(), "harp_lib": __version__, **versions}
+        stored["time"] = datetime.now(UTC).isoformat(timespec="seconds")
         write_json(file, stored)
         killed = file.parent.glob(f".{file.stem}-????????.tmp")  # of who was killed while writing it
         for leftover in [*file.parent.glob(f"{file.stem}.*.partial"), *killed]:
@@ -104,7 +91,7 @@ class ResultStore:
         listed = [[*key, digest(cell["inputs"])] for key, cell in self.cells.items()]
         if listed:
             others = {*models} - {model for model, *_ in self.cells}
-            before = json.loads(run.read_text(encoding="utf-8"))["cells"] if run.is_file() else []
+            before = json.loads(run.read_bytes())["cells"] if run.is_file() else []
             write_json(run, {"cells": listed + [cell for cell in before if cell[0] in others]})
         else:
             run.unlink(missing_ok=True)
@@ -113,7 +100,7 @@ class ResultStore:
 def read_cell(file: Path) -> dict[str, Any] | None:
     """A stored cell, or None; a file that cannot be read is moved aside and named in a warning."""
     try:
-        cell = json.loads(file.read_text(encoding="utf-8"))
+        cell = json.loads(file.read_bytes())
         if {"inputs", "result"} <= set(cell):
             return cell
     except FileNotFoundError:
@@ -129,22 +116,18 @@ def read_cell(file: Path) -> dict[str, Any] | None:
 
 
 def read_results(profile: str, experiment: str) -> Cells:
-    """Cells of the last finished run of this checkout, or else of the committed reference run.
-
-    A FileNotFoundError says that there was none, or that a cell of it is gone.
-    """
+    """Cells of the last finished run, or else committed ones; FileNotFoundError if there are none or one is gone."""
     again = f"run ./run_all.sh --profile {profile} first"
     for folder in (root / profile / experiment for root in (config.RESULTS, config.REFERENCE)):
         listed: dict[tuple[str, str, str], str] = {}
         for run in sorted(folder.glob("run*.json"), key=lambda file: file.stat().st_mtime):
-            listed |= {tuple(key): inputs for *key, inputs in json.loads(run.read_text(encoding="utf-8"))["cells"]}
+            listed |= {tuple(key): inputs for *key, inputs in json.loads(run.read_bytes())["cells"]}
         cells = {}
         for (model, method, task), inputs in listed.items():
-            cell = read_cell(folder / slug(model) / method / f"{task}.json")
+            cell = read_cell(folder / config.slug(model) / method / f"{task}.json")
             if cell is None or digest(cell["inputs"]) != inputs:
-                raise FileNotFoundError(
-                    f"the result {model}/{method}/{task} of {experiment} is gone or of an unfinished run; {again}"
-                )
+                what = f"the result {model}/{method}/{task} of {experiment}"
+                raise FileNotFoundError(f"{what} is gone or of an unfinished run; {again}")
             cells[model, method, task] = cell
         if cells:
             return cells
@@ -158,10 +141,9 @@ def digest(inputs: dict[str, Any]) -> str:
 
 def write_json(file: Path, values: dict[str, Any]) -> None:
     """Write a JSON file so that it is there whole or not at all."""
-    text = json.dumps(values, indent=1) + "\n"
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.stem}-{uuid.uuid4().hex[:8]}.tmp")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     temporary.replace(file)
 
 
@@ -172,17 +154,8 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})"
 
 
-def provenance() -> dict[str, Any]:
-    """Device, versions and time, as every cell records them."""
-    versions = {"python": platform.python_version(), "harp_lib": __version__}
-    versions |= {name: version(name) for name in PACKAGES}
-    return {"device": device_name(), "versions": versions, "time": datetime.now(UTC).isoformat(timespec="seconds")}
-
-
-def provenance_table(profile: dict[str, Any], *experiments: str, seed: int = 0) -> "pd.DataFrame":
+def provenance_table(profile: dict[str, Any], *experiments: str, seed: int = 0) -> pd.DataFrame:
     """What a notebook records last: from what, where, when and by what the cells of some experiments were computed."""
-    import pandas as pd
-
     cells = [cell for name in experiments for cell in read_results(profile["name"], name).values()]
     about = pd.DataFrame(
         {"dtype": cell["inputs"].get("dtype"), "device": cell["device"], **cell["versions"], "day": cell["time"][:10]}

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 from conftest import Checkout
 
-VICTIMS = ("harp_lib.cli", "snakemake", "harp_lib.jobs", "ipykernel")
+VICTIMS = ("harp_lib.cli", "snakemake", "harp_lib.batch", "ipykernel")
 TIMED = ("time", "memory", "attention_share", "llama_cpp", "claims", "costs")  # in names of tables that a clock wrote
 
 

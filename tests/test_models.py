@@ -10,16 +10,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils import logging
 
 from harp_lib import load_model
+from harp_lib.config import NAMED_MODELS, slug
 from harp_lib.measure import registry
-from harp_lib.measure.models import display_name, evaluating, model_revision, release_memory, slug
-from harp_lib.measure.registry import FAMILIES, FROM_WHEELS, MODEL_NAMES, ModelDownloadError, tiny_model, tiny_tokenizer
+from harp_lib.measure.models import display_name, evaluating, release_memory
+from harp_lib.measure.registry import FAMILIES, FROM_WHEELS, ModelDownloadError, tiny_model, tiny_tokenizer
 
 Q4_1 = gguf.GGMLQuantizationType.Q4_1
 TEXT = "The with statement wraps a block: naïve café, 日本語, 🙂 12345\n\n    def f(x): return x"
 
 
 def test_names():
-    assert set(MODEL_NAMES) == FROM_WHEELS.keys() | FAMILIES.keys()
+    assert set(NAMED_MODELS) == FROM_WHEELS.keys() | FAMILIES.keys()
     shown = {"smollm2-135m": "SmolLM2-135M-Instruct (Q4_1, dequantized)", "tiny-gemma2": "tiny random Gemma-2"}
     shown |= {"meta-llama/Llama-3.1-8B": "Llama-3.1-8B", "checkpoints/pruned/": "pruned", ".": Path.cwd().name}
     assert {name: display_name(name) for name in shown} == shown
@@ -27,13 +28,10 @@ def test_names():
     assert slug(".").startswith(f"{Path.cwd().name}-")
 
 
-def test_memory_is_given_back_and_revisions_are_known():
+def test_memory_is_given_back():
     import weakref
 
     model = tiny_model("tiny-llama")
-    assert model_revision(model) is None
-    model.config._commit_hash = "a" * 40
-    assert model_revision(model) == "a" * 40
     model.itself, gone = model.forward, weakref.ref(model)  # a cycle, as the hooks of accelerate make
     del model
     release_memory()

