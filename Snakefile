@@ -15,7 +15,7 @@ from harp_lib.config import DATA, NOTEBOOKS as SOURCES, PAPER, slug
 from harp_lib.experiments import IN_PARTS, NOTEBOOKS, UNITS
 
 # What an executed notebook may depend on beside its source and the results.
-LIBRARY = [*Path(harp_lib.__file__).parent.rglob("*.py"), *PAPER.glob("*.*"), DATA / "models.toml"]
+LIBRARY = [*Path(harp_lib.__file__).parent.rglob("*.py"), *DATA.glob("*.*"), *PAPER.glob("*.*")]
 LIBRARY = b"".join(file.read_bytes() for file in sorted(LIBRARY))
 LIBRARY = hashlib.sha256(LIBRARY).hexdigest()[:8]
 LARGE = ("meta-llama--Llama-3.1-70B",)  # for two GPUs
