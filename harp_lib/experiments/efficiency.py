@@ -81,15 +81,15 @@ def random_shape(name: str, profile: dict[str, Any], seed: int) -> tuple[PreTrai
 
     ``profile["efficiency"]["layers"]`` may cut it to its first layers; the same share of them is pruned then.
     """
-    config = copy.deepcopy(paper_configs()[name])
+    config = paper_configs()[name]
     whole = config.num_hidden_layers
-    config.num_hidden_layers = profile["efficiency"]["layers"] or whole
+    layers = config.num_hidden_layers = profile["efficiency"]["layers"] or whole
     if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[: config.num_hidden_layers]
+        config.layer_types = config.layer_types[:layers]
     printed = pd.read_csv(paths.PAPER / "alpha_search.csv").query("model == @name and task == 'wikitext'")
     alphas = printed.sort_values("layer", ascending=False)["value"].tolist()
-    alphas = alphas[: max(1, round(len(alphas) * config.num_hidden_layers / whole))]
-    return random_model(config, profile["dtype"], seed), PruningPlan.value_only(config.num_hidden_layers, alphas)
+    alphas = alphas[: max(1, round(len(alphas) * layers / whole))]
+    return random_model(config, profile["dtype"], seed), PruningPlan.value_only(layers, alphas)
 
 
 def efficiency(job: Job) -> None:
@@ -99,19 +99,19 @@ def efficiency(job: Job) -> None:
     """
     if job.name in PAPER_MODELS:
         model, plan = random_shape(job.name, job.profile, job.seed)
-        digest = f"random, {len(decoder_layers(model))} layers"
-        inputs = {"model": job.name, "digest": digest, "dtype": str(model.dtype)}
+        inputs = {"model": job.name, "digest": f"random, {plan.num_layers} layers", "dtype": str(model.dtype)}
     else:
         model, inputs = job.model, job.inputs
         plan = PruningPlan.value_only(job.num_layers, job.alphas(job.corpora[0]))
     bench, settings = Bench(make_variants(model, plan), job), job.profile["efficiency"]
-    inputs |= {"seed": job.seed, "plans": {name: v.plan and v.plan.digest for name, v in bench.variants.items()}}
+    plans = {name: variant.plan and variant.plan.digest for name, variant in bench.variants.items()}
+    inputs = inputs | {"seed": job.seed, "plans": plans}
     often, decoding = settings["prefill"], settings["decode"]
     wanted = [("prefill", tokens, often[tokens]) for tokens in often]
     wanted += [("split", tokens, often[tokens]) for tokens in settings["split"]]
     wanted += [("decode", tokens, decoding["repetitions"]) for tokens in decoding["contexts"]]
     lengths = sorted({tokens for _, tokens, _ in wanted})
-    job.cell("all", "counted", inputs | {"lengths": lengths}, partial(bench.counted, lengths))
+    job.cell("all", "counted", inputs | {"lengths": lengths}, bench.counted, lengths)
     inputs |= {"device": device_name(), "threads": torch.get_num_threads()}
     with suppress(ValueError, ImportError):  # a model that llama.cpp cannot run, or no llama.cpp
         check_gguf(model)
@@ -121,7 +121,7 @@ def efficiency(job: Job) -> None:
         steps = {"steps": decoding["steps"]} if kind in ("decode", "llama_cpp") else {}
         if tokens + steps.get("steps", 0) <= model.config.max_position_embeddings:
             depends = inputs | {"tokens": tokens, "repetitions": repetitions} | steps
-            job.cell("all", f"{kind}-{tokens}", depends, partial(bench.measure, kind, tokens, repetitions))
+            job.cell("all", f"{kind}-{tokens}", depends, or_failed, bench.measure, kind, tokens, repetitions)
 
 
 class Bench:
@@ -142,11 +142,11 @@ class Bench:
         models = {name: self.variants[name].model for name in chosen.get(kind, (DENSE, HARP))}
         runs = len(models) * (repetitions + (repetitions > 1))
         with tqdm(total=runs, desc=f"{kind}, {tokens} tokens", unit="run", leave=False) as bar:
-            return or_failed(partial(getattr(self, kind), models, tokens, repetitions, bar))
+            return getattr(self, kind)(models, tokens, repetitions, bar)
 
     def prefill(self, models: Models, tokens: int, repetitions: int, bar: tqdm) -> dict[str, Any]:
         """Seconds of a prefill; operations of one, counted; cache and memory of another one before."""
-        ids, held, peak = self._ids(tokens), {}, {}
+        ids, held, peak, variants = self._ids(tokens), {}, {}, self.variants.items()
         runs = {name: partial(timing.prefill, model, ids) for name, model in models.items()}
         timing.prefill(models[DENSE], ids[:, :16])  # what a process takes once is not in the first peak
         for name, run in runs.items() if repetitions > 1 else ():
@@ -155,31 +155,27 @@ class Bench:
         timed = {name: partial(timing.seconds_of, run, self.device) for name, run in runs.items()}
         seconds = timing.interleaved(timed, repetitions, bar, warm_up=False)
         flops = {
-            pairs: {
-                name: prefill_flops(self.config, v.plan, tokens, causal, *v[2:]) for name, v in self.variants.items()
-            }
+            pairs: {name: prefill_flops(self.config, v.plan, tokens, causal, *v[2:]) for name, v in variants}
             for pairs, causal in PAIRS.items()
         }
         return {"seconds": seconds, "flops": flops, "cache_bytes": held, "peak_bytes": peak}
 
     def split(self, models: Models, tokens: int, repetitions: int, bar: tqdm) -> dict[str, Any]:
         """Seconds of a prefill in attention, its projections, FFN and the rest."""
-        ids, parts = self._ids(tokens), {}
-        for name, model in models.items():
-            parts[name] = partial(timing.module_seconds, model, partial(timing.prefill, model, ids), self.device)
+        runs = {name: partial(timing.prefill, model, self._ids(tokens)) for name, model in models.items()}
+        parts = {name: partial(timing.module_seconds, models[name], run, self.device) for name, run in runs.items()}
         return {"seconds": timing.interleaved(parts, repetitions, bar, repetitions > 1)}
 
     def decode(self, models: Models, tokens: int, repetitions: int, bar: tqdm) -> dict[str, Any]:
         """Seconds of some new tokens after ``tokens`` others, and the bytes that the first of them has to move."""
-        ids, timed, moved = self._ids(self.steps), {}, {}
-        for name, model in models.items():
-            cache = timing.filled_cache(model, tokens)
-            moved[name] = weight_bytes(model) + CACHE_MOVES * timing.cache_bytes(cache)
+        ids = self._ids(self.steps)
+        caches = {name: timing.filled_cache(model, tokens) for name, model in models.items()}
+        moved = {name: weight_bytes(models[name]) + CACHE_MOVES * timing.cache_bytes(caches[name]) for name in models}
 
-            def run(model=model, cache=cache) -> torch.Tensor:
-                return timing.decode(model, timing.continued(cache), ids)
+        def run(name: str) -> torch.Tensor:
+            return timing.decode(models[name], timing.continued(caches[name]), ids)
 
-            timed[name] = partial(timing.seconds_of, run, self.device)
+        timed = {name: partial(timing.seconds_of, partial(run, name), self.device) for name in models}
         return {"seconds": timing.interleaved(timed, repetitions, bar, repetitions > 1), "bytes": moved}
 
     def llama_cpp(self, models: Models, tokens: int, repetitions: int, bar: tqdm) -> dict[str, Any]:
@@ -193,13 +189,13 @@ class Bench:
 
     def counted(self, lengths: list[int]) -> dict[str, Any]:
         """Operations of each part of the dense model by length, up to where attention takes more than the FFNs."""
-        end = max(*lengths, 4 * self.config.intermediate_size)
-        curve = [int(tokens) for tokens in np.unique(np.geomspace(lengths[0] / 2, end, POINTS).round())]
+        width = self.config.intermediate_size
+        curve = np.unique(np.geomspace(lengths[0] / 2, max(*lengths, 4 * width), POINTS).round()).astype(int).tolist()
         flops = {
             pairs: [pd.DataFrame(prefill_layers(self.config, None, tokens, causal)).sum().to_dict() for tokens in curve]
             for pairs, causal in PAIRS.items()
         }
-        return {"intermediate_size": self.config.intermediate_size, "lengths": curve, "flops": flops}
+        return {"intermediate_size": width, "lengths": curve, "flops": flops}
 
     def _ids(self, tokens: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(self.job.seed)
