@@ -62,10 +62,9 @@ def models_of(profile: dict[str, Any], unit: str) -> list[str]:
 def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False) -> None:
     """Compute what is missing of some units, for all of their models, and what they need first; read the rest.
 
-    Afterwards the report reads exactly the cells of this run.
-
     ``units`` are keys of ``UNITS``, and ``seed`` is that of everything that is drawn. ``force`` computes every cell of
-    ``units`` again, whatever is stored; what they need is read all the same.
+    ``units`` again, whatever is stored; what they need is read all the same. Afterwards the report reads exactly the
+    cells of this run.
     """
     wanted = {(unit, model) for unit in units for model in models_of(profile, unit)}
     for unit in reversed(UNITS):
@@ -87,13 +86,7 @@ def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False
 
 
 def compute(
-    unit: str,
-    profile: dict[str, Any],
-    model: str,
-    seed: int = 0,
-    force: bool = False,
-    part: tuple[int, int] = (0, 1),
-    stores: dict[str, Any] | None = None,
+    unit: str, profile: dict, model: str, seed: int = 0, force: bool = False, part=(0, 1), stores: dict | None = None
 ) -> dict[str, int]:
     """One unit for one model, what it needs being stored; how many cells were ``computed``, ``read`` and ``failed``.
 

@@ -19,12 +19,10 @@ from harp_lib.accounting import PAPER_MODELS, count_groups, paper_configs, prefi
 from harp_lib.experiments.job import Job, or_failed
 from harp_lib.measure import timing
 from harp_lib.measure.models import random_model
+from harp_lib.pruning import gguf, remote, surgery
 from harp_lib.pruning.architecture import check_plan, decoder_layers
-from harp_lib.pruning.gguf import check_gguf, save_gguf
 from harp_lib.pruning.layers import folds
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
-from harp_lib.pruning.remote import pruned_class
-from harp_lib.pruning.surgery import swap_modules
 from harp_lib.results import device_name
 
 DENSE, HARP, TAIL, FOLDED, THINNED = "dense", "harp", "harp-tail", "harp-folded", "thinned"
@@ -60,9 +58,9 @@ def make_variants(model: PreTrainedModel, plan: PruningPlan) -> dict[str, Varian
     variants, weights = {DENSE: Variant(model)}, (*model.parameters(), *model.buffers())
     for name, carried_out in plans.items():
         twin = copy.deepcopy(model, {id(tensor): tensor for tensor in weights})
-        swap_modules(twin, carried_out, fold_output=name == FOLDED)
+        surgery.swap_modules(twin, carried_out, fold_output=name == FOLDED)
         if name == TAIL:
-            twin.__class__ = pruned_class(type(twin))  # whose forward pass it is; the others run every position
+            twin.__class__ = remote.pruned_class(type(twin))  # whose forward pass it is; the others run every position
         variants[name] = Variant(twin, carried_out, name == FOLDED, name == TAIL)
     return variants
 
@@ -114,7 +112,7 @@ def efficiency(job: Job) -> None:
     job.cell("all", "counted", inputs | {"lengths": lengths}, bench.counted, lengths)
     inputs |= {"device": device_name(), "threads": torch.get_num_threads()}
     with suppress(ValueError, ImportError):  # a model that llama.cpp cannot run, or no llama.cpp
-        check_gguf(model)
+        gguf.check_gguf(model)
         import_module("xllamacpp")
         wanted += [("llama_cpp", tokens, times) for tokens, times in settings["llama_cpp"].items()]
     for kind, tokens, repetitions in sorted(wanted, key=lambda each: each[1]):
@@ -137,9 +135,9 @@ class Bench:
 
         Variants are measured in turn, and once before, forgotten, where there are several repetitions.
         """
-        every = list(self.variants)
-        chosen = {"prefill": every, "decode": [name for name in every if name != TAIL]}  # which decodes as HARP does
-        models = {name: self.variants[name].model for name in chosen.get(kind, (DENSE, HARP))}
+        every = {name: variant.model for name, variant in self.variants.items()}
+        left_out = {"prefill": (), "decode": (TAIL,)}.get(kind, (TAIL, FOLDED, THINNED))  # TAIL decodes as HARP does
+        models = {name: model for name, model in every.items() if name not in left_out}
         runs = len(models) * (repetitions + (repetitions > 1))
         with tqdm(total=runs, desc=f"{kind}, {tokens} tokens", unit="run", leave=False) as bar:
             return getattr(self, kind)(models, tokens, repetitions, bar)
@@ -183,7 +181,7 @@ class Bench:
         prompt, timed = self._ids(tokens)[0].tolist(), {}
         with TemporaryDirectory() as folder:
             for name, model in models.items():
-                save_gguf(model, self.job.tokenizer, Path(folder, name))
+                gguf.save_gguf(model, self.job.tokenizer, Path(folder, name))
                 timed[name] = partial(LlamaCpp(Path(folder, name), tokens + self.steps + 1).write, prompt, self.steps)
             return {"speed": timing.interleaved(timed, repetitions, bar, repetitions > 1)}
 

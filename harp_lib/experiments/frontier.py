@@ -1,15 +1,13 @@
 """Notebook 09: layers that go by HARP, refitted, and by rivals: two kinds of held-out text, and a key to be found.
 
-Rivals are other things that could take the place of attention: contexts within which a dense model is changed. They run
-in transformers, for comparison, and no more.
+Rivals are contexts in which something else takes the place of attention, by hooks: for comparison, and no more.
 """
 
-import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from operator import itemgetter
 from typing import Any
 
@@ -34,8 +32,6 @@ CHOSEN = f"{REFIT}-chosen"
 WINDOW, SINKS = 32, 4  # tokens
 
 Read = Callable[[torch.Tensor], torch.Tensor]
-Change = tuple[int, str, Callable[[], AbstractContextManager[None]]]
-"""The lowest layer that changes, what it is called, and what makes the context in which layers are changed."""
 
 
 def frontier(job: Job) -> None:
@@ -60,7 +56,7 @@ def frontier(job: Job) -> None:
         made = _changes(job, alphas[:count], lowest_layers(missed, count), inputs)
         changes += [(lowest, f"{kind}-{count:02d}", count, change) for lowest, kind, change in made]
     for lowest, name, count, change in sorted(changes, key=itemgetter(0)):  # what lies below is run once
-        measured = functools.cache(lambda lowest=lowest, change=change: whole.nll_within(change(), lowest))
+        measured = cache(lambda lowest=lowest, change=change: whole.nll_within(change(), lowest))
         start = 0
         for corpus, text in texts.items():
             part = slice(start, start := start + len(text.documents))
@@ -87,8 +83,11 @@ def _searched(job: Job, count: int) -> list[float]:
     return job.cell("harp", f"search-{first}", text.inputs | {"num_layers": count}, search)["alphas"]
 
 
-def _changes(job: Job, alphas: list[float], best: list[int], inputs: dict[str, Any]) -> Iterator[Change]:
-    """What happens to as many top layers as there are alphas, or to the ``best`` explained; rivals at HARP's number."""
+def _changes(job: Job, alphas: list[float], best: list[int], inputs: dict[str, Any]) -> Iterator[tuple]:
+    """What happens to as many top layers as there are alphas, or to the ``best`` explained; rivals at HARP's number.
+
+    Of each change the lowest layer, what it is called, and what makes the context in which the model is changed.
+    """
     model, total, count = job.model, job.num_layers, len(alphas)
     top, harps = range(total - count, total), count == job.num_pruned
 
@@ -98,14 +97,14 @@ def _changes(job: Job, alphas: list[float], best: list[int], inputs: dict[str, A
     def about(refit: Callable[[], Refit]) -> dict[str, Any]:
         return {"seconds": refit().seconds, "explained": refit().explained} | _left(job, refit().plan)
 
-    @functools.cache
+    @cache
     def stream() -> LayerStream:
         found = LayerStream(model, job.refit_blocks())
         found.entering(top[0])
         return found
 
     for kind, layers, kinds in ((CHOSEN, best, 2), (REFIT, top, 1), (f"{REFIT}-two", top, 2)):
-        refit = functools.cache(partial(fit, layers, kinds))
+        refit = cache(partial(fit, layers, kinds))
         job.cell(f"{kind}-{count:02d}", "fit", inputs | {"layers": count, "kinds": kinds}, about, refit)
         yield layers[0], kind, lambda refit=refit: temporarily_pruned(model, refit().plan, weights=refit().weights)
     for kind, values in (("alpha-0", [0.0] * count), ("harp", alphas)):
@@ -145,18 +144,6 @@ def passkeys(job: Job, tokens: int, depths: int, keys: int) -> Text:
     return Text(Corpus("passkey", HELD_OUT, "embedded", tuple(texts)), windows, job)
 
 
-class LinearAttention(nn.Module):
-    """An affine map of what enters, in place of an attention."""
-
-    def __init__(self, weight: torch.Tensor, read: Read) -> None:
-        super().__init__()
-        self.weight, self.read = nn.Parameter(weight, requires_grad=False), read
-
-    def forward(self, hidden_states: torch.Tensor, **_: object) -> tuple[torch.Tensor, None]:
-        """(B, N, d) to (B, N, d)."""
-        return self.read(hidden_states) @ self.weight, None
-
-
 def neighbours(x: torch.Tensor) -> torch.Tensor:
     """Features (B, N, 3d + 1): of the token, of the one before it, and of the first."""
     before = torch.cat([x[:, :1], x[:, :-1]], dim=1)
@@ -172,23 +159,29 @@ def mapped(
     ``as_nbl``: as NBL (LIONS-EPFL, NeurIPS 2025) has it: from the stream *before* the norm, all layers from dense
     activations.
     """
-    stream, maps = stream.fork(), {}
-    with ExitStack() as undo:
+    stream, weights = stream.fork(), {}
+    with ExitStack() as hooks:
+
+        def replace(attention: nn.Module, weight: torch.Tensor) -> None:
+            def put_out(module: nn.Module, args: tuple, kwargs: dict, output: tuple) -> tuple[torch.Tensor, None]:
+                return read(args[0] if args else kwargs["hidden_states"]) @ weight, None
+
+            hooks.enter_context(attention.register_forward_hook(put_out, with_kwargs=True))
+
         for index in sorted(layers):
             layer = decoder_layers(model)[index]
-            for name in ("self_attn", "input_layernorm"):
-                undo.callback(setattr, layer, name, getattr(layer, name))
             states = stream.entering(index) if as_nbl else None
-            maps[layer] = LinearAttention(_least_squares(stream, index, layer.self_attn, states, read), read)
+            weights[layer] = _least_squares(stream, index, layer.self_attn, states, read)
             if not as_nbl:
-                layer.self_attn = maps[layer]
-        for layer, linear in maps.items() if as_nbl else ():
-            layer.self_attn, layer.input_layernorm = linear, nn.Identity()
+                replace(layer.self_attn, weights[layer])
+        for layer, weight in weights.items() if as_nbl else ():
+            hooks.enter_context(layer.input_layernorm.register_forward_hook(lambda module, args, output: args[0]))
+            replace(layer.self_attn, weight)
         yield
 
 
 def _least_squares(
-    stream: LayerStream, index: int, module: nn.Module, states: Iterable[torch.Tensor] | None, read: Read = with_one
+    stream: LayerStream, index: int, module: nn.Module, states: list[torch.Tensor] | None, read: Read = with_one
 ) -> torch.Tensor:
     """The map (features, d) from what a module of a layer is given, or other ``states``, to what it puts out."""
     moments, others = Moments(read), iter(states or ())
@@ -214,10 +207,10 @@ def windowed(model: PreTrainedModel, stream: LayerStream, layers: Iterable[int])
         mask = torch.zeros(seen.shape, dtype=hidden.dtype, device=hidden.device)
         return args, kwargs | {"attention_mask": mask.masked_fill(~seen, torch.finfo(mask.dtype).min)[None, None]}
 
-    with ExitStack() as undo:
+    with ExitStack() as hooks:
         for index in layers:
             attention = decoder_layers(model)[index].self_attn
-            undo.enter_context(attention.register_forward_pre_hook(narrow, with_kwargs=True))
+            hooks.enter_context(attention.register_forward_pre_hook(narrow, with_kwargs=True))
         yield
 
 
@@ -240,11 +233,11 @@ def from_boundary(model: PreTrainedModel, stream: LayerStream, layers: Iterable[
         calls = itertools.count()
         return lambda module, args, output: with_one(states[next(calls)]) @ weight
 
-    with ExitStack() as undo:
+    with ExitStack() as hooks:
         below = decoder_layers(model)[layers[0]]
-        undo.enter_context(below.register_forward_pre_hook(lambda _, args: states.append(_scaled(args[0]))))
+        hooks.enter_context(below.register_forward_pre_hook(lambda _, args: states.append(_scaled(args[0]))))
         for module, weight in weights.items():
-            undo.enter_context(module.register_forward_hook(replaying(weight)))
+            hooks.enter_context(module.register_forward_hook(replaying(weight)))
         yield
 
 

@@ -126,8 +126,7 @@ class Job:
 
     def cell(self, method: str, task: str, inputs: dict, compute: Callable, *arguments: Any) -> dict[str, Any]:
         """The result of one cell of the unit's own store: ``compute(*arguments)``, unless it is stored."""
-        store = self.store_of(self.store)
-        return store.cell(self.name, method, task, inputs, lambda partial: compute(*arguments))
+        return self.store_of(self.store).cell(self.name, method, task, inputs, lambda partial: compute(*arguments))
 
     def cells(self, description: str, wanted: Sequence[tuple]) -> list[dict[str, Any]]:
         """Results of several cells behind a bar, one after the other; of each what :meth:`cell` takes."""
@@ -158,8 +157,8 @@ class Job:
     def refit_blocks(self, kinds: int = 1) -> torch.Tensor:
         """Calibration text that layers are refitted on, of the baselines' kind or of as much in all of two kinds."""
         samples, tokens = self.profile["baselines"]["calibration"][REFIT]
-        read = [self.blocks(self.corpus(name), samples // kinds, tokens) for name in self.corpora[:kinds]]
-        return torch.cat(read)  # (samples, tokens)
+        read = map(self.corpus, self.corpora[:kinds])
+        return torch.cat([self.blocks(corpus, samples // kinds, tokens) for corpus in read])  # (samples, tokens)
 
     def refit(self) -> Refit:
         """HARP's layers refitted: once, and kept beside the results."""
@@ -245,8 +244,7 @@ class Text:
     def nll_within(self, changed: AbstractContextManager, first: int) -> dict[str, list]:
         """The same within a context in which something else happens from layer ``first`` on."""
         (hidden,) = deque(self.passing(first, changed), maxlen=1)  # what leaves the top
-        model, found = self.job.model, []
-        norm = model.get_decoder().norm
+        model, norm, found = self.job.model, self.job.model.get_decoder().norm, []
         for batch, states in zip(self.stream.batches, hidden, strict=True):
             rows = zip(batch.ids.split(1), states.split(1), strict=True)
             found += [head_nll(model, norm(state), batch._replace(ids=ids)) for ids, state in rows]

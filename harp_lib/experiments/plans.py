@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from harp_lib import accounting
-from harp_lib.experiments.job import CALIBRATION, HELD_OUT, REFIT, SEARCHED, Job, described
+from harp_lib.experiments.job import CALIBRATION, HELD_OUT, REFIT, SEARCHED, Job
 from harp_lib.methods import BASELINES, EVALUATED, make_plan, planner
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.pruning.architecture import decoder_layers
@@ -91,8 +91,8 @@ class Setting:
     def inputs(self, method: str) -> dict[str, Any]:
         inputs = self.job.inputs | {"context": self.job.context, "kv_groups": self.kv_groups, "corpus": self.corpus}
         if size := self.size(method):
-            source = {key: value for key, value in described(self.text).items() if key in ("source", "sha256")}
-            inputs |= {"calibration": size, "calibration_split": CALIBRATION, "seed": self.job.seed, **source}
+            inputs |= {"calibration": size, "calibration_split": CALIBRATION, "seed": self.job.seed}
+            inputs |= {"source": self.text.source, "sha256": self.text.sha256}
         return inputs | ({"squared": True} if method == SQUARED else {})
 
 

@@ -1,6 +1,6 @@
 """Notebooks 05 to 07: every plan scored on every benchmark; other layers than the top ones; one layer at a time."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -77,9 +77,14 @@ def layers(job: Job) -> None:
             inputs |= {"calibration": settings["calibration"], "seed": job.seed} | described(corpus)
         cells.append((strategy, "selection", inputs, _select, job, strategy, corpus))
     job.cells("layer selection", cells)
-    gain, single = (job.text(first, HELD_OUT, settings[name]) for name in ("gain", "single_layer"))
-    _by_document(job, "gain", gain, {"alphas": searched}, _gain, searched)
-    _by_document(job, "single-layer", single, {"alphas": SINGLE_ALPHAS, "num_layers": count}, _single_layers)
+    gain, single = {"alphas": searched}, {"alphas": SINGLE_ALPHAS, "num_layers": count}
+    for method, compute, inputs in (("gain", _gain, gain), ("single-layer", _single_layers, single)):
+        text = job.text(first, HELD_OUT, settings[method.replace("-", "_")])
+        inputs, cells = text.inputs | inputs, []
+        for index in range(len(text.documents)):
+            wanted = (method, f"document-{index:02d}", inputs | {"document": index}, compute)
+            cells.append((*wanted, text, index, inputs["alphas"]))
+        job.cells(method, cells)
 
 
 def _select(job: Job, strategy: str, corpus: Corpus) -> dict[str, Any]:
@@ -93,37 +98,27 @@ def _select(job: Job, strategy: str, corpus: Corpus) -> dict[str, Any]:
     return {"layers": lowest_layers(found, count), "scores": found}
 
 
-def _by_document(job: Job, method: str, text: Text, inputs: dict, compute: Callable, *arguments: Any) -> None:
-    """One cell for each document of a text."""
-
-    def of_document(index: int) -> dict[str, Any]:
-        part = text[index : index + 1]  # here, for it keeps hidden states
-        return compute(part, *arguments) | {"tokens": sum(part.tokens)}
-
-    numbers = range(len(text.documents))
-    wanted = [(method, f"document-{i:02d}", text.inputs | {"document": i} | inputs, of_document, i) for i in numbers]
-    job.cells(method, wanted)
-
-
-def _gain(text: Text, searched: Mapping[int, float]) -> dict[str, Any]:
+def _gain(whole: Text, document: int, searched: Mapping[int, float]) -> dict[str, Any]:
     """Likelihood under plans that tell which searched alpha brings how much; only the pruned layers are run again.
 
     ``top-<k>`` has alpha searched in the k highest layers and 1 below them, ``only-<layer>`` in this layer alone, and
     ``without-<layer>`` in all layers but this one.
     """
-    order = sorted(searched, reverse=True)
+    text, order = whole[document : document + 1], sorted(searched, reverse=True)
     ones = dict.fromkeys(order, 1.0)
     plans = {f"top-{k}": ones | {layer: searched[layer] for layer in order[:k]} for k in range(len(order) + 1)}
     plans |= {f"only-{layer}": ones | {layer: searched[layer]} for layer in order}
     plans |= {f"without-{layer}": {**searched, layer: 1.0} for layer in order}
-    return {"nll": {name: _nll(text, alphas) for name, alphas in (plans | {"dense": {}}).items()}}
+    nll = {name: _nll(text, alphas) for name, alphas in (plans | {"dense": {}}).items()}
+    return {"nll": nll, "tokens": sum(text.tokens)}
 
 
-def _single_layers(text: Text) -> dict[str, Any]:
+def _single_layers(whole: Text, document: int, alphas: Sequence[float]) -> dict[str, Any]:
     """Likelihood by alpha and layer, that layer value-only and all others dense."""
+    text = whole[document : document + 1]
     layers = range(text.job.num_layers)  # the lowest first, see Text.nll
-    nll = [{f"{alpha:g}": _nll(text, {layer: alpha}) for alpha in SINGLE_ALPHAS} for layer in layers]
-    return {"dense": _nll(text, {})} | pd.DataFrame(nll).to_dict("list")
+    nll = pd.DataFrame([{f"{alpha:g}": _nll(text, {layer: alpha}) for alpha in alphas} for layer in layers])
+    return {"dense": _nll(text, {}), "tokens": sum(text.tokens), **nll.to_dict("list")}
 
 
 def _nll(text: Text, alphas: Mapping[int, float]) -> float:

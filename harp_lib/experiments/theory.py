@@ -19,6 +19,7 @@ from harp_lib.theory.counterexamples import counterexample_table
 from harp_lib.theory.inequalities import check_on_draws, norm_sweep, uniformity_sweep
 
 Quantities = Iterable[tuple[str, Any]]
+Measure = Callable[[PreTrainedModel, LayerView], Quantities]
 
 
 def theory(job: Job) -> None:
@@ -73,9 +74,7 @@ def _texts(job: Job) -> Iterator[tuple[str, list[torch.Tensor], dict[str, Any]]]
         yield text.corpus.name, [document[0].ids[None] for document in text.documents], inputs
 
 
-def observe(
-    model: PreTrainedModel, ids: list[torch.Tensor], measure: Callable[[PreTrainedModel, LayerView], Quantities]
-) -> dict[str, list]:
+def observe(model: PreTrainedModel, ids: list[torch.Tensor], measure: Measure) -> dict[str, list]:
     """What ``measure`` finds in each layer as the model reads texts, each (1, N): quantity → text → layer (→ head)."""
     found: list[dict[str, list]] = []
 
