@@ -75,26 +75,20 @@ def thinned_plan(config: PreTrainedConfig, plan: PruningPlan) -> PruningPlan:
 
 
 def random_shape(name: str, profile: dict[str, Any], seed: int) -> tuple[PreTrainedModel, PruningPlan]:
-    """One of ``PAPER_MODELS`` with random weights, on which no time depends, and HARP's plan of the published alphas.
-
-    ``profile["efficiency"]["layers"]`` may cut it to its first layers; the same share of them is pruned then.
-    """
+    """A model of the paper with random weights, on which no time depends, and HARP's plan of the published alphas."""
     config = paper_configs()[name]
     whole = config.num_hidden_layers
-    layers = config.num_hidden_layers = profile["efficiency"]["layers"] or whole
+    layers = config.num_hidden_layers = profile["efficiency"]["layers"] or whole  # the first ones
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:layers]
     printed = pd.read_csv(paths.PAPER / "alpha_search.csv").query("model == @name and task == 'wikitext'")
     alphas = printed.sort_values("layer", ascending=False)["value"].tolist()
-    alphas = alphas[: max(1, round(len(alphas) * layers / whole))]
+    alphas = alphas[: max(1, round(len(alphas) * layers / whole))]  # for the same share of layers
     return random_model(config, profile["dtype"], seed), PruningPlan.value_only(layers, alphas)
 
 
 def efficiency(job: Job) -> None:
-    """Count, then measure at every length that the model can read.
-
-    A cell that fails, as for want of memory, says so and is shown as missing; the others go on.
-    """
+    """Count, then measure at every length that the model can read; what fails, as for want of memory, says so."""
     if job.name in PAPER_MODELS:
         model, plan = random_shape(job.name, job.profile, job.seed)
         inputs = {"model": job.name, "digest": f"random, {plan.num_layers} layers", "dtype": str(model.dtype)}
@@ -131,14 +125,11 @@ class Bench:
         self.steps = job.profile["efficiency"]["decode"]["steps"]
 
     def measure(self, kind: str, tokens: int, repetitions: int) -> dict[str, Any]:
-        """One cell: ``tokens`` are read (prefill, split), or are in the cache before the first new one (decode).
-
-        Variants are measured in turn, and once before, forgotten, where there are several repetitions.
-        """
+        """One cell: ``tokens`` are read (prefill, split), or are in the cache before the first new one (decode)."""
         every = {name: variant.model for name, variant in self.variants.items()}
         left_out = {"prefill": (), "decode": (TAIL,)}.get(kind, (TAIL, FOLDED, THINNED))  # TAIL decodes as HARP does
         models = {name: model for name, model in every.items() if name not in left_out}
-        runs = len(models) * (repetitions + (repetitions > 1))
+        runs = len(models) * (repetitions + (repetitions > 1))  # of several, each begins once before, to be forgotten
         with tqdm(total=runs, desc=f"{kind}, {tokens} tokens", unit="run", leave=False) as bar:
             return getattr(self, kind)(models, tokens, repetitions, bar)
 
@@ -209,8 +200,7 @@ def weight_bytes(model: PreTrainedModel) -> int:
 class LlamaCpp:
     """A GGUF file in llama.cpp, on the CPU with as many threads as torch has; needs the package ``xllamacpp``.
 
-    ``context`` is how many tokens the KV cache has room for, ``cache_type`` ("F16", "F32") that of keys and values.
-    llama.cpp logs to standard error: with a ``verbosity`` of 5 how large its KV cache is, with -1 nothing.
+    Its KV cache has room for ``context`` tokens, in ``cache_type`` ("F16", "F32"); a ``verbosity`` of 5 logs its size.
     """
 
     def __init__(self, path: str | Path, context: int, cache_type: str = "F16", verbosity: int = -1) -> None:

@@ -45,11 +45,8 @@ def frontier(job: Job) -> None:
     inputs |= {"read": [described(job.corpus(name)) for name in job.corpora]}
     shares = settings["shares"].get(job.name, ())
     counts = sorted({job.num_pruned, *(round(share * total) for share in shares)} - {0}, reverse=True)
-
-    def explain() -> dict[str, Any]:
-        return {"explained": explained_by_layer(model, job.refit_blocks(2))}
-
-    missed = [-share for share in job.cell("dense", "explained", inputs, explain)["explained"]]
+    seen = job.cell("dense", "explained", inputs, lambda: {"explained": explained_by_layer(model, job.refit_blocks(2))})
+    missed = [-share for share in seen["explained"]]
     alphas, cells = _searched(job, counts[0]), []
     changes = [(total, "dense", 0, partial(temporarily_pruned, model, PruningPlan(total, {})))]
     for count in counts:
@@ -156,27 +153,23 @@ def mapped(
 ) -> Iterator[None]:
     """Attention by least squares of full rank, from the lowest layer up on the stream of the model as changed so far.
 
-    ``as_nbl``: as NBL (LIONS-EPFL, NeurIPS 2025) has it: from the stream *before* the norm, all layers from dense
-    activations.
+    NBL (LIONS-EPFL, NeurIPS 2025) fits it to the stream *before* the norm, all layers on dense activations.
     """
-    stream, weights = stream.fork(), {}
-    with ExitStack() as hooks:
+    stream = stream.fork()
 
-        def replace(attention: nn.Module, weight: torch.Tensor) -> None:
-            def put_out(module: nn.Module, args: tuple, kwargs: dict, output: tuple) -> tuple[torch.Tensor, None]:
-                return read(args[0] if args else kwargs["hidden_states"]) @ weight, None
-
-            hooks.enter_context(attention.register_forward_hook(put_out, with_kwargs=True))
-
+    def fitted() -> Iterator[tuple[nn.Module, torch.Tensor]]:
         for index in sorted(layers):
-            layer = decoder_layers(model)[index]
-            states = stream.entering(index) if as_nbl else None
-            weights[layer] = _least_squares(stream, index, layer.self_attn, states, read)
-            if not as_nbl:
-                replace(layer.self_attn, weights[layer])
-        for layer, weight in weights.items() if as_nbl else ():
-            hooks.enter_context(layer.input_layernorm.register_forward_hook(lambda module, args, output: args[0]))
-            replace(layer.self_attn, weight)
+            layer, states = decoder_layers(model)[index], stream.entering(index) if as_nbl else None
+            yield layer, _least_squares(stream, index, layer.self_attn, states, read)
+
+    def linear(weight: torch.Tensor) -> Callable:
+        return lambda module, args, kwargs, output: (read(args[0] if args else kwargs["hidden_states"]) @ weight, None)
+
+    with ExitStack() as hooks:
+        for layer, weight in list(fitted()) if as_nbl else fitted():
+            if as_nbl:  # without the norm
+                hooks.enter_context(layer.input_layernorm.register_forward_hook(lambda module, args, output: args[0]))
+            hooks.enter_context(layer.self_attn.register_forward_hook(linear(weight), with_kwargs=True))
         yield
 
 
@@ -216,10 +209,7 @@ def windowed(model: PreTrainedModel, stream: LayerStream, layers: Iterable[int])
 
 @contextmanager
 def from_boundary(model: PreTrainedModel, stream: LayerStream, layers: Iterable[int]) -> Iterator[None]:
-    """Keys and values of contiguous layers by least squares from the stream below them; queries stay.
-
-    SwiftKV in closed form: the cache stays, but a prompt need not enter these layers.
-    """
+    """Keys and values of contiguous layers by least squares from the stream below them: SwiftKV in closed form."""
     layers = sorted(layers)
     stream, weights = stream.fork(), {}
     boundary = [_scaled(states) for states in stream.entering(layers[0])]

@@ -68,30 +68,16 @@ class Job:
     part: tuple[int, int] = (0, 1)  # the first of its tasks, and how many further the next one is
     stores: dict[str, ResultStore] = field(default_factory=dict)  # that were opened
 
-    @property
-    def corpora(self) -> tuple[str, str]:
-        return self.profile["corpora"]
+    # What is loaded once it is wanted; inputs are what every cell of this model depends on.
+    model = property(lambda self: self._loaded()[0])
+    tokenizer = property(lambda self: self._loaded()[1])
+    inputs = property(lambda self: self._loaded()[2])
+    num_layers = property(lambda self: len(decoder_layers(self.model)))
+    corpora = property(lambda self: self.profile["corpora"])
 
     def _loaded(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]:
         spread = self.name in self.profile["alpha_search"]["extra_models"]  # too large for one device
         return _load(self.name, self.profile["dtype"], "auto" if spread else self.profile["device_map"])
-
-    @property
-    def model(self) -> PreTrainedModel:
-        return self._loaded()[0]
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self._loaded()[1]
-
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """What every cell of this model depends on."""
-        return self._loaded()[2]
-
-    @property
-    def num_layers(self) -> int:
-        return len(decoder_layers(self.model))
 
     @property
     def num_pruned(self) -> int:

@@ -73,17 +73,13 @@ class Setting:
         return found, time.perf_counter() - begin
 
     def windows(self, method: str) -> list[range]:
-        """The layer ranges among which a method is tuned: all of each length, from the bottom up.
-
-        Unless the profile says how many layers: FLAP's are from a bit more than a third to all, in six steps, as the
-        paper tunes LLaMA3.1-8B (12 to 32). The others take equally many groups from each, as few as can be, or next to.
-        """
+        """The layer ranges among which a method is tuned: all of each length, from the bottom up."""
         total, name = self.job.num_layers, self.job.name
-        if method == "flap":
+        if method == "flap":  # from a bit more than a third of the layers to all, as the paper tunes LLaMA3.1-8B
             steps = {round(total * eighths / 8) for eighths in range(3, 9)}
             able = [count for count in steps if count * self.groups >= self.kv_groups]
             counts = self.settings["flap_layers"].get(name) or able
-        else:
+        else:  # equally many groups from each layer, the two smallest numbers
             each = [n for n in range(1, self.groups + 1) if self.kv_groups % n == 0 and self.kv_groups // n <= total]
             counts = [self.kv_groups // n for n in self.settings["groups_per_layer"].get(name) or each[:2]]
         return [range(low, low + count) for count in sorted(counts) for low in range(total - count + 1)]
@@ -133,7 +129,7 @@ def _tune(job: Job, setting: Setting) -> dict[str, range]:
 
 def _planned(setting: Setting, method: str, layers: range | None, search: dict[str, Any]) -> dict[str, Any]:
     """A method's plan, a baseline's for the tuned ``layers``, and what it costs: to find, and to run."""
-    job, kv_groups, searched = setting.job, setting.kv_groups, method in ("harp", "harp+flap")
+    job, kv_groups = setting.job, setting.kv_groups
     if method == "dense":
         plan, seconds = PruningPlan(job.num_layers, {}), 0.0
     elif method == REFIT:
@@ -152,7 +148,7 @@ def _planned(setting: Setting, method: str, layers: range | None, search: dict[s
         "plan": plan.to_dict() if plan.layers else None,
         "calibration_tokens": math.prod(setting.size(method) or (0,)),
         "seconds": seconds,
-        "searched_tokens": search["tokens"] if searched else 0,
+        "searched_tokens": search["tokens"] if method in ("harp", "harp+flap") else 0,
         "parameters": accounting.parameters(config, plan, folded),
         "removed_fraction": accounting.removed_fraction(config, plan),
         "head_ratio": accounting.head_ratio(config, plan),

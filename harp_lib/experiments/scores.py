@@ -30,16 +30,12 @@ def longbench(job: Job) -> None:
 
 
 def ablations(job: Job) -> None:
-    """The strategies of :func:`layers`: ``top`` on all tasks, the others on discriminative ones, as in the paper.
-
-    The dense model and HARP are notebook 05's; what it has not computed yet is computed for it.
-    """
+    """The strategies of :func:`layers`: ``top`` on all tasks, the others on discriminative ones, as in the paper."""
     tasks, total = job.tasks("evaluation"), job.num_layers
-    plans = {"dense": {}, "harp": job.alphas(job.corpora[0])}
-    for strategy in STRATEGIES:
-        plans[strategy] = dict.fromkeys(job.read("ablations", strategy, "selection")["layers"], 1.0)
-    plans = {name: PruningPlan.value_only(total, alphas) for name, alphas in plans.items()}
-    _score(replace(job, store="main_tables", force=False), tasks, {name: plans.pop(name) for name in ("dense", "harp")})
+    shared = {"dense": PruningPlan(total, {}), "harp": PruningPlan.value_only(total, job.alphas(job.corpora[0]))}
+    _score(replace(job, store="main_tables", force=False), tasks, shared)  # for notebook 05 too
+    chosen = {strategy: job.read("ablations", strategy, "selection")["layers"] for strategy in STRATEGIES}
+    plans = {name: PruningPlan.value_only(total, dict.fromkeys(layers, 1.0)) for name, layers in chosen.items()}
     _score(job, tasks, {"top": plans.pop("top")})
     _score(job, [task for task in tasks if ALL_BENCHMARKS[task].kind == DISCRIMINATIVE], plans)
 
@@ -80,10 +76,10 @@ def layers(job: Job) -> None:
     gain, single = {"alphas": searched}, {"alphas": SINGLE_ALPHAS, "num_layers": count}
     for method, compute, inputs in (("gain", _gain, gain), ("single-layer", _single_layers, single)):
         text = job.text(first, HELD_OUT, settings[method.replace("-", "_")])
-        inputs, cells = text.inputs | inputs, []
-        for index in range(len(text.documents)):
-            wanted = (method, f"document-{index:02d}", inputs | {"document": index}, compute)
-            cells.append((*wanted, text, index, inputs["alphas"]))
+        cells = [
+            (method, f"document-{i:02d}", text.inputs | {"document": i} | inputs, compute, text, i, inputs["alphas"])
+            for i in range(len(text.documents))
+        ]
         job.cells(method, cells)
 
 
@@ -99,11 +95,7 @@ def _select(job: Job, strategy: str, corpus: Corpus) -> dict[str, Any]:
 
 
 def _gain(whole: Text, document: int, searched: Mapping[int, float]) -> dict[str, Any]:
-    """Likelihood under plans that tell which searched alpha brings how much; only the pruned layers are run again.
-
-    ``top-<k>`` has alpha searched in the k highest layers and 1 below them, ``only-<layer>`` in this layer alone, and
-    ``without-<layer>`` in all layers but this one.
-    """
+    """Likelihood under plans that tell which searched alpha brings how much: in some layers, where others have 1."""
     text, order = whole[document : document + 1], sorted(searched, reverse=True)
     ones = dict.fromkeys(order, 1.0)
     plans = {f"top-{k}": ones | {layer: searched[layer] for layer in order[:k]} for k in range(len(order) + 1)}

@@ -110,23 +110,17 @@ def entropies_of(model: PreTrainedModel, view: LayerView) -> Quantities:
 
 
 def norms_of(model: PreTrainedModel, view: LayerView) -> Quantities:
-    """‖ÂV‖/‖V‖ of each head, and the products of stream and branches.
-
-    Products leave out the first token, whose residual stream is far longer than any other's in many models.
-    """
+    """‖ÂV‖/‖V‖ of each head; products of stream and branches, without the first token, whose stream is far longer."""
     yield "ratios", measures.norm_ratios(view.attention, view.value_states)[0].tolist()
     yield "products", measures.Products.of(*(H[:, 1:] for H in (view.entering, view.branch, view.value_only_branch)))
 
 
 def bound_blocks(model: PreTrainedModel, ids: torch.Tensor) -> dict[str, Any]:
-    """Lemma 2 in each layer, read as kindly as it can be: with its own s, λ and β.
-
-    β is the smallest root mean square of a token before the layer's two RMS norms, which is what takes the place of
-    the standard deviation there.
-    """
+    """Lemma 2 in each layer, read as kindly as it can be: with its own s, λ and β."""
 
     def bound(model: PreTrainedModel, view: LayerView) -> Quantities:
         layer, sums = decoder_layers(model)[view.layer], (view.entering, view.entering + view.branch)
+        # The smallest root mean square of a token before each RMS norm, in place of a standard deviation.
         betas = tuple(H.double().square().mean(-1).sqrt().min().item() for H in sums)
         weights = [*value_output_maps(layer), *(p for p in layer.mlp.parameters() if p.dim() == 2)]
         s, eigenvalues = max(map(measures.largest_singular_value, weights)), measures.largest_eigenvalue(view.attention)
@@ -147,10 +141,7 @@ def value_output_maps(layer: torch.nn.Module) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def repeat_tokens(model: PreTrainedModel, ids: torch.Tensor, tokens: int = 3) -> dict[str, Any]:
-    """One token at every position: all rows stay equal in every layer. What do the heads do, and does it matter?
-
-    The tokens are taken from the text, evenly spaced; every quantity is token → (layer → head).
-    """
+    """One token of the text at every position: rows stay equal in every layer. What do heads do, and does it matter?"""
     length, differences = ids.shape[1], []
     chosen = ids[0, [length * (i + 1) // (tokens + 1) for i in range(tokens)]]
     repeated = [token.expand(1, length).contiguous().to(model.device) for token in chosen]
@@ -163,12 +154,10 @@ def repeat_tokens(model: PreTrainedModel, ids: torch.Tensor, tokens: int = 3) ->
 
 
 def follow(text: Text, alphas: Mapping[int, float]) -> dict[str, Any]:
-    """Per document: its negative log-likelihood, and the Frobenius norm of the residual stream at every depth.
-
-    Depth ℓ is what enters layer ℓ, the last depth what leaves the top layer. Norms leave out each window's first token.
-    """
+    """Each document's likelihood, and the norm of the residual stream as it enters each layer and leaves the top."""
     plan, norms = PruningPlan.value_only(text.job.num_layers, alphas), []  # depth → document
     for hidden in text.passing(0, text.job.pruned(plan)):
-        squares = [H[1:].double().square().sum().item() for batch in hidden for H in batch]  # of each window (N, d)
+        # Of each window (N, d), without its first token.
+        squares = [H[1:].double().square().sum().item() for batch in hidden for H in batch]
         norms.append([total**0.5 for total in text.by_document(squares)])
     return {"corpus": text.corpus.name} | text.nll(plan) | {"without first": list(zip(*norms, strict=True))}
