@@ -97,7 +97,7 @@ def _changes(job: Job, alphas: list[float], best: list[int], inputs: dict[str, A
     @cache
     def stream() -> LayerStream:
         found = LayerStream(model, job.refit_blocks())
-        found.entering(top[0])
+        found.entering(top[0])  # once for all rivals
         return found
 
     for kind, layers, kinds in ((CHOSEN, best, 2), (REFIT, top, 1), (f"{REFIT}-two", top, 2)):
@@ -173,9 +173,7 @@ def mapped(
         yield
 
 
-def _least_squares(
-    stream: LayerStream, index: int, module: nn.Module, states: list[torch.Tensor] | None, read: Read = with_one
-) -> torch.Tensor:
+def _least_squares(stream: LayerStream, index: int, module: nn.Module, states: list | None, read: Read) -> torch.Tensor:
     """The map (features, d) from what a module of a layer is given, or other ``states``, to what it puts out."""
     moments, others = Moments(read), iter(states or ())
 
@@ -216,7 +214,7 @@ def from_boundary(model: PreTrainedModel, stream: LayerStream, layers: Iterable[
     for index in layers:
         attention = decoder_layers(model)[index].self_attn
         for module in (attention.k_proj, attention.v_proj):
-            weights[module] = _least_squares(stream, index, module, boundary)
+            weights[module] = _least_squares(stream, index, module, boundary, with_one)
     states: list[torch.Tensor] = []  # of each batch, in the order in which every layer sees them
 
     def replaying(weight: torch.Tensor) -> Callable:
