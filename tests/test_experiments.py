@@ -11,7 +11,7 @@ import torch
 
 from harp_lib import config
 from harp_lib.experiments import NOTEBOOKS, UNITS, compute, job, models_of, run
-from harp_lib.experiments.baselines import Setting
+from harp_lib.experiments.plans import Setting
 from harp_lib.measure.evaluation import ALL_BENCHMARKS, Evaluator
 from harp_lib.measure.models import load_model
 from harp_lib.measure.text import make_batches, perplexity_from_nll, total_nll

@@ -5,9 +5,8 @@ import pytest
 from harp_lib import config
 from harp_lib.config import load_profile
 from harp_lib.experiments import run
-from harp_lib.experiments.frontier import passkeys
+from harp_lib.experiments.frontier import RIVALS, passkeys
 from harp_lib.experiments.job import HELD_OUT, Job
-from harp_lib.experiments.rivals import RIVALS
 from harp_lib.measure.text import make_batches, total_nll
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.refit import explained_by_layer, refit_values

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from harp_lib.experiments import rivals
-from harp_lib.experiments.rivals import RIVALS, from_boundary, mapped, windowed
+from harp_lib.experiments import frontier
+from harp_lib.experiments.frontier import RIVALS, from_boundary, mapped, windowed
 from harp_lib.methods import refit
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.pruning.architecture import decoder_layers
@@ -54,12 +54,12 @@ def test_a_map_of_full_rank_is_least_squares(tiny, tokens, monkeypatch, as_nbl, 
 def test_a_window_as_wide_as_the_text_is_the_dense_model(tiny, tokens, monkeypatch):
     model = tiny("tiny-llama")
     dense = states(model, tokens, 0)["logits"]
-    monkeypatch.setattr(rivals, "WINDOW", tokens.shape[1])
+    monkeypatch.setattr(frontier, "WINDOW", tokens.shape[1])
     with windowed(model, LayerStream(model, tokens), [3, 5]):
         torch.testing.assert_close(states(model, tokens, 0)["logits"], dense)
-        monkeypatch.setattr(rivals, "WINDOW", 2)
+        monkeypatch.setattr(frontier, "WINDOW", 2)
         narrow = states(model, tokens, 0)["logits"]
-        first = rivals.SINKS + 2
+        first = frontier.SINKS + 2
         torch.testing.assert_close(narrow[:, :first], dense[:, :first])
         assert not torch.allclose(narrow[:, first:], dense[:, first:], atol=1e-3)
 

@@ -17,35 +17,28 @@ class Unit(NamedTuple):
     store: str  # the folder of its cells
     module: str  # of this folder; its function has the unit's name
     needs: tuple[str, ...]  # units that the same model has to have first
+    notebooks: tuple[str, ...]  # that ask for it
 
 
 UNITS = {
-    "theory": Unit("theory", "theory", ()),
-    "similarity": Unit("similarity", "theory", ()),
-    "search": Unit("alpha_search", "alpha", ()),
-    "alpha": Unit("alpha_search", "alpha", ("search",)),
-    "norms": Unit("norm_change", "theory", ("search",)),
-    "plans": Unit("baselines", "baselines", ("search",)),
-    "baselines": Unit("baselines", "baselines", ("plans", "alpha")),
-    "scores": Unit("main_tables", "scores", ("plans",)),
-    "longbench": Unit("longbench", "scores", ("plans",)),
-    "layers": Unit("ablations", "scores", ("search",)),
-    "ablations": Unit("ablations", "scores", ("layers",)),
-    "efficiency": Unit("efficiency", "efficiency", ("search",)),
-    "frontier": Unit("frontier", "frontier", ("search",)),
+    "theory": Unit("theory", "theory", (), ("01", "02")),
+    "similarity": Unit("similarity", "theory", (), ("01",)),
+    "search": Unit("alpha_search", "plans", (), ("03",)),
+    "alpha": Unit("alpha_search", "plans", ("search",), ("03",)),
+    "norms": Unit("norm_change", "theory", ("search",), ("02",)),
+    "plans": Unit("baselines", "plans", ("search",), ("04",)),
+    "baselines": Unit("baselines", "plans", ("plans", "alpha"), ("04",)),
+    "scores": Unit("main_tables", "scores", ("plans",), ("05",)),
+    "longbench": Unit("longbench", "scores", ("plans",), ("07",)),
+    "layers": Unit("ablations", "scores", ("search",), ("06",)),
+    "ablations": Unit("ablations", "scores", ("layers",), ("06",)),
+    "efficiency": Unit("efficiency", "efficiency", ("search",), ("08",)),
+    "frontier": Unit("frontier", "frontier", ("search",), ("09",)),
 }
 """Units in the order in which they may be computed."""
 NOTEBOOKS = {
-    "00": (),
-    "01": ("theory", "similarity"),
-    "02": ("theory", "norms"),
-    "03": ("search", "alpha"),
-    "04": ("plans", "baselines"),
-    "05": ("scores",),
-    "06": ("layers", "ablations"),
-    "07": ("longbench",),
-    "08": ("efficiency",),
-    "09": ("frontier",),
+    f"{number:02d}": tuple(name for name, unit in UNITS.items() if f"{number:02d}" in unit.notebooks)
+    for number in range(10)
 }
 """The units that each notebook asks for; what these need comes first by itself."""
 IN_PARTS = ("scores", "longbench", "ablations")
@@ -69,18 +62,9 @@ def models_of(profile: dict[str, Any], unit: str) -> list[str]:
 def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False) -> None:
     """Compute what is missing of some units, for all of their models, and what they need first; read the rest.
 
-    Afterwards the report reads exactly the cells of this run.
-
-    Parameters
-    ----------
-    *units : str
-        Keys of ``UNITS``.
-    profile : dict
-        From :func:`harp_lib.config.load_profile`.
-    seed : int
-        Of everything that is drawn.
-    force : bool
-        Compute every cell of ``units`` again, whatever is stored; what they need is read all the same.
+    ``units`` are keys of ``UNITS``, and ``seed`` is that of everything that is drawn. ``force`` computes every cell of
+    ``units`` again, whatever is stored; what they need is read all the same. Afterwards the report reads exactly the
+    cells of this run.
     """
     wanted = {(unit, model) for unit in units for model in models_of(profile, unit)}
     for unit in reversed(UNITS):
@@ -102,13 +86,7 @@ def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False
 
 
 def compute(
-    unit: str,
-    profile: dict[str, Any],
-    model: str,
-    seed: int = 0,
-    force: bool = False,
-    part: tuple[int, int] = (0, 1),
-    stores: dict[str, Any] | None = None,
+    unit: str, profile: dict, model: str, seed: int = 0, force: bool = False, part=(0, 1), stores: dict | None = None
 ) -> dict[str, int]:
     """One unit for one model, what it needs being stored; how many cells were ``computed``, ``read`` and ``failed``.
 

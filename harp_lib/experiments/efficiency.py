@@ -19,12 +19,10 @@ from harp_lib.accounting import PAPER_MODELS, count_groups, paper_configs, prefi
 from harp_lib.experiments.job import Job, or_failed
 from harp_lib.measure import timing
 from harp_lib.measure.models import random_model
+from harp_lib.pruning import export, remote, surgery
 from harp_lib.pruning.architecture import check_plan, decoder_layers
-from harp_lib.pruning.export import check_gguf, save_gguf
 from harp_lib.pruning.layers import folds
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
-from harp_lib.pruning.remote import pruned_class
-from harp_lib.pruning.surgery import swap_modules
 from harp_lib.results import device_name
 
 DENSE, HARP, TAIL, FOLDED, THINNED = "dense", "harp", "harp-tail", "harp-folded", "thinned"
@@ -60,9 +58,9 @@ def make_variants(model: PreTrainedModel, plan: PruningPlan) -> dict[str, Varian
     variants, weights = {DENSE: Variant(model)}, (*model.parameters(), *model.buffers())
     for name, carried_out in plans.items():
         twin = copy.deepcopy(model, {id(tensor): tensor for tensor in weights})
-        swap_modules(twin, carried_out, fold_output=name == FOLDED)
+        surgery.swap_modules(twin, carried_out, fold_output=name == FOLDED)
         if name == TAIL:
-            twin.__class__ = pruned_class(type(twin))  # whose forward pass it is; the others run every position
+            twin.__class__ = remote.pruned_class(type(twin))  # whose forward pass it is; the others run every position
         variants[name] = Variant(twin, carried_out, name == FOLDED, name == TAIL)
     return variants
 
@@ -77,51 +75,45 @@ def thinned_plan(config: PreTrainedConfig, plan: PruningPlan) -> PruningPlan:
 
 
 def random_shape(name: str, profile: dict[str, Any], seed: int) -> tuple[PreTrainedModel, PruningPlan]:
-    """One of ``PAPER_MODELS`` with random weights, on which no time depends, and HARP's plan of the published alphas.
-
-    ``profile["efficiency"]["layers"]`` may cut it to its first layers; the same share of them is pruned then.
-    """
-    config = copy.deepcopy(paper_configs()[name])
+    """A model of the paper with random weights, on which no time depends, and HARP's plan of the published alphas."""
+    config = paper_configs()[name]
     whole = config.num_hidden_layers
-    config.num_hidden_layers = profile["efficiency"]["layers"] or whole
+    layers = config.num_hidden_layers = profile["efficiency"]["layers"] or whole  # the first ones
     if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[: config.num_hidden_layers]
+        config.layer_types = config.layer_types[:layers]
     printed = pd.read_csv(paths.PAPER / "alpha_search.csv").query("model == @name and task == 'wikitext'")
     alphas = printed.sort_values("layer", ascending=False)["value"].tolist()
-    alphas = alphas[: max(1, round(len(alphas) * config.num_hidden_layers / whole))]
-    return random_model(config, profile["dtype"], seed), PruningPlan.value_only(config.num_hidden_layers, alphas)
+    alphas = alphas[: max(1, round(len(alphas) * layers / whole))]  # for the same share of layers
+    return random_model(config, profile["dtype"], seed), PruningPlan.value_only(layers, alphas)
 
 
 def efficiency(job: Job) -> None:
-    """Count, then measure at every length that the model can read.
-
-    A cell that fails, as for want of memory, says so and is shown as missing; the others go on.
-    """
+    """Count, then measure at every length that the model can read; what fails, as for want of memory, says so."""
     if job.name in PAPER_MODELS:
         model, plan = random_shape(job.name, job.profile, job.seed)
-        digest = f"random, {len(decoder_layers(model))} layers"
-        inputs = {"model": job.name, "digest": digest, "dtype": str(model.dtype)}
+        inputs = {"model": job.name, "digest": f"random, {plan.num_layers} layers", "dtype": str(model.dtype)}
     else:
         model, inputs = job.model, job.inputs
         plan = PruningPlan.value_only(job.num_layers, job.alphas(job.corpora[0]))
     bench, settings = Bench(make_variants(model, plan), job), job.profile["efficiency"]
-    inputs |= {"seed": job.seed, "plans": {name: v.plan and v.plan.digest for name, v in bench.variants.items()}}
+    plans = {name: variant.plan and variant.plan.digest for name, variant in bench.variants.items()}
+    inputs = inputs | {"seed": job.seed, "plans": plans}
     often, decoding = settings["prefill"], settings["decode"]
     wanted = [("prefill", tokens, often[tokens]) for tokens in often]
     wanted += [("split", tokens, often[tokens]) for tokens in settings["split"]]
     wanted += [("decode", tokens, decoding["repetitions"]) for tokens in decoding["contexts"]]
     lengths = sorted({tokens for _, tokens, _ in wanted})
-    job.cell("all", "counted", inputs | {"lengths": lengths}, partial(bench.counted, lengths))
+    job.cell("all", "counted", inputs | {"lengths": lengths}, bench.counted, lengths)
     inputs |= {"device": device_name(), "threads": torch.get_num_threads()}
     with suppress(ValueError, ImportError):  # a model that llama.cpp cannot run, or no llama.cpp
-        check_gguf(model)
+        export.check_gguf(model)
         import_module("xllamacpp")
         wanted += [("llama_cpp", tokens, times) for tokens, times in settings["llama_cpp"].items()]
     for kind, tokens, repetitions in sorted(wanted, key=lambda each: each[1]):
         steps = {"steps": decoding["steps"]} if kind in ("decode", "llama_cpp") else {}
         if tokens + steps.get("steps", 0) <= model.config.max_position_embeddings:
             depends = inputs | {"tokens": tokens, "repetitions": repetitions} | steps
-            job.cell("all", f"{kind}-{tokens}", depends, partial(bench.measure, kind, tokens, repetitions))
+            job.cell("all", f"{kind}-{tokens}", depends, or_failed, bench.measure, kind, tokens, repetitions)
 
 
 class Bench:
@@ -133,20 +125,17 @@ class Bench:
         self.steps = job.profile["efficiency"]["decode"]["steps"]
 
     def measure(self, kind: str, tokens: int, repetitions: int) -> dict[str, Any]:
-        """One cell: ``tokens`` are read (prefill, split), or are in the cache before the first new one (decode).
-
-        Variants are measured in turn, and once before, forgotten, where there are several repetitions.
-        """
-        every = list(self.variants)
-        chosen = {"prefill": every, "decode": [name for name in every if name != TAIL]}  # which decodes as HARP does
-        models = {name: self.variants[name].model for name in chosen.get(kind, (DENSE, HARP))}
-        runs = len(models) * (repetitions + (repetitions > 1))
+        """One cell: ``tokens`` are read (prefill, split), or are in the cache before the first new one (decode)."""
+        every = {name: variant.model for name, variant in self.variants.items()}
+        left_out = {"prefill": (), "decode": (TAIL,)}.get(kind, (TAIL, FOLDED, THINNED))  # TAIL decodes as HARP does
+        models = {name: model for name, model in every.items() if name not in left_out}
+        runs = len(models) * (repetitions + (repetitions > 1))  # of several, each begins once before, to be forgotten
         with tqdm(total=runs, desc=f"{kind}, {tokens} tokens", unit="run", leave=False) as bar:
-            return or_failed(partial(getattr(self, kind), models, tokens, repetitions, bar))
+            return getattr(self, kind)(models, tokens, repetitions, bar)
 
     def prefill(self, models: Models, tokens: int, repetitions: int, bar: tqdm) -> dict[str, Any]:
         """Seconds of a prefill; operations of one, counted; cache and memory of another one before."""
-        ids, held, peak = self._ids(tokens), {}, {}
+        ids, held, peak, variants = self._ids(tokens), {}, {}, self.variants.items()
         runs = {name: partial(timing.prefill, model, ids) for name, model in models.items()}
         timing.prefill(models[DENSE], ids[:, :16])  # what a process takes once is not in the first peak
         for name, run in runs.items() if repetitions > 1 else ():
@@ -155,31 +144,27 @@ class Bench:
         timed = {name: partial(timing.seconds_of, run, self.device) for name, run in runs.items()}
         seconds = timing.interleaved(timed, repetitions, bar, warm_up=False)
         flops = {
-            pairs: {
-                name: prefill_flops(self.config, v.plan, tokens, causal, *v[2:]) for name, v in self.variants.items()
-            }
+            pairs: {name: prefill_flops(self.config, v.plan, tokens, causal, *v[2:]) for name, v in variants}
             for pairs, causal in PAIRS.items()
         }
         return {"seconds": seconds, "flops": flops, "cache_bytes": held, "peak_bytes": peak}
 
     def split(self, models: Models, tokens: int, repetitions: int, bar: tqdm) -> dict[str, Any]:
         """Seconds of a prefill in attention, its projections, FFN and the rest."""
-        ids, parts = self._ids(tokens), {}
-        for name, model in models.items():
-            parts[name] = partial(timing.module_seconds, model, partial(timing.prefill, model, ids), self.device)
+        runs = {name: partial(timing.prefill, model, self._ids(tokens)) for name, model in models.items()}
+        parts = {name: partial(timing.module_seconds, models[name], run, self.device) for name, run in runs.items()}
         return {"seconds": timing.interleaved(parts, repetitions, bar, repetitions > 1)}
 
     def decode(self, models: Models, tokens: int, repetitions: int, bar: tqdm) -> dict[str, Any]:
         """Seconds of some new tokens after ``tokens`` others, and the bytes that the first of them has to move."""
-        ids, timed, moved = self._ids(self.steps), {}, {}
-        for name, model in models.items():
-            cache = timing.filled_cache(model, tokens)
-            moved[name] = weight_bytes(model) + CACHE_MOVES * timing.cache_bytes(cache)
+        ids = self._ids(self.steps)
+        caches = {name: timing.filled_cache(model, tokens) for name, model in models.items()}
+        moved = {name: weight_bytes(models[name]) + CACHE_MOVES * timing.cache_bytes(caches[name]) for name in models}
 
-            def run(model=model, cache=cache) -> torch.Tensor:
-                return timing.decode(model, timing.continued(cache), ids)
+        def run(name: str) -> torch.Tensor:
+            return timing.decode(models[name], timing.continued(caches[name]), ids)
 
-            timed[name] = partial(timing.seconds_of, run, self.device)
+        timed = {name: partial(timing.seconds_of, partial(run, name), self.device) for name in models}
         return {"seconds": timing.interleaved(timed, repetitions, bar, repetitions > 1), "bytes": moved}
 
     def llama_cpp(self, models: Models, tokens: int, repetitions: int, bar: tqdm) -> dict[str, Any]:
@@ -187,19 +172,19 @@ class Bench:
         prompt, timed = self._ids(tokens)[0].tolist(), {}
         with TemporaryDirectory() as folder:
             for name, model in models.items():
-                save_gguf(model, self.job.tokenizer, Path(folder, name))
+                export.save_gguf(model, self.job.tokenizer, Path(folder, name))
                 timed[name] = partial(LlamaCpp(Path(folder, name), tokens + self.steps + 1).write, prompt, self.steps)
             return {"speed": timing.interleaved(timed, repetitions, bar, repetitions > 1)}
 
     def counted(self, lengths: list[int]) -> dict[str, Any]:
         """Operations of each part of the dense model by length, up to where attention takes more than the FFNs."""
-        end = max(*lengths, 4 * self.config.intermediate_size)
-        curve = [int(tokens) for tokens in np.unique(np.geomspace(lengths[0] / 2, end, POINTS).round())]
+        width = self.config.intermediate_size
+        curve = np.unique(np.geomspace(lengths[0] / 2, max(*lengths, 4 * width), POINTS).round()).astype(int).tolist()
         flops = {
             pairs: [pd.DataFrame(prefill_layers(self.config, None, tokens, causal)).sum().to_dict() for tokens in curve]
             for pairs, causal in PAIRS.items()
         }
-        return {"intermediate_size": self.config.intermediate_size, "lengths": curve, "flops": flops}
+        return {"intermediate_size": width, "lengths": curve, "flops": flops}
 
     def _ids(self, tokens: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(self.job.seed)
@@ -215,8 +200,7 @@ def weight_bytes(model: PreTrainedModel) -> int:
 class LlamaCpp:
     """A GGUF file in llama.cpp, on the CPU with as many threads as torch has; needs the package ``xllamacpp``.
 
-    ``context`` is how many tokens the KV cache has room for, ``cache_type`` ("F16", "F32") that of keys and values.
-    llama.cpp logs to standard error: with a ``verbosity`` of 5 how large its KV cache is, with -1 nothing.
+    Its KV cache has room for ``context`` tokens, in ``cache_type`` ("F16", "F32"); a ``verbosity`` of 5 logs its size.
     """
 
     def __init__(self, path: str | Path, context: int, cache_type: str = "F16", verbosity: int = -1) -> None:

@@ -1,134 +1,127 @@
-"""Notebook 09: layers that go by HARP, refitted, and by rivals: two kinds of held-out text, and a key to be found."""
+"""Notebook 09: layers that go by HARP, refitted, and by rivals: two kinds of held-out text, and a key to be found.
 
-import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+Rivals are contexts in which something else takes the place of attention, by hooks: for comparison, and no more.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from operator import itemgetter
 from typing import Any
 
 import torch
-from tqdm import tqdm
+from torch import nn
+from transformers import PreTrainedModel
 
 from harp_lib import accounting
-from harp_lib.experiments.job import CALIBRATION, HELD_OUT, REFIT, SEARCHED, Job, Text, described
-from harp_lib.experiments.rivals import RIVALS
-from harp_lib.measure.text import Corpus, Window, load_corpus
+from harp_lib.experiments.job import HELD_OUT, REFIT, SEARCHED, Job, Text, described
+from harp_lib.measure.text import Corpus, Window
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.layer_selection import lowest_layers
-from harp_lib.methods.refit import RIDGE, Refit, explained_by_layer, refit_values
+from harp_lib.methods.refit import RIDGE, Moments, Refit, explained_by_layer, refit_values, with_one
+from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 
 KEY = "31629487501376492865"  # pass keys are four of its digits
 FILLER = "The river runs past the mill. Boats come up at noon, and leave before dark. Somebody mends a net. "
 CHOSEN = f"{REFIT}-chosen"
-Change = tuple[Callable[[], PruningPlan], Callable[[], AbstractContextManager[None]]]
-"""A plan that says which layers change (what lies below them is run once), and the context in which they are."""
+WINDOW, SINKS = 32, 4  # tokens
+
+Read = Callable[[torch.Tensor], torch.Tensor]
 
 
 def frontier(job: Job) -> None:
     """Every way to do without attention in the top layers: likelihoods of documents and of keys, and what it costs."""
-    settings = job.profile["frontier"]
+    settings, model, total = job.profile["frontier"], job.model, job.num_layers
     texts = {corpus: job.text(corpus, HELD_OUT, settings["held_out"]) for corpus in job.corpora}
     texts["passkey"] = passkeys(job, **settings["passkey"])
     whole = Text(texts["passkey"].corpus, [part for text in texts.values() for part in text.documents], job)
-    read = [load_corpus(corpus, CALIBRATION, job.profile["datasets"]) for corpus in job.corpora]
     size = job.profile["baselines"]["calibration"][REFIT]
     inputs = job.inputs | {"calibration": size, "seed": job.seed, "ridge": RIDGE, "context": job.context}
-    inputs |= {"read": [described(text) for text in read]}
+    inputs |= {"read": [described(job.corpus(name)) for name in job.corpora]}
     shares = settings["shares"].get(job.name, ())
-    counts = sorted({job.num_pruned, *(round(share * job.num_layers) for share in shares)} - {0})
-
-    def ranked() -> dict[str, Any]:
-        return {"explained": explained_by_layer(job.model, job.refit_blocks(2))}
-
-    explained, changes = job.cell("dense", "explained", inputs, ranked)["explained"], []
-    for count in reversed(counts):
-        best, top = lowest_layers([-share for share in explained], count), job.num_layers - count
-        made = _changes(job, count, counts[-1], inputs, best)
-        changes += [(best[0] if name == CHOSEN else top, name, count, change) for name, change in made.items()]
-    changes.sort(key=itemgetter(0))  # the lowest layers first: what lies below is run once
-    none = _plan(job, {})
-    changes.append((job.num_layers, "dense", 0, (lambda: none, lambda: temporarily_pruned(job.model, none))))
-    for _, name, count, (plan, change) in tqdm(changes, desc="frontier", unit="model"):
-        measured = functools.cache(lambda plan=plan, change=change: whole.nll(plan(), change()))
+    counts = sorted({job.num_pruned, *(round(share * total) for share in shares)} - {0}, reverse=True)
+    seen = job.cell("dense", "explained", inputs, lambda: {"explained": explained_by_layer(model, job.refit_blocks(2))})
+    missed = [-share for share in seen["explained"]]
+    alphas, cells = _searched(job, counts[0]), []
+    changes = [(total, "dense", 0, partial(temporarily_pruned, model, PruningPlan(total, {})))]
+    for count in counts:
+        made = _changes(job, alphas[:count], lowest_layers(missed, count), inputs)
+        changes += [(lowest, f"{kind}-{count:02d}", count, change) for lowest, kind, change in made]
+    for lowest, name, count, change in sorted(changes, key=itemgetter(0)):  # what lies below is run once
+        measured = cache(lambda lowest=lowest, change=change: whole.nll_within(change(), lowest))
         start = 0
         for corpus, text in texts.items():
             part = slice(start, start := start + len(text.documents))
             wanted = inputs | {"layers": count, "evaluated": described(text.corpus), "documents": len(text.documents)}
-
-            def compute(measured=measured, part=part) -> dict[str, Any]:
-                return {"nll": measured()["nll"][part], "tokens": measured()["tokens"][part]}
-
-            job.cell(f"{name}-{count:02d}" if count else name, f"{corpus}-{HELD_OUT}", wanted, compute)
+            cells.append((name, f"{corpus}-{HELD_OUT}", wanted, _part, measured, part))
+    job.cells("frontier", cells)
 
 
-def _changes(job: Job, count: int, most: int, inputs: dict[str, Any], best: list[int]) -> dict[str, Change]:
-    """What happens to the ``count`` top layers, or the ``best`` explained; rivals where as many go as elsewhere."""
-    model, layers = job.model, range(job.num_layers - count, job.num_layers)
-    alphas = dict(list(_searched(job, most).items())[:count])
-    zero, harp = (_plan(job, values) for values in (dict.fromkeys(layers, 0.0), alphas))
-    found: dict[str, Change] = {}
-    for name, kinds in ((CHOSEN, 2), (REFIT, 1), (f"{REFIT}-two", 2)):
-
-        @functools.cache
-        def fit(name: str = name, kinds: int = kinds) -> Refit:
-            own = kinds == 1 and count == job.num_pruned
-            chosen = best if name == CHOSEN else None
-            return job.refit() if own else refit_values(model, job.refit_blocks(kinds), count, chosen)
-
-        def about(fit: Callable[[], Refit] = fit) -> dict[str, Any]:
-            return {"seconds": fit().seconds, "explained": fit().explained} | _left(job, fit().plan)
-
-        job.cell(f"{name}-{count:02d}", "fit", inputs | {"layers": count, "kinds": kinds}, about)
-        found[name] = (
-            lambda fit=fit: fit().plan,
-            lambda fit=fit: temporarily_pruned(model, fit().plan, weights=fit().weights),
-        )
-    for name, plan in (("alpha-0", zero), ("harp", harp)):
-        found[name] = (lambda plan=plan: plan, lambda plan=plan: temporarily_pruned(model, plan))
-    if count == job.num_pruned:
-        stream = functools.cache(lambda: _stream(job, layers[0]))
-        for name, rival in RIVALS.items():
-            found[name] = (lambda: harp, lambda rival=rival: rival(model, stream(), layers))
-    return found
+def _part(measured: Callable[[], dict[str, list]], part: slice) -> dict[str, list]:
+    return {name: values[part] for name, values in measured().items()}
 
 
-def _stream(job: Job, layer: int) -> LayerStream:
-    """What enters a layer of the dense model on the text that layers are refitted on."""
-    stream = LayerStream(job.model, job.refit_blocks())
-    stream.entering(layer)
-    return stream
-
-
-def _searched(job: Job, most: int) -> dict[int, float]:
+def _searched(job: Job, count: int) -> list[float]:
     """Alpha of the top layers: of greedy searches, the longer one begins like the shorter one."""
     first = job.corpora[0]
-    if most <= job.num_pruned:
-        return job.alphas(first)
+    if count <= job.num_pruned:
+        return list(job.alphas(first).values())
     text = job.text(first, SEARCHED)
 
-    def compute() -> dict[str, Any]:
-        found = search_alphas(job.model, text.windows, most)
+    def search() -> dict[str, Any]:
+        found = search_alphas(job.model, text.windows, count)
         return {"alphas": found.alphas, "num_model_layers": job.num_layers, "seconds": found.seconds}
 
-    found = job.cell("harp", f"search-{first}", text.inputs | {"num_layers": most}, compute)["alphas"]
-    return {job.num_layers - 1 - depth: alpha for depth, alpha in enumerate(found)}
+    return job.cell("harp", f"search-{first}", text.inputs | {"num_layers": count}, search)["alphas"]
 
 
-def _plan(job: Job, alphas: dict[int, float]) -> PruningPlan:
-    return PruningPlan.value_only(job.num_layers, alphas)
+def _changes(job: Job, alphas: list[float], best: list[int], inputs: dict[str, Any]) -> Iterator[tuple]:
+    """What happens to as many top layers as there are alphas, or to the ``best`` explained; rivals at HARP's number.
+
+    Of each change the lowest layer, what it is called, and what makes the context in which the model is changed.
+    """
+    model, total, count = job.model, job.num_layers, len(alphas)
+    top, harps = range(total - count, total), count == job.num_pruned
+
+    def fit(layers: Sequence[int], kinds: int) -> Refit:
+        return job.refit() if harps and kinds == 1 else refit_values(model, job.refit_blocks(kinds), count, layers)
+
+    def about(refit: Callable[[], Refit]) -> dict[str, Any]:
+        return {"seconds": refit().seconds, "explained": refit().explained} | _left(job, refit().plan)
+
+    @cache
+    def stream() -> LayerStream:
+        found = LayerStream(model, job.refit_blocks())
+        found.entering(top[0])  # once for all rivals
+        return found
+
+    for kind, layers, kinds in ((CHOSEN, best, 2), (REFIT, top, 1), (f"{REFIT}-two", top, 2)):
+        refit = cache(partial(fit, layers, kinds))
+        job.cell(f"{kind}-{count:02d}", "fit", inputs | {"layers": count, "kinds": kinds}, about, refit)
+        yield layers[0], kind, lambda refit=refit: temporarily_pruned(model, refit().plan, weights=refit().weights)
+    for kind, values in (("alpha-0", [0.0] * count), ("harp", alphas)):
+        yield top[0], kind, partial(temporarily_pruned, model, PruningPlan.value_only(total, values))
+    for kind, rival in RIVALS.items() if harps else ():
+        yield top[0], kind, lambda rival=rival: rival(model, stream(), top)
 
 
 def _left(job: Job, plan: PruningPlan) -> dict[str, float]:
     """Shares of the dense model's operations and bytes of cache that value-only layers leave, counted."""
     config, tokens = job.model.config, job.profile["baselines"]["cost_tokens"]
-    prefill = [accounting.prefill_flops(config, each, tokens, True, True, tail_only=True) for each in (plan, None)]
-    decode = [accounting.decode_flops(config, each, tokens, True) for each in (plan, None)]
-    cache = [accounting.kv_bytes_per_token(config, each, job.model.dtype) for each in (plan, None)]
-    pairs = {"prefill left": prefill, "decode left": decode, "cache left": cache}
-    return {name: left / dense for name, (left, dense) in pairs.items()} | {"counted at": tokens}
+    left, dense = (
+        {
+            "prefill left": accounting.prefill_flops(config, each, tokens, True, True, tail_only=True),
+            "decode left": accounting.decode_flops(config, each, tokens, True),
+            "cache left": accounting.kv_bytes_per_token(config, each, job.model.dtype),
+        }
+        for each in (plan, None)
+    )
+    return {name: left[name] / dense[name] for name in left} | {"counted at": tokens}
 
 
 def passkeys(job: Job, tokens: int, depths: int, keys: int) -> Text:
@@ -136,14 +129,116 @@ def passkeys(job: Job, tokens: int, depths: int, keys: int) -> Text:
     filler = FILLER * tokens
     per_token = len(filler) / len(job.tokenizer(filler, add_special_tokens=False, verbose=False).input_ids)
     room, texts, windows = int(tokens * per_token), [], []
-    for depth in range(depths):
-        for number in range(keys):
-            first = 2 * (number + depth) % len(KEY)
-            key = (KEY + KEY)[first : first + 4]
-            place = room * depth // max(1, depths - 1)
-            told = f"{filler[:place]}\nThe pass key is {key}. Remember it.\n{filler[: room - place]}"
-            asked = f"Find the pass key in this text.\n{told}\nWhat is the pass key? The pass key is"
-            before, whole = (job.tokenizer(text).input_ids for text in (asked, f"{asked} {key}"))
-            texts.append(f"{asked} {key}")
-            windows.append([Window(torch.tensor(whole), len(whole) - len(before))])
+    for depth, number in itertools.product(range(depths), range(keys)):
+        first = 2 * (number + depth) % len(KEY)
+        key = (KEY + KEY)[first : first + 4]
+        place = room * depth // max(1, depths - 1)
+        told = f"{filler[:place]}\nThe pass key is {key}. Remember it.\n{filler[: room - place]}"
+        asked = f"Find the pass key in this text.\n{told}\nWhat is the pass key? The pass key is"
+        before, whole = (job.tokenizer(text).input_ids for text in (asked, f"{asked} {key}"))
+        texts.append(f"{asked} {key}")
+        windows.append([Window(torch.tensor(whole), len(whole) - len(before))])
     return Text(Corpus("passkey", HELD_OUT, "embedded", tuple(texts)), windows, job)
+
+
+def neighbours(x: torch.Tensor) -> torch.Tensor:
+    """Features (B, N, 3d + 1): of the token, of the one before it, and of the first."""
+    before = torch.cat([x[:, :1], x[:, :-1]], dim=1)
+    return with_one(torch.cat([x, before, x[:, :1].expand_as(x)], dim=-1))
+
+
+@contextmanager
+def mapped(
+    model: PreTrainedModel, stream: LayerStream, layers: Iterable[int], read: Read = with_one, as_nbl: bool = False
+) -> Iterator[None]:
+    """Attention by least squares of full rank, from the lowest layer up on the stream of the model as changed so far.
+
+    NBL (LIONS-EPFL, NeurIPS 2025) fits it to the stream *before* the norm, all layers on dense activations.
+    """
+    stream = stream.fork()
+
+    def fitted() -> Iterator[tuple[nn.Module, torch.Tensor]]:
+        for index in sorted(layers):
+            layer, states = decoder_layers(model)[index], stream.entering(index) if as_nbl else None
+            yield layer, _least_squares(stream, index, layer.self_attn, states, read)
+
+    def linear(weight: torch.Tensor) -> Callable:
+        return lambda module, args, kwargs, output: (read(args[0] if args else kwargs["hidden_states"]) @ weight, None)
+
+    with ExitStack() as hooks:
+        for layer, weight in list(fitted()) if as_nbl else fitted():
+            if as_nbl:  # without the norm
+                hooks.enter_context(layer.input_layernorm.register_forward_hook(lambda module, args, output: args[0]))
+            hooks.enter_context(layer.self_attn.register_forward_hook(linear(weight), with_kwargs=True))
+        yield
+
+
+def _least_squares(stream: LayerStream, index: int, module: nn.Module, states: list | None, read: Read) -> torch.Tensor:
+    """The map (features, d) from what a module of a layer is given, or other ``states``, to what it puts out."""
+    moments, others = Moments(read), iter(states or ())
+
+    def look(module: nn.Module, args: tuple, kwargs: dict, output: tuple | torch.Tensor) -> None:
+        given = next(others) if states else args[0] if args else kwargs["hidden_states"]
+        moments.add(given, output[0] if isinstance(output, tuple) else output)
+
+    with module.register_forward_hook(look, with_kwargs=True):
+        deque(stream.leaving(index, stream.entering(index)), maxlen=0)
+    return moments.least_squares().to(stream.model.dtype)
+
+
+@contextmanager
+def windowed(model: PreTrainedModel, stream: LayerStream, layers: Iterable[int]) -> Iterator[None]:
+    """Each token sees the last ``WINDOW`` tokens and the first ``SINKS`` (StreamingLLM); queries and keys stay."""
+
+    def narrow(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        place = torch.arange(hidden.shape[1], device=hidden.device)
+        distance = place[:, None] - place  # (N, N)
+        seen = (distance >= 0) & ((distance < WINDOW) | (place < SINKS))
+        mask = torch.zeros(seen.shape, dtype=hidden.dtype, device=hidden.device)
+        return args, kwargs | {"attention_mask": mask.masked_fill(~seen, torch.finfo(mask.dtype).min)[None, None]}
+
+    with ExitStack() as hooks:
+        for index in layers:
+            attention = decoder_layers(model)[index].self_attn
+            hooks.enter_context(attention.register_forward_pre_hook(narrow, with_kwargs=True))
+        yield
+
+
+@contextmanager
+def from_boundary(model: PreTrainedModel, stream: LayerStream, layers: Iterable[int]) -> Iterator[None]:
+    """Keys and values of contiguous layers by least squares from the stream below them: SwiftKV in closed form."""
+    layers = sorted(layers)
+    stream, weights = stream.fork(), {}
+    boundary = [_scaled(states) for states in stream.entering(layers[0])]
+    for index in layers:
+        attention = decoder_layers(model)[index].self_attn
+        for module in (attention.k_proj, attention.v_proj):
+            weights[module] = _least_squares(stream, index, module, boundary, with_one)
+    states: list[torch.Tensor] = []  # of each batch, in the order in which every layer sees them
+
+    def replaying(weight: torch.Tensor) -> Callable:
+        calls = itertools.count()
+        return lambda module, args, output: with_one(states[next(calls)]) @ weight
+
+    with ExitStack() as hooks:
+        below = decoder_layers(model)[layers[0]]
+        hooks.enter_context(below.register_forward_pre_hook(lambda _, args: states.append(_scaled(args[0]))))
+        for module, weight in weights.items():
+            hooks.enter_context(module.register_forward_hook(replaying(weight)))
+        yield
+
+
+def _scaled(states: torch.Tensor) -> torch.Tensor:
+    """The stream (B, N, d), each token with a root mean square of one."""
+    return states * states.float().square().mean(-1, keepdim=True).rsqrt().to(states.dtype)
+
+
+RIVALS = {
+    "nbl": partial(mapped, as_nbl=True),
+    "linear": mapped,
+    "neighbours": partial(mapped, read=neighbours),
+    "windowed": windowed,
+    "boundary": from_boundary,
+}
+"""Contexts ``rival(model, stream, layers)`` by the name of their cells; the stream is at or below these layers."""

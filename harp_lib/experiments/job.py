@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -10,22 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib import config
-from harp_lib.config import num_pruned_layers, slug
 from harp_lib.measure.models import load_model, release_memory
-from harp_lib.measure.text import (
-    Batch,
-    Corpus,
-    Window,
-    calibration_blocks,
-    excerpt,
-    head_nll,
-    load_corpus,
-    rolling_windows,
-)
-from harp_lib.methods import METHODS
+from harp_lib.measure.text import Corpus, Window, calibration_blocks, excerpt, head_nll, load_corpus, rolling_windows
 from harp_lib.methods.alpha_search import model_digest
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.refit import RIDGE, Refit, refit_values
@@ -34,7 +24,6 @@ from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.results import ResultStore, digest, read_cell
 
-CALIBRATED = tuple(method for method in METHODS if method not in ("mag-sp", "harp"))  # their plans depend on a sample
 REFIT = "harp+refit"
 CALIBRATION, SEARCHED, HELD_OUT = "train", "test", "validation"  # the paper searches on WikiText's test pages
 
@@ -55,10 +44,10 @@ def release() -> None:
     release_memory()
 
 
-def or_failed(compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def or_failed(compute: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
     """The result of a cell, or ``{"failed": reason}``: it is shown as missing, and the other cells go on."""
     try:
-        return compute()
+        return compute(*arguments)
     except torch.AcceleratorError:  # the device is lost to this process; the next run goes on
         raise
     except Exception as error:  # out of memory, a hub that does not answer
@@ -107,7 +96,7 @@ class Job:
     @property
     def num_pruned(self) -> int:
         """Layers that HARP prunes, from the top."""
-        return num_pruned_layers(self.profile, self.name, self.num_layers)
+        return config.num_pruned_layers(self.profile, self.name, self.num_layers)
 
     @property
     def context(self) -> int:
@@ -115,11 +104,18 @@ class Job:
         own = self.model.config.max_position_embeddings
         return min(self.profile["alpha_search"]["context"] or own, own)
 
+    def corpus(self, name: str, split: str = CALIBRATION) -> Corpus:
+        return load_corpus(name, split, self.profile["datasets"])
+
+    def blocks(self, corpus: Corpus, samples: int, tokens: int) -> torch.Tensor:
+        """Calibration text (samples, tokens)."""
+        return calibration_blocks(corpus, self.tokenizer, samples, tokens, self.seed)
+
     def text(self, name: str, split: str, size: tuple[int | None, int | None] | None = None) -> "Text":
         """The beginning of the first documents of a corpus, by default as many as alpha is searched or reported on."""
         settings = self.profile["alpha_search"]
         usual = settings["held_out"] if split == HELD_OUT else (settings["documents"], settings["tokens"])
-        corpus = excerpt(load_corpus(name, split, self.profile["datasets"]), self.tokenizer, *(size or usual))
+        corpus = excerpt(self.corpus(name, split), self.tokenizer, *(size or usual))
         windows = [rolling_windows(self.tokenizer, [text], self.context) for text in corpus.texts]
         return Text(corpus, windows, self)
 
@@ -128,9 +124,18 @@ class Job:
         force = self.force and experiment == self.store
         return self.stores.setdefault(experiment, ResultStore(self.profile["name"], experiment, force))
 
-    def cell(self, method: str, task: str, inputs: Mapping[str, Any], compute: Callable[[], dict]) -> dict[str, Any]:
-        """One cell of the unit's own store; see :meth:`ResultStore.cell`."""
-        return self.store_of(self.store).cell(self.name, method, task, dict(inputs), lambda partial: compute())
+    def cell(self, method: str, task: str, inputs: dict, compute: Callable, *arguments: Any) -> dict[str, Any]:
+        """The result of one cell of the unit's own store: ``compute(*arguments)``, unless it is stored."""
+        return self.store_of(self.store).cell(self.name, method, task, inputs, lambda partial: compute(*arguments))
+
+    def cells(self, description: str, wanted: Sequence[tuple]) -> list[dict[str, Any]]:
+        """Results of several cells behind a bar, one after the other; of each what :meth:`cell` takes."""
+        results = []
+        with tqdm(wanted, desc=description, unit="cell") as bar:
+            for method, task, *others in bar:
+                bar.set_postfix_str(f"{method}, {task}", refresh=False)
+                results.append(self.cell(method, task, *others))
+        return results
 
     def read(self, store: str, method: str, task: str) -> dict[str, Any]:
         """The result of a cell that another unit has stored for the same model."""
@@ -144,17 +149,16 @@ class Job:
         first, step = self.part
         return list(self.profile[section]["tasks"])[first::step]
 
-    def plan(self, method: str) -> PruningPlan | None:
-        """A method's plan, as notebook 04 has stored it; None is the dense model."""
+    def plan(self, method: str) -> PruningPlan:
+        """A method's plan, as notebook 04 has stored it; the dense model's names no layer."""
         stored = self.read("baselines", method, "plan")["plan"]
-        return stored and PruningPlan.from_dict(stored)
+        return PruningPlan.from_dict(stored) if stored else PruningPlan(self.num_layers, {})
 
     def refit_blocks(self, kinds: int = 1) -> torch.Tensor:
         """Calibration text that layers are refitted on, of the baselines' kind or of as much in all of two kinds."""
         samples, tokens = self.profile["baselines"]["calibration"][REFIT]
-        read = (load_corpus(corpus, CALIBRATION, self.profile["datasets"]) for corpus in self.corpora[:kinds])
-        blocks = [calibration_blocks(text, self.tokenizer, samples // kinds, tokens, self.seed) for text in read]
-        return torch.cat(blocks)  # (samples, tokens)
+        read = map(self.corpus, self.corpora[:kinds])
+        return torch.cat([self.blocks(corpus, samples // kinds, tokens) for corpus in read])  # (samples, tokens)
 
     def refit(self) -> Refit:
         """HARP's layers refitted: once, and kept beside the results."""
@@ -171,15 +175,15 @@ class Job:
     @cached_property
     def _refit_file(self) -> Path:
         """Its name says what the weights depend on."""
-        text = load_corpus(self.corpora[0], CALIBRATION, self.profile["datasets"])
-        inputs = self.inputs | described(text) | {"size": self.profile["baselines"]["calibration"][REFIT]}
-        inputs |= {"seed": self.seed, "layers": self.num_pruned, "ridge": RIDGE}
-        return config.RESULTS / self.profile["name"] / ".refit" / f"{slug(self.name)}-{digest(inputs)}.pt"
+        inputs = self.inputs | described(self.corpus(self.corpora[0]))
+        inputs |= {"size": self.profile["baselines"]["calibration"][REFIT], "seed": self.seed}
+        inputs |= {"layers": self.num_pruned, "ridge": RIDGE}
+        return config.RESULTS / self.profile["name"] / ".refit" / f"{config.slug(self.name)}-{digest(inputs)}.pt"
 
-    def plan_inputs(self, plan: PruningPlan | None) -> dict[str, Any]:
-        """What a cell records of the plan under which it was computed; None is the dense model."""
-        weights = {"weights": self._refit_file.stem} if plan and plan.method == REFIT else {}
-        return {"plan": plan and plan.digest} | weights
+    def plan_inputs(self, plan: PruningPlan) -> dict[str, Any]:
+        """What a cell records of the plan under which it was computed."""
+        weights = {"weights": self._refit_file.stem} if plan.method == REFIT else {}
+        return {"plan": plan.digest if plan.layers else None} | weights
 
     def pruned(self, plan: PruningPlan) -> AbstractContextManager[None]:
         """:func:`temporarily_pruned`, with the weights of a plan that has some."""
@@ -187,9 +191,8 @@ class Job:
 
     def alphas(self, corpus: str) -> dict[int, float]:
         """The alphas searched on a corpus, by layer, the top layer first."""
-        found = self.read("alpha_search", "harp", f"search-{corpus}")
-        top = found["num_model_layers"] - 1
-        return {top - depth: alpha for depth, alpha in enumerate(found["alphas"])}
+        found = self.read("alpha_search", "harp", f"search-{corpus}")["alphas"]
+        return {self.num_layers - 1 - depth: alpha for depth, alpha in enumerate(found)}
 
 
 def described(corpus: Corpus) -> dict[str, Any]:
@@ -218,12 +221,10 @@ class Text:
     def stream(self) -> LayerStream:
         return LayerStream(self.job.model, self.windows)
 
-    def passing(
-        self, plan: PruningPlan, first: int, changed: AbstractContextManager | None = None
-    ) -> Iterator[list[torch.Tensor]]:
-        """What enters each layer from ``first`` on under ``plan``, then what leaves the top; each batch (B, N, d)."""
+    def passing(self, first: int, changed: AbstractContextManager) -> Iterator[list[torch.Tensor]]:
+        """What enters each layer from ``first`` on within a context, then what leaves the top; each batch (B, N, d)."""
         yield (hidden := self.stream.entering(first))
-        with changed or self.job.pruned(plan):
+        with changed:
             for layer in range(first, self.job.num_layers):
                 yield (hidden := list(self.stream.leaving(layer, hidden)))
 
@@ -232,19 +233,19 @@ class Text:
         windows = iter(values)
         return [sum(next(windows) for window in document if window.scored) for document in self.documents]
 
-    def nll(self, plan: PruningPlan | None, changed: AbstractContextManager | None = None) -> dict[str, list]:
-        """Negative log-likelihood and predicted tokens of each document under ``plan``; None is the dense model.
-
-        Within ``changed`` something else happens to the layers that the plan names.
+    def nll(self, plan: PruningPlan) -> dict[str, list]:
+        """Negative log-likelihood and predicted tokens of each document under ``plan``.
 
         What lies below the lowest pruned layer is run once for all plans that begin there or higher: ask for those that
         begin lowest first, and for the dense model last.
         """
-        model, total = self.job.model, self.job.num_layers
-        plan = plan or PruningPlan(total, {})
-        (hidden,) = deque(self.passing(plan, min(plan.layers, default=total), changed), maxlen=1)  # what leaves the top
-        norm, found = model.get_decoder().norm, []
+        return self.nll_within(self.job.pruned(plan), min(plan.layers, default=self.job.num_layers))
+
+    def nll_within(self, changed: AbstractContextManager, first: int) -> dict[str, list]:
+        """The same within a context in which something else happens from layer ``first`` on."""
+        (hidden,) = deque(self.passing(first, changed), maxlen=1)  # what leaves the top
+        model, norm, found = self.job.model, self.job.model.get_decoder().norm, []
         for batch, states in zip(self.stream.batches, hidden, strict=True):
             rows = zip(batch.ids.split(1), states.split(1), strict=True)
-            found += [head_nll(model, norm(state), Batch(ids, batch.scored)) for ids, state in rows]
+            found += [head_nll(model, norm(state), batch._replace(ids=ids)) for ids, state in rows]
         return {"nll": self.by_document(found), "tokens": self.tokens}

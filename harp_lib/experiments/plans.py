@@ -1,0 +1,187 @@
+"""Notebooks 03 and 04: alpha searched, baselines tuned, every method planned at one budget, evaluated and counted."""
+
+import functools
+import itertools
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from harp_lib import accounting
+from harp_lib.experiments.job import CALIBRATION, HELD_OUT, REFIT, SEARCHED, Job
+from harp_lib.methods import BASELINES, EVALUATED, make_plan, planner
+from harp_lib.methods.alpha_search import search_alphas
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.layers import num_groups
+from harp_lib.pruning.plan import PruningPlan
+
+SQUARED = "flap-squared"  # FLAP as upstream has it: the scores of W_O are squared once more than the paper prints
+CALIBRATED = tuple(method for method in EVALUATED if method not in ("mag-sp", "harp"))  # their plans depend on a sample
+CALIBRATION_SIZE = (128, 128)  # samples, tokens of each, of a baseline that the profile does not name
+
+
+def search(job: Job) -> None:
+    """Algorithm 1 on each corpus: alphas, perplexity of every candidate, seconds and layer passes."""
+    for corpus in job.corpora:
+        text, cache = job.text(corpus, SEARCHED), job.profile["alpha_search"]["cache_device"]
+
+        def compute(kept, text=text, cache=cache) -> dict[str, Any]:
+            found = search_alphas(job.model, text.windows, job.num_pruned, resume=kept, cache_device=cache)
+            return vars(found) | {"tokens": sum(text.tokens)}
+
+        inputs = text.inputs | {"num_layers": job.num_pruned}
+        job.store_of(job.store).cell(job.name, "harp", f"search-{corpus}", inputs, compute)
+
+
+def alpha(job: Job) -> None:
+    """Dense, alpha = 1, alpha = 0 and each searched alpha on every text, document by document."""
+    searched = {f"searched-on-{corpus}": job.alphas(corpus) for corpus in job.corpora}
+    ones, zeros = (dict.fromkeys(job.alphas(job.corpora[0]), alpha) for alpha in (1.0, 0.0))
+    for corpus, split in itertools.product(job.corpora, (SEARCHED, HELD_OUT)):
+        text, cells = job.text(corpus, split), []  # one text at a time in memory
+        for method, alphas in {"alpha-1": ones, "alpha-0": zeros, **searched, "dense": {}}.items():
+            plan = PruningPlan.value_only(job.num_layers, alphas)
+            cells.append((method, f"{corpus}-{split}", text.inputs | {"alphas": alphas}, text.nll, plan))
+        job.cells(f"perplexities, {corpus}", cells)
+
+
+class Setting:
+    """What is removed from one model, from where it may be, and what that is decided on."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.settings, self.corpus = job, job.profile["baselines"], job.corpora[0]
+        self.groups = num_groups(decoder_layers(job.model)[0].self_attn)
+        self.kv_groups, self.text = job.num_pruned * self.groups, job.corpus(self.corpus)
+        self.planner = functools.cache(self._planner)
+
+    def size(self, method: str) -> tuple[int, int] | None:
+        """Samples of a method's calibration, and tokens of each; None where it needs none."""
+        method = method.removesuffix("-squared")
+        return self.settings["calibration"].get(method, CALIBRATION_SIZE) if method in CALIBRATED else None
+
+    def calibration(self, method: str) -> torch.Tensor | None:
+        """Tokens (samples, tokens of each) that a method is calibrated on."""
+        size = self.size(method)
+        return size and self.job.blocks(self.text, *size)
+
+    def _planner(self, method: str) -> tuple[Callable[[int, range], PruningPlan], float]:
+        """Plans of a baseline for any range, from statistics that are computed once; the seconds these took."""
+        begin, options = time.perf_counter(), {"squared": True} if method == SQUARED else {}
+        found = planner(method.removesuffix("-squared"), self.job.model, self.calibration(method), **options)
+        return found, time.perf_counter() - begin
+
+    def windows(self, method: str) -> list[range]:
+        """The layer ranges among which a method is tuned: all of each length, from the bottom up."""
+        total, name = self.job.num_layers, self.job.name
+        if method == "flap":  # from a bit more than a third of the layers to all, as the paper tunes LLaMA3.1-8B
+            steps = {round(total * eighths / 8) for eighths in range(3, 9)}
+            able = [count for count in steps if count * self.groups >= self.kv_groups]
+            counts = self.settings["flap_layers"].get(name) or able
+        else:  # equally many groups from each layer, the two smallest numbers
+            each = [n for n in range(1, self.groups + 1) if self.kv_groups % n == 0 and self.kv_groups // n <= total]
+            counts = [self.kv_groups // n for n in self.settings["groups_per_layer"].get(name) or each[:2]]
+        return [range(low, low + count) for count in sorted(counts) for low in range(total - count + 1)]
+
+    def inputs(self, method: str) -> dict[str, Any]:
+        inputs = self.job.inputs | {"context": self.job.context, "kv_groups": self.kv_groups, "corpus": self.corpus}
+        if size := self.size(method):
+            inputs |= {"calibration": size, "calibration_split": CALIBRATION, "seed": self.job.seed}
+            inputs |= {"source": self.text.source, "sha256": self.text.sha256}
+        return inputs | ({"squared": True} if method == SQUARED else {})
+
+
+def plans(job: Job) -> None:
+    """The tuned range of every baseline, and the plan of every method with what it costs."""
+    setting, cells = Setting(job), []
+    tuned, found = _tune(job, setting), job.read("alpha_search", "harp", f"search-{setting.corpus}")
+    for method in ("dense", *EVALUATED, SQUARED):
+        inputs, layers = setting.inputs(method) | {"cost_tokens": setting.settings["cost_tokens"]}, tuned.get(method)
+        if layers:
+            inputs["layers"] = [layers.start, layers.stop]
+        elif method in ("harp", "harp+flap"):
+            inputs["alphas"] = found["alphas"]
+        cells.append((method, "plan", inputs, _planned, setting, method, layers, found))
+    job.cells("plans", cells)
+
+
+def _tune(job: Job, setting: Setting) -> dict[str, range]:
+    """Each baseline's perplexity with every range, on the text that alpha is searched on; the best range."""
+    text, cells = job.text(setting.corpus, SEARCHED), []
+    work = [(method, window) for method in BASELINES for window in setting.windows(method)]
+    work.sort(key=lambda pair: pair[1].start)  # what lies below is run once
+
+    def evaluate(method: str, window: range) -> dict[str, Any]:
+        return text.nll(setting.planner(method)[0](setting.kv_groups, window))
+
+    for method, window in work:
+        inputs = setting.inputs(method) | {"layers": [window.start, window.stop]}
+        inputs |= {"tuning_sha256": text.corpus.sha256, "documents": len(text.documents)}
+        cells.append((method, f"range-{window.start:02d}-{window.stop:02d}", inputs, evaluate, method, window))
+    ranks: dict[str, dict[range, tuple]] = {method: {} for method in BASELINES}
+    for (method, window), found in zip(work, job.cells("layer ranges", cells), strict=True):
+        loss = sum(found["nll"]) / sum(found["tokens"])
+        ranks[method][window] = (math.isnan(loss), loss, len(window), window.start)
+    best = {method: min(of, key=of.get) for method, of in ranks.items()}
+    return best | {SQUARED: best["flap"]}
+
+
+def _planned(setting: Setting, method: str, layers: range | None, search: dict[str, Any]) -> dict[str, Any]:
+    """A method's plan, a baseline's for the tuned ``layers``, and what it costs: to find, and to run."""
+    job, kv_groups = setting.job, setting.kv_groups
+    if method == "dense":
+        plan, seconds = PruningPlan(job.num_layers, {}), 0.0
+    elif method == REFIT:
+        refit = job.refit()
+        plan, seconds = refit.plan, refit.seconds
+    elif layers:
+        plan_for, before = setting.planner(method)
+        begin = time.perf_counter()
+        plan, seconds = plan_for(kv_groups, layers), before + time.perf_counter() - begin
+    else:
+        begin, calibration = time.perf_counter(), setting.calibration(method)
+        plan = make_plan(method, job.model, calibration, kv_groups=kv_groups, alphas=search["alphas"])
+        seconds = search["seconds"] + time.perf_counter() - begin
+    config, tokens, folded = job.model.config, setting.settings["cost_tokens"], method == REFIT
+    result = {
+        "plan": plan.to_dict() if plan.layers else None,
+        "calibration_tokens": math.prod(setting.size(method) or (0,)),
+        "seconds": seconds,
+        "searched_tokens": search["tokens"] if method in ("harp", "harp+flap") else 0,
+        "parameters": accounting.parameters(config, plan, folded),
+        "removed_fraction": accounting.removed_fraction(config, plan),
+        "head_ratio": accounting.head_ratio(config, plan),
+        "kv_bytes_per_token": accounting.kv_bytes_per_token(config, plan, job.model.dtype),
+        "prefill_flops": accounting.prefill_flops(config, plan, tokens, causal=True, fold_output=folded),
+        "decode_flops": accounting.decode_flops(config, plan, tokens, folded),
+        "tokens": tokens,
+        "groups_per_layer": setting.groups,
+        "ffn_channels": config.intermediate_size,
+    }
+    return result | (_difference(job.plan("flap"), plan) if method == SQUARED else {})
+
+
+def _difference(printed: PruningPlan, squared: PruningPlan) -> dict[str, Any]:
+    """Key/value groups that one reading of FLAP removes and the other does not, as pairs of layer and group."""
+    first, second = (
+        {(layer, group) for layer, lost in plan.layers.items() for group in lost.removed_groups}
+        for plan in (printed, squared)
+    )
+    return {"same": len(first & second), "only_printed": sorted(first - second), "only_squared": sorted(second - first)}
+
+
+def baselines(job: Job) -> None:
+    """Every plan on the searched text and on held-out texts, document by document."""
+    first, second = job.corpora
+    plans = {method: job.plan(method) for method in ("dense", *EVALUATED, SQUARED)}
+    lowest_first = sorted(plans, key=lambda method: min(plans[method].layers, default=job.num_layers))
+    known = {"dense": "dense", "harp": f"searched-on-{first}"}  # computed for notebook 03
+    for corpus, split in ((first, SEARCHED), (first, HELD_OUT), (second, HELD_OUT)):
+        text, task, cells = job.text(corpus, split), f"{corpus}-{split}", []
+        for method in lowest_first:
+            inputs = text.inputs | job.plan_inputs(plans[method]) | {"documents": len(text.documents)}
+            found = (job.read, "alpha_search", known[method], task) if method in known else (text.nll, plans[method])
+            if method != SQUARED or (corpus, split) == (first, HELD_OUT):
+                cells.append((method, task, inputs, *found))
+        job.cells(f"perplexities, {corpus}", cells)
