@@ -8,7 +8,7 @@ from harp_lib.measure.text import TITLES as TEXTS
 from harp_lib.methods import BASELINES, TITLES
 from harp_lib.report import data, figure, plots
 from harp_lib.report.plots import LOOKS, PAPER, Look
-from harp_lib.report.tables import ENDS, VARIANTS, by_model, efficiency, lines, paper_times, perplexities, stacked
+from harp_lib.report.tables import ENDS, VARIANTS, efficiency, lines, paper_times, perplexities, stacked
 
 HARP, FLAPPED = "harp", "harp+flap"
 READ = (HARP, "harp-tail")  # a prefill in two ways
@@ -54,15 +54,14 @@ def baseline_change(profile: dict) -> Figure:
     frame = pd.concat(parts, ignore_index=True).dropna(subset="value")
     frame["title"] = frame["method"].map(TITLES)
     frame = frame.sort_values("method", key=lambda part: part.map(list(BASELINES).index), kind="stable")
-    layout = {"panel": ["model", "panel"], "size": (4.4, 1.8), "wrap": 2}
-    layout |= {"x": "perplexity, as a multiple (log scale)", "log": "x"}
-    drawn = plots.dots(frame, "title", "method", **layout)
+    layout = {"size": (4.4, 1.8), "wrap": 2, "x": "perplexity, as a multiple (log scale)"}
+    drawn = plots.dots(frame, "title", "method", panel=["model", "panel"], **layout)
     for axis, part in drawn.panels:
         axis.axvline(1, color=LOOKS[part["reference"].iloc[0]].colour, linewidth=1.5)
     held = plots.span(frame[frame["reference"] == FLAPPED]["value"])
     title = f"At equal parameters the baselines have {held} times HARP+FLAP's held-out perplexity"
     note = "{model}{documents} documents, 95 % intervals; right of the line the baseline is worse"
-    return plots.finish(drawn, title, note)
+    return plots.finish(drawn, title, note, log="x")
 
 
 def _ratios(profile: dict, wanted: dict[str, tuple[str, str]], **axes: str) -> Figure:
@@ -118,7 +117,7 @@ def memory_and_decode(profile: dict) -> Figure:
 def time_found(profile: dict) -> pd.DataFrame:
     """HARP's time of the longest text that was timed repeatedly, as a multiple: what speaks for it, and against it."""
     read, rows = efficiency(profile, "prefill"), []
-    for name, part in by_model(read.query("repetitions > 1")) if len(read) else ():
+    for name, part in read.query("repetitions > 1").groupby("model", sort=False) if len(read) else ():
         last = part[part["length"] == part["length"].max()].set_index("variant")
         for other in ("dense", "thinned"):
             row = {"model": name, "length": last["length"].iloc[0], "other": VARIANTS[other]}

@@ -12,7 +12,7 @@ from harp_lib.report.comparisons import log_change
 from harp_lib.report.figures_layers import rank_trend
 from harp_lib.report.plots import HARP, LOOKS, PAPER, Look, span, with_paper
 from harp_lib.report.scores import STRATEGIES
-from harp_lib.report.tables import ENDS, Table, by_model, lines, perplexities, stacked
+from harp_lib.report.tables import ENDS, Table, lines, perplexities, stacked
 
 REFIT, TWO, CHOSEN = "harp+refit", "harp+refit-two", "harp+refit-chosen"
 FRONTIER = {name: LOOKS[name] for name in ("alpha-0", "harp", REFIT)}
@@ -41,14 +41,17 @@ def alpha_curves(profile: dict) -> Figure:
     shades = zip(depths, get_cmap("viridis")(np.linspace(0.05, 0.9, len(depths))), strict=True)
     looks = {depth: Look(f"{depth:.0f} below" if depth else "top layer", shade, ".") for depth, shade in shades}
     layout = {"panel": ["model", "text"], "wrap": 2, "size": (4.4, 2.6), "share": (True, False)}
-    layout |= {"x": "α of the layer", "y": "perplexity per token (log scale)", "log": "y"}
-    drawn = plots.lines(frame, "alpha", "depth", looks, **layout)
+    drawn = plots.lines(
+        frame, "alpha", "depth", looks, x="α of the layer", y="perplexity per token (log scale)", **layout
+    )
     best = frame.loc[frame.groupby(["model", "text", "depth"], sort=False)["value"].idxmin()]
     for axis, part in drawn.panels:
         mine = best.loc[best.index.intersection(part.index)]
         axis.scatter(mine["alpha"], mine["value"], s=60, facecolor="none", edgecolor="black", zorder=3, label="best α")
     inner = best["alpha"].between(0, 1, inclusive="neither").sum()
-    return plots.finish(drawn, f"The best α lies between 0 and 1 in {inner} of {len(best)} searches", "{model}")
+    return plots.finish(
+        drawn, f"The best α lies between 0 and 1 in {inner} of {len(best)} searches", "{model}", log="y"
+    )
 
 
 @figure("alpha_search")
@@ -59,13 +62,13 @@ def alpha_by_layer(profile: dict) -> Figure:
     frame["panel"] = frame["model"].map(plots.short) + "\n" + frame["corpus"].map(TITLES)
     frame["kind"] = frame["source"].replace("ours", "harp")
     layout = {"panel": "panel", "share": (False, True), "size": (3, 2.2), "x": "layer index", "y": "searched α"}
-    drawn = plots.bars(frame, "layer", "kind", ylim=(0, 1.1), **layout)
+    drawn = plots.bars(frame, "layer", "kind", **layout)
     for axis, _ in drawn.panels:
         for bars in axis.containers:
             axis.bar_label(bars, fmt="%g", fontsize=7.5)
     here, paper = (span(rank_trend(part.assign(model=part["panel"])), "+.2f") for _, part in frame.groupby("source"))
     title = f"Does α rise with the layer? Rank correlation {paper} in the paper (grey), {here} here (blue)"
-    return plots.finish(drawn, title, "")
+    return plots.finish(drawn, title, "", ylim=(0, 1.1))
 
 
 @figure("alpha_search")
@@ -79,11 +82,11 @@ def alpha_held_out(profile: dict) -> Figure:
     searched = own.map({True: "α searched on this text", False: "α searched on the other"})
     frame["name"] = frame["method"].map({method: look.label for method, look in LOOKS.items()}).fillna(searched)
     frame["text"] = frame["corpus"].map(TITLES)
-    layout = {"panel": ["model", "text"], "size": (3.4, 2.6), "x": "perplexity per token (log scale)", "log": "x"}
+    layout = {"panel": ["model", "text"], "size": (3.4, 2.6), "x": "perplexity per token (log scale)"}
     mean = {kind: span(part["value"], ".0f") for kind, part in ours.groupby("kind")}
     title = f"On held-out text perplexity is {mean['harp']} with a searched α, {mean['alpha-1']} with α = 1"
     note = "{model}95 % intervals over {documents} documents; the paper's perplexities are per word"
-    return plots.finish(plots.dots(frame, "name", "kind", **layout), title, plots.about(ours, note))
+    return plots.finish(plots.dots(frame, "name", "kind", **layout), title, plots.about(ours, note), log="x")
 
 
 @figure("ablations")
@@ -115,9 +118,8 @@ def ablation_single_layers(profile: dict) -> Figure:
     frame = pd.DataFrame(rows, columns=["model", "alpha", "layer", "value", "low", "high", "documents"])
     looks = {"1": LOOKS["alpha-1"]._replace(label="queries and keys removed (α = 1)")}
     looks |= {"0": LOOKS["alpha-0"]._replace(label="the whole attention removed (α = 0)")}
-    layout = {"bars": True, "size": (5.6, 3.6), "wrap": 2, "share": (False, True), "level": 0}
+    layout = {"bars": True, "size": (5.6, 3.6), "wrap": 2, "share": (False, True)}
     layout |= {"x": "layer index (0 is the bottom)", "y": "rise of log perplexity\n(nats per token; linear below 0.1)"}
-    layout["ylim"] = (min(0, frame["low"].min()) - 0.02, 2 * frame["value"].max())
     drawn = plots.lines(frame, "layer", "alpha", looks, **layout)
     for axis, part in drawn.panels:
         last, pruned = part["layer"].max(), whole.loc[part["model"].iloc[0], "inputs.num_layers"].iloc[0]
@@ -127,7 +129,9 @@ def ablation_single_layers(profile: dict) -> Figure:
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     trend = {alpha: span(rank_trend(frame[frame["alpha"] == alpha]), "+.2f") for alpha in looks}
     title = f"Does a higher layer cost less? Rank correlation {trend['1']} without queries and keys, {trend['0']} "
-    return plots.finish(drawn, title + "without attention", "{model}95 % intervals over {documents} held-out documents")
+    ends = (min(0, frame["low"].min()) - 0.02, 2 * frame["value"].max())
+    note = "{model}95 % intervals over {documents} held-out documents"
+    return plots.finish(drawn, title + "without attention", note, level=0, ylim=ends)
 
 
 def changes(profile: dict, reference: str = "dense") -> pd.DataFrame:
@@ -186,10 +190,10 @@ def _usual(frame: pd.DataFrame) -> pd.Series:
 def frontier(profile: dict) -> Figure:
     """Perplexity against the number of layers that have no attention."""
     frame = changes(profile).query("kind in @FRONTIER and corpus != @PASSKEY")
-    layout = {"bars": True, "panel": ["model", "text"], "wrap": 2, "log": "y", "level": 1}
-    layout |= {"x": "value-only layers", "y": "times the dense perplexity (log scale)"}
+    axes = {"x": "value-only layers", "y": "times the dense perplexity (log scale)"}
+    drawn = plots.lines(frame, "layers", "kind", FRONTIER, bars=True, panel=["model", "text"], wrap=2, **axes)
     note = "{model}95 % intervals over {documents} documents; the layers at the top, but for the dotted line"
-    return plots.finish(plots.lines(frame, "layers", "kind", FRONTIER, **layout), told(profile), note)
+    return plots.finish(drawn, told(profile), note, log="y", level=1)
 
 
 @figure("frontier")
@@ -200,14 +204,14 @@ def frontier_rivals(profile: dict) -> Figure:
     frame["title"] = [SHOWN[kind].label for kind in frame["kind"]]
     frame["panel"] = frame["model"].map(plots.short) + "\n" + frame["text"]
     layout = {"panel": "panel", "wrap": 3, "size": (4.6, 2.6), "share": (False, True)}
-    drawn = plots.dots(frame, "title", "kind", SHOWN, x="times the dense perplexity (log scale)", log="x", **layout)
+    drawn = plots.dots(frame, "title", "kind", SHOWN, x="times the dense perplexity (log scale)", **layout)
     for axis, _ in drawn.panels:
         axis.axvline(1, color=plots.DENSE, linewidth=1)
     keys = frame[frame["corpus"] == PASSKEY]
     said = {kind: span(part["perplexity"], ".1f") for kind, part in keys.groupby("kind")}
     title = f"Finding a key: perplexity {span(keys['dense'], '.1f')} dense, {said[REFIT]} refitted, "
     title += f"{said['windowed']} with a window, {said['boundary']} with keys and values from below"
-    return plots.finish(drawn, title, "{model}95 % intervals")
+    return plots.finish(drawn, title, "{model}95 % intervals", log="x")
 
 
 @figure("frontier")
@@ -220,18 +224,18 @@ def explained_variance(profile: dict) -> Figure:
     frame = frame[(frame["kind"] == "dense") | (most & (frame["kind"] != CHOSEN))]
     looks = {"dense": Look("each layer alone, the others dense", plots.DENSE, "s")}
     looks |= {kind: FRONTIER[kind] for kind in (REFIT, TWO)}
-    layout = {"wrap": 3, "share": (False, True), "x": "layer index", "y": "explained variance", "ylim": (0, 1)}
+    layout = {"wrap": 3, "share": (False, True), "x": "layer index", "y": "explained variance"}
     title = f"A token's own values explain {span(frame[frame['kind'] == 'dense']['value'])} of what attention puts out"
-    return plots.finish(
-        plots.lines(frame, "layer", "kind", looks, **layout), title, "{model}of the calibration text itself"
-    )
+    drawn = plots.lines(frame, "layer", "kind", looks, **layout)
+    return plots.finish(drawn, title, "{model}of the calibration text itself", ylim=(0, 1))
 
 
 @table("frontier")
 def frontier_costs(profile: dict) -> Table:
     """What refitting wins against HARP on each text, what it finds, and what its layers cost."""
     fitted = {REFIT: "one text", TWO: "two texts", CHOSEN: "two texts, layers explained best"}
-    frame = pd.concat([part[part["kind"] == kind] for _, part in by_model(changes(profile, "harp")) for kind in fitted])
+    models = changes(profile, "harp").groupby("model", sort=False)
+    frame = pd.concat([part[part["kind"] == kind] for _, part in models for kind in fitted])
     frame["method"] = [f"{kind}-{layers:02d}" for kind, layers in zip(frame["kind"], frame["layers"], strict=True)]
     fits = data.tidy(profile["name"], "frontier", *COSTS).pivot_table("value", ["model", "method"], "quantity")
     frame = frame.join(fits, on=["model", "method"]).assign(fitted=frame["kind"].map(fitted))

@@ -1,12 +1,11 @@
-"""Dots with intervals, lines and bars: every figure is one of these, in one look, each colour with one meaning.
+"""Dots with intervals, lines and bars of long frames: every figure is one of these, each colour with one meaning.
 
-Each kind takes a long frame (one row a mark; its interval in ``low`` and ``high``, or its standard ``error``) and
-draws one panel for each value of ``panel``, the models by default. :func:`finish` adds the words.
+A row is a mark, its interval in ``low`` and ``high`` or its standard ``error``; each ``panel`` has a model, by default.
 """
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
@@ -57,12 +56,10 @@ def use_style() -> None:
     sns.set_theme(context="notebook", style="ticks", palette="colorblind", font_scale=0.85, rc=rc)
 
 
-def panels(
-    frame: pd.DataFrame, panel: str | Sequence[str] = "model", *, size=(4.4, 3.4), wrap=4, share=(True, True), **words
-) -> Figure:
-    """An empty panel for each value of ``panel`` (or each pair of values), named if there are several.
+def panels(frame: pd.DataFrame, panel="model", *, size=(4.4, 3.4), wrap=4, share=(True, True), x="", y="") -> Figure:
+    """An empty panel for each value of ``panel`` (or of several columns), named if there are several.
 
-    They are the figure's ``panels``, (axis, rows) each. The ``words`` are of the axes: see :func:`_dress`.
+    The figure has them, with their rows, as ``panels``. ``x`` and ``y`` are what axes show, with units.
     """
     keys = [panel] if isinstance(panel, str) else panel
     parts = [part for _, part in frame.groupby(keys, sort=False, dropna=False)]
@@ -70,12 +67,15 @@ def panels(
     rows, width = -(-len(parts) // columns), size[0] * (1.6 if len(parts) == 1 else 1)
     grid = {"figsize": (width * columns, size[1] * rows + 0.5), "sharex": share[0], "sharey": share[1]}
     drawn, axes = plt.subplots(rows, columns, squeeze=False, **grid)
-    drawn.panels, drawn.words = list(zip(axes.flat, parts, strict=False)), words
-    drawn.numbers = frame  # written beside the picture
+    drawn.numbers, drawn.panels = frame, list(zip(axes.flat, parts, strict=False))  # the numbers are written beside it
     named = [key for key in keys if len(frame[key].unique()) > 1]
-    for axis, part in drawn.panels:
+    for place, (axis, part) in enumerate(drawn.panels):
         name = ", ".join((short if key == "model" else str)(part[key].iloc[0]) for key in named)
         axis.set_title("\n".join(textwrap.fill(line, int(10 * width)) for line in name.splitlines()))
+        axis.set_ylabel(y if place % columns == 0 else "")
+        if place + columns >= len(parts):
+            axis.set_xlabel(x)
+            axis.tick_params(labelbottom=True)
     for axis in axes.flat[len(parts) :]:
         axis.remove()
     return drawn
@@ -112,9 +112,18 @@ def bars(frame: pd.DataFrame, by: str, hue: str, looks=LOOKS, **layout: Any) -> 
     return drawn
 
 
-def finish(drawn: Figure, title: str, note="{model}95 % intervals over {documents} documents") -> Figure:
-    """Title (what is seen), note (:func:`about`), and a legend where a panel has several marks with names."""
-    _dress(drawn, **drawn.words)
+def finish(
+    drawn: Figure, title: str, note="{model}95 % intervals over {documents} documents", *, log="", level=None, ylim=None
+) -> Figure:
+    """Title (what is seen), note (:func:`about`), which axis is logarithmic, a line across, and one legend."""
+    for axis, _ in drawn.panels:
+        if log:
+            _log_axis(axis, log)
+    for axis, _ in drawn.panels:
+        if level is not None:
+            axis.axhline(level, color="black", linewidth=0.8)
+        if ylim:
+            axis.set_ylim(*ylim)
     width, height = drawn.get_size_inches()
     legends = [axis.get_legend_handles_labels() for axis, _ in drawn.panels]
     if any(len(names) > 1 for _, names in legends):
@@ -122,32 +131,13 @@ def finish(drawn: Figure, title: str, note="{model}95 % intervals over {document
         fit = max(1, int(width / (0.08 * max(map(len, found)) + 0.6)))
         drawn.legend(found.values(), found, loc="outside lower center", ncols=min(fit, len(found)))
     head, body = textwrap.wrap(title, int(11.5 * width)), textwrap.wrap(about(drawn.numbers, note), int(14 * width))
-    room = 0.2 * len(head) + 0.18 * len(body) + 0.08  # inches above the panels
-    top = height + room
+    under = 0.08 + 0.2 * len(head)  # inches from the top, where the note begins
+    top = height + (0.2 * len(head) + 0.18 * len(body) + 0.08)
     drawn.set_size_inches(width, top)
     drawn.text(0.08 / width, 1 - 0.06 / top, "\n".join(head), va="top", weight="bold", size=10)
-    below = 1 - (0.08 + 0.2 * len(head)) / top
-    drawn.text(0.08 / width, below, "\n".join(body), va="top", size=9, color="#444444")
+    drawn.text(0.08 / width, 1 - under / top, "\n".join(body), va="top", size=9, color="#444444")
     drawn.get_layout_engine().set(rect=(0, 0, 1, height / top))
     return drawn
-
-
-def _dress(drawn: Figure, x="", y="", log="", level=None, ylim=None) -> None:
-    """Names of the outer axes with units; ``log`` names a logarithmic one, and ``level`` is a line across."""
-    columns = drawn.panels[0][0].get_gridspec().ncols
-    for axis, _ in drawn.panels:
-        if log:
-            _log_axis(axis, log)
-    for place, (axis, _) in enumerate(drawn.panels):
-        if level is not None:
-            axis.axhline(level, color="black", linewidth=0.8)
-        if ylim:
-            axis.set_ylim(*ylim)
-        if place + columns >= len(drawn.panels):
-            axis.set_xlabel(x)
-            axis.tick_params(labelbottom=True)
-        if place % columns == 0:
-            axis.set_ylabel(y)
 
 
 def _log_axis(axis: plt.Axes, which: str) -> None:

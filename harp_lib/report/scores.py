@@ -10,17 +10,18 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.pyplot import setp
 
-from harp_lib.measure.evaluation import BENCHMARKS, CATEGORIES, LONGBENCH, task_title
+from harp_lib.measure.evaluation import ALL_BENCHMARKS, BENCHMARKS, CATEGORIES, LONGBENCH, task_title
 from harp_lib.measure.models import display_name
 from harp_lib.methods import BASELINES, TITLES
 from harp_lib.report import comparisons, data, figure, plots, table
 from harp_lib.report.plots import LOOKS, short, span, with_paper
-from harp_lib.report.tables import ENDS, MISSING, Table, block, by_model, perplexities, stacked, told, written
+from harp_lib.report.tables import ENDS, MISSING, Table, block, perplexities, stacked, told, written
 
 HARP, FLAPPED, REFIT = "harp", "harp+flap", "harp+refit"
 ROWS = ("dense", "mag-sp", "llm-pruner", "wanda-sp", "flap", FLAPPED, HARP, REFIT)  # the paper's order
 STRATEGIES = {"dense": "dense", "bottom": "Bottom", "hessian": "Hessian", "similarity": "Similarity", "top": "Top"}
 ALPHAS = {"dense": "dense", "top": "HARP, α = 1", "harp": "HARP, α searched"}
+ABLATED = ("ablations", "main_tables")  # HARP and the dense model are in the second
 KINDS, AVERAGE = ("generation", "discriminative"), "average"
 CELL = ["model", "method", "task"]
 RATIOS = {"removed_fraction": "parameters removed", "head_ratio": "heads removed"}  # and their columns
@@ -47,7 +48,7 @@ def scores(profile: dict, stores: str | tuple, tasks: Iterable[str], methods: It
             rows.append((*key, *numbers, result.get("failed"), *map(result.get, RATIOS)))
     columns = [*CELL, "value", "error", "questions", "reason", *RATIOS]
     frame = pd.DataFrame(rows, columns=columns).drop_duplicates(CELL)  # what two stores have
-    frame = pd.concat([frame, *(_average(part) for _, part in by_model(frame))], ignore_index=True)
+    frame = pd.concat([frame, *(_average(part) for _, part in frame.groupby("model", sort=False))], ignore_index=True)
     frame[list(RATIOS)] = frame.groupby(CELL[:2])[list(RATIOS)].transform("first").astype(float)
     order = {name: i for i, name in enumerate([*tasks, AVERAGE, *names])}
     frame = frame.sort_values(CELL, key=lambda part: part.map(order) if part.name != "model" else part)
@@ -80,11 +81,18 @@ def differences(profile: dict, store: str, groups: Mapping[str, Iterable[str]], 
 
 
 def score_table(
-    profile: dict, printed: pd.DataFrame, ours: pd.DataFrame, ratios=(), titles=TITLES, bold=ROWS[1:6]
+    profile: dict, name: str, stores: str | tuple, tasks: list[str], ratios=(), titles: Mapping[str, str] | None = None
 ) -> Table:
-    """The paper's models whole, the highest score of ``bold`` methods bold; then ours, with the number of questions."""
-    paper, about = printed[printed["quantity"] == "score"], printed[printed["task"] == "all"]
-    paper = paper.join(about.pivot_table("value", CELL[:2], "quantity"), on=CELL[:2])
+    """The paper's models whole, the best method in bold; then ours, with the number of questions.
+
+    An ablation has ``titles`` of what it compares; else HARP, which removes less, competes for no bold number.
+    """
+    rows, bold, titles = (titles, titles, titles) if titles else (ROWS, ROWS[1:6], TITLES)
+    ours = scores(profile, stores, tasks, rows)
+    printed = data.paper(name).replace({"task": {f"average {ALL_BENCHMARKS[tasks[0]].kind}": AVERAGE}})
+    paper = printed[(printed["quantity"] == "score") & printed["task"].isin([*tasks, AVERAGE])]
+    about = printed[printed["task"] == "all"].pivot_table("value", CELL[:2], "quantity")
+    paper = paper.join(about, on=CELL[:2])
     highest = paper["value"].where(paper["method"].isin(bold)).groupby([paper["model"], paper["task"]]).transform("max")
     paper["best"] = paper["method"].isin(bold) & (paper["value"] == highest)
     numbers = pd.concat([paper.assign(source="paper"), ours.assign(source="ours")])
@@ -101,10 +109,9 @@ def score_table(
             asked = part.groupby("task")["questions"].max().map("{:.0f}".format).to_dict() | {"method": "questions"}
             shown = pd.concat([pd.DataFrame(own), shown, pd.DataFrame([asked])])
         blocks.append(shown.assign(model=f"{model} (paper)" if source == "paper" else display_name(model)))
-    shown = stacked(*blocks)[["model", "method", *ratios, *tasks]].rename(columns=RATIOS)
-    return shown.rename(columns={task: named(task, "hub") for task in tasks}), numbers.drop(
-        columns=["quantity", "best"]
-    )
+    shown = stacked(*blocks)[["model", "method", *ratios, *tasks]]
+    shown = shown.rename(columns={task: named(task, "hub") for task in tasks} | RATIOS)
+    return shown, numbers.drop(columns=["quantity", "best"])
 
 
 def named(task: str, source: str) -> str:
@@ -115,46 +122,37 @@ def named(task: str, source: str) -> str:
 @table("main_tables")
 def scores_generation(profile: dict) -> Table:
     """The paper's Table "gen"."""
-    ours = scores(profile, "main_tables", of_kind("generation"))
-    return score_table(profile, data.paper("generation"), ours, ("removed_fraction", "head_ratio"))
+    return score_table(profile, "generation", "main_tables", of_kind("generation"), [*RATIOS])
 
 
 @table("main_tables")
 def scores_discriminative(profile: dict) -> Table:
     """The paper's Table "dis"."""
-    ours = scores(profile, "main_tables", of_kind("discriminative"))
-    return score_table(profile, data.paper("discriminative"), ours, ("head_ratio",))
+    return score_table(profile, "discriminative", "main_tables", of_kind("discriminative"), ["head_ratio"])
 
 
 @table("longbench")
 def longbench_scores(profile: dict) -> Table:
     """The paper's Table "longcontext"; it prints no averages."""
-    return score_table(profile, data.paper("longbench"), scores(profile, "longbench", LONGBENCH))
-
-
-def _ablation(profile: dict, name: str, kind: str, titles: dict[str, str]) -> Table:
-    printed = data.paper(name).replace({"task": {f"average {kind}": AVERAGE}})
-    printed = printed[printed["task"].isin([*of_kind(kind), AVERAGE])]
-    ours = scores(profile, ("ablations", "main_tables"), of_kind(kind), titles)
-    return score_table(profile, printed, ours, titles=titles, bold=titles)
+    return score_table(profile, "longbench", "longbench", [*LONGBENCH])
 
 
 @table("ablations")
 def ablation_layer_selection(profile: dict) -> Table:
     """The paper's Table "layer_selection"."""
-    return _ablation(profile, "layer_selection", "discriminative", STRATEGIES)
+    return score_table(profile, "layer_selection", ABLATED, of_kind("discriminative"), titles=STRATEGIES)
 
 
 @table("ablations")
 def ablation_alpha_generation(profile: dict) -> Table:
     """The lower half of the paper's Table "ablation"."""
-    return _ablation(profile, "alpha_ablation", "generation", ALPHAS)
+    return score_table(profile, "alpha_ablation", ABLATED, of_kind("generation"), titles=ALPHAS)
 
 
 @table("ablations")
 def ablation_alpha_discriminative(profile: dict) -> Table:
     """Its upper half."""
-    return _ablation(profile, "alpha_ablation", "discriminative", ALPHAS)
+    return score_table(profile, "alpha_ablation", ABLATED, of_kind("discriminative"), titles=ALPHAS)
 
 
 @table("main_tables")
@@ -235,7 +233,7 @@ def teaser_right(profile: dict) -> Figure:
         paper = pd.concat([data.paper("alpha_ablation"), data.paper(kind)])
         paper = paper.query("model == 'LLaMA3.1-8B' and quantity == 'score'")
         paper = paper.replace({"task": {f"average {kind}": AVERAGE}}).drop_duplicates(["method", "task"])
-        ours = scores(profile, ("ablations", "main_tables"), of_kind(kind), methods)
+        ours = scores(profile, ABLATED, of_kind(kind), methods)
         found = with_paper(ours, paper[paper["task"].isin([*of_kind(kind), AVERAGE])])
         parts.append(found.assign(kind=kind))
     frame = pd.concat(parts, ignore_index=True).dropna(subset="value")
