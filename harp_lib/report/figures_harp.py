@@ -135,10 +135,8 @@ def ablation_single_layers(profile: dict) -> Figure:
 
 
 def changes(profile: dict, reference: str = "dense") -> pd.DataFrame:
-    """Perplexity of each model as a multiple of the dense one's, or of another kind's with as many layers changed.
-
-    Columns: model, kind, layers, corpus, perplexity, of the reference too, documents, value, low, high (the multiple,
-    paired by document).
+    """Perplexity as a multiple of the dense model's, or of another kind's with as many layers changed: model, kind,
+    layers, corpus, perplexity, the reference's, documents, value, low, high (the multiple, paired by document), text.
     """
     stored, rows = data.cells(profile["name"], "frontier"), []
     for model, method, task in stored:
@@ -177,7 +175,7 @@ def refit_found(profile: dict) -> pd.DataFrame:
     frame["which"] = frame["kind"].map({REFIT: "at the top", CHOSEN: "explained best, fitted on both texts"})
     columns = {"model": "{model}", "layers": "{layers} {which}", "text": "{text}", "dense": "{dense:.1f}"}
     columns |= {"HARP": "{harp:.1f}", "refitted": "{perplexity:.1f}"}
-    columns["times HARP's"] = "{value:.2f} [{low:.2f}, {high:.2f}]"
+    columns |= {"times HARP's": "{value:.2f} [{low:.2f}, {high:.2f}]"}
     return stacked(lines(pd.concat([frame[top], frame[chosen]]).sort_values("model", kind="stable"), columns))
 
 

@@ -126,8 +126,8 @@ def stream_norms(profile: dict) -> Figure:
     first = found[found["quantity"] == "inputs.alphas"].groupby("model")["layer"].min()
     found = found[(found["quantity"] == "without first") & (found["layer"] >= found["model"].map(first))]
     keys = ["model", "document", "layer"]
-    dense = found[found["method"] == "dense"].set_index(keys)["value"]
-    found["value"] /= pd.MultiIndex.from_frame(found[keys]).map(dense)
+    dense = found[found["method"] == "dense"].set_index(keys)["value"].rename("dense")
+    found["value"] /= found.join(dense, on=keys)["dense"]
     frame = over_documents(found[found["method"] != "dense"], "model", "method", "layer")
     axes = {"x": "what enters this layer; last: what leaves the top", "y": "‖H‖ relative to the dense model"}
     drawn = plots.lines(frame, "layer", "method", RULES, bars=True, share=(False, True), **axes)

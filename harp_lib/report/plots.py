@@ -45,14 +45,9 @@ LOOKS = {
 
 def use_style() -> None:
     """Set the look that all figures share."""
-    rc = {
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "axes.titlelocation": "left",
-        "axes.titlesize": "medium",
-    }
-    rc |= {"figure.constrained_layout.use": True, "lines.linewidth": 1.5, "legend.frameon": False, "savefig.dpi": 160}
-    rc["svg.hashsalt"] = "harp"  # equal figures are equal files
+    rc = {"axes.spines.right": False, "axes.spines.top": False, "axes.titlelocation": "left"}
+    rc |= {"axes.titlesize": "medium", "figure.constrained_layout.use": True, "lines.linewidth": 1.5}
+    rc |= {"legend.frameon": False, "savefig.dpi": 160, "svg.hashsalt": "harp"}  # salted: equal figures are equal files
     sns.set_theme(context="notebook", style="ticks", palette="colorblind", font_scale=0.85, rc=rc)
 
 
@@ -116,9 +111,8 @@ def finish(
     drawn: Figure, title: str, note="{model}95 % intervals over {documents} documents", *, log="", level=None, ylim=None
 ) -> Figure:
     """Title (what is seen), note (:func:`about`), which axis is logarithmic, a line across, and one legend."""
-    for axis, _ in drawn.panels:
-        if log:
-            _log_axis(axis, log)
+    for axis, _ in drawn.panels if log else ():
+        _log_axis(axis, log)
     for axis, _ in drawn.panels:
         if level is not None:
             axis.axhline(level, color="black", linewidth=0.8)

@@ -192,8 +192,7 @@ def at_a_glance(profile: dict) -> Table:
     removed = frame.assign(what="parameters removed (%)", value=100 * frame["removed_fraction"], error=np.nan)
     shown = block(pd.concat([removed, numbers]), ["model", "method"], "what", "{value:.1f} ± {error:.1f}")
     shown = shown.sort_values("method", key=lambda part: part.map(list(ROWS).index)).sort_values("model", kind="stable")
-    shown = shown.replace({"method": TITLES}).assign(model=shown["model"].map(display_name))
-    return stacked(shown), numbers
+    return stacked(shown.replace({"method": TITLES}).assign(model=shown["model"].map(display_name))), numbers
 
 
 AVERAGES = {f"{kind} tasks": of_kind(kind) for kind in KINDS}
@@ -230,12 +229,10 @@ def teaser_right(profile: dict) -> Figure:
     """The paper's Figure 1, right: α = 1 against searched α on all benchmarks, and ours beneath."""
     methods, parts = {"dense": "dense", "top": "alpha-1", "harp": "harp"}, []
     for kind in KINDS:
-        paper = pd.concat([data.paper("alpha_ablation"), data.paper(kind)])
-        paper = paper.query("model == 'LLaMA3.1-8B' and quantity == 'score'")
-        paper = paper.replace({"task": {f"average {kind}": AVERAGE}}).drop_duplicates(["method", "task"])
+        paper = pd.concat([data.paper("alpha_ablation"), data.paper(kind)]).replace({f"average {kind}": AVERAGE})
+        paper = paper[paper["task"].isin([*of_kind(kind), AVERAGE])].drop_duplicates(["model", "method", "task"])
         ours = scores(profile, ABLATED, of_kind(kind), methods)
-        found = with_paper(ours, paper[paper["task"].isin([*of_kind(kind), AVERAGE])])
-        parts.append(found.assign(kind=kind))
+        parts.append(with_paper(ours, paper.query("model == 'LLaMA3.1-8B'")).assign(kind=kind))
     frame = pd.concat(parts, ignore_index=True).dropna(subset="value")
     frame = frame[frame["method"].isin(methods)].replace({"method": methods})
     mean = frame.query("source == 'ours' and task == @AVERAGE").set_index(["kind", "method", "model"])["value"]

@@ -49,10 +49,7 @@ def lines(frame: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
 
 
 def block(frame: pd.DataFrame, rows: str, columns: str, cell: str = "{value:.2f} ± {error:.2f}") -> pd.DataFrame:
-    """A long frame (value; error, reason, best where there are such) as a table of text, in order of appearance.
-
-    ``rows`` and ``columns`` name the columns that name a line and a column; ``cell`` is as in :func:`written`.
-    """
+    """A long frame as a table of :func:`written` cells; ``rows`` and ``columns`` name what a line and a column are."""
     texts = frame.assign(_text=[written(row, cell) for row in frame.to_dict("records")])
     wide = texts.pivot_table(index=rows, columns=columns, values="_text", aggfunc="first", sort=False)
     return wide.reindex(columns=frame[columns].unique()).fillna(MISSING).rename_axis(columns=None).reset_index()
@@ -86,10 +83,8 @@ def method_properties(profile: dict) -> pd.DataFrame:
 
 
 def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
-    """Perplexity of each plan on each text, and its paired change against other plans on the same text.
-
-    Columns: model, method, corpus, split (of notebook 02's, ``reading``), value, error, low, high, documents, and by
-    :func:`ends` of each reference (a method) how much higher it is, as a fraction.
+    """Perplexity of each plan on each text: model, method, corpus, split (of notebook 02's, ``reading``), value, error,
+    low, high, documents; by :func:`ends` of each reference (a method) how much higher it is, paired, as a fraction.
     """
     stored, rows = data.cells(profile["name"], store), []
     for (model, method, task), cell in stored.items():
@@ -108,10 +103,8 @@ def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
 
 
 def ranges(profile: dict) -> pd.DataFrame:
-    """Perplexity of every layer range that was tried.
-
-    Columns: model, method, start, end (open), layers, value, error, documents, tuned (the method's best), by
-    :func:`ends` "above" (how much higher it is than the best, paired by document), and alike (not told from the best).
+    """Perplexity of every layer range: model, method, start, end (open), layers, value, error, documents, tuned (the
+    best), by :func:`ends` "above" (how much higher than the best, paired by document), alike (not told from the best).
     """
     tried, rows = {}, []
     for (model, method, task), cell in data.cells(profile["name"], "baselines").items():
@@ -148,14 +141,14 @@ def pruning_ratios(profile: dict) -> Table:
     rows = []
     for model, config in accounting.paper_configs().items():
         groups = sum(total for total, _ in accounting.count_groups(config))
-        channels = config.num_hidden_layers * config.intermediate_size
         mine = alphas[(alphas["model"] == model) & (alphas["task"] == "wikitext")]
         harp = PruningPlan.value_only(config.num_hidden_layers, dict(zip(mine["layer"], mine["value"], strict=True)))
         taken = accounting.top_groups_plan(config, round(printed[model, "flap", "head_ratio"] * groups))
         target = accounting.removed_fraction(config, taken)
         ratios = {"flap": 100 * target, "harp": 100 * accounting.removed_fraction(config, harp)}
         needed = accounting.ffn_channels_for(config, harp, target)
-        row = {"model": model, "needed": needed / channels, "official": official[model]}
+        needed /= config.num_hidden_layers * config.intermediate_size
+        row = {"model": model, "needed": needed, "official": official[model]}
         rows.append(row | {f"{m} printed": printed[model, m, "removed_fraction"] for m in ratios} | ratios)
     columns = {"model": "{model}", "baselines: computed": "{flap:.2f} %", "printed": "{flap printed:.1f} %"}
     columns |= {"HARP: computed": "{harp:.2f} %", "printed ": "{harp printed:.1f} %"}
@@ -182,10 +175,9 @@ def efficiency(profile: dict, kind: str) -> pd.DataFrame:
             for other in ("dense", "thinned"):
                 there = other in seconds and other != variant
                 row |= ends(f"of {other}", comparisons.time_ratio(seconds[other], seconds[variant]) if there else None)
-            mine = {name: counted[variant] for name, counted in counts.items() if counted.get(variant) is not None}
-            rows.append(
-                row | mine | {f"{name} of dense": value / counts[name]["dense"] for name, value in mine.items()}
-            )
+            row |= {name: own[variant] for name, own in counts.items() if own.get(variant) is not None}
+            row |= {f"{name} of dense": row[name] / own["dense"] for name, own in counts.items() if name in row}
+            rows.append(row)
     return pd.DataFrame(rows).sort_values(["model", "length"], kind="stable") if rows else pd.DataFrame()
 
 
