@@ -61,27 +61,26 @@ def drawn_intervals(axis: plt.Axes, along: int) -> set[tuple[float, float]]:
 
 @pytest.mark.parametrize("scale", ["linear", "log"])
 def test_intervals_of_dots_are_where_the_numbers_are(scale):
-    figure, grid = plots.dots(frame(), "value", "task", "method")
-    for axis, part in grid:
+    figure = plots.dots(frame(), "task", "method", x="score (%)")
+    for axis, part in figure.panels:
         axis.set_xscale(scale)
         assert drawn_intervals(axis, along=0) == set(zip(part["low"], part["high"], strict=True))
-    assert [name.get_text() for name in grid[0][0].get_yticklabels()] == ["first", "second", "third"]
-    plots.finish(figure, grid, "A title", x="score (%)")
+    assert [name.get_text() for name in figure.axes[0].get_yticklabels()] == ["first", "second", "third"]
+    plots.finish(figure, "A title")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["dense", "HARP"]
 
 
 def test_a_missing_interval_is_not_drawn_and_an_unknown_look_is_named():
     part = frame().assign(low=np.nan, high=np.nan)
-    _, grid = plots.dots(part, "value", "task", "method")
-    assert not any(low == low for axis, _ in grid for low, _ in drawn_intervals(axis, 0))
+    drawn = plots.dots(part, "task", "method")
+    assert not any(low == low for axis, _ in drawn.panels for low, _ in drawn_intervals(axis, 0))
     with pytest.raises(ValueError, match="no look for unheard-of"):
-        plots.dots(part.assign(method="unheard-of"), "value", "task", "method")
+        plots.dots(part.assign(method="unheard-of"), "task", "method")
 
 
 def test_lines_and_their_bands_are_where_the_numbers_are():
     part = frame().assign(layer=[0, 0, 1, 1, 2, 2] * 2)
-    _, grid = plots.lines(part, "value", "layer", "method")
-    for axis, own in grid:
+    for axis, own in plots.lines(part, "layer", "method").panels:
         drawn = {tuple(point) for line in axis.lines for point in line.get_xydata()}
         assert drawn == set(zip(own["layer"], own["value"], strict=True))
         corners = {tuple(point) for band in axis.collections for point in band.get_paths()[0].vertices}
@@ -90,8 +89,7 @@ def test_lines_and_their_bands_are_where_the_numbers_are():
 
 def test_bars_have_their_numbers():
     part = frame().replace({"method": {"dense": "alpha-1"}})
-    _, grid = plots.bars(part, "value", "task", "method")
-    for axis, own in grid:
+    for axis, own in plots.bars(part, "task", "method").panels:
         assert sorted(bar.get_height() for bar in axis.patches) == sorted(own["value"])
         faces = [to_hex(bar.get_facecolor()) for bar in axis.patches]
         assert faces.count("#ffffff") == 3  # HARP at α = 1 is hollow
@@ -107,12 +105,11 @@ def test_one_colour_has_one_meaning():
 
 
 def test_one_panel_has_no_title_and_several_have_their_models():
-    _, grid = plots.lines(frame(), "value", "layer", "method")
-    assert [axis.get_title(loc="left") for axis, _ in grid] == ["A", "B"]
+    drawn = plots.lines(frame(), "layer", "method")
+    assert [axis.get_title(loc="left") for axis in drawn.axes] == ["A", "B"]
     single = frame().query("model == 'A'")
-    _, grid = plots.lines(single, "value", "layer", "method")
-    assert grid[0][0].get_title(loc="left") == ""
-    assert plots.about(single, "of three") == "A; of three"
+    assert plots.lines(single, "layer", "method").axes[0].get_title(loc="left") == ""
+    assert plots.about(single, "{model}of three") == "A; of three"
 
 
 # ---- figures

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from harp_lib import config
 
 FORMATS = {"png": None, "pdf": {"CreationDate": None}, "svg": {"Date": None}}  # and what dates a file
-MODULES = ("figures_layers", "figures_harp", "figures_costs", "figures_scores", "scores", "tables", "claims")
+MODULES = ("figures_layers", "figures_harp", "figures_costs", "scores", "tables", "claims")
 BLOCK = re.compile(r"(<!-- begin (\w+)(?: of (\w+))? -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 

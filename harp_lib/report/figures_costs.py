@@ -2,13 +2,13 @@
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from harp_lib.measure.text import TITLES as TEXTS
 from harp_lib.methods import BASELINES, TITLES
 from harp_lib.report import data, figure, plots
-from harp_lib.report.plots import LOOKS, PAPER, Look, about
-from harp_lib.report.tables import ENDS, VARIANTS, by_model, efficiency, lines, paper_times, perplexities, stacked
+from harp_lib.report.plots import LOOKS, PAPER, Look
+from harp_lib.report.tables import ENDS, VARIANTS, efficiency, lines, paper_times, perplexities, stacked
 
 HARP, FLAPPED = "harp", "harp+flap"
 READ = (HARP, "harp-tail")  # a prefill in two ways
@@ -21,14 +21,14 @@ def baseline_groups(profile: dict) -> Figure:
     """Which share of each layer's key/value groups goes, or of HARP loses its queries and keys."""
     rows, names = [], TITLES | {"flap-squared": "FLAP (upstream)"}
     for (model, method, task), cell in data.cells(profile["name"], "baselines").items():
-        if task == "plan" and cell["result"].get("plan"):
-            groups, plan = cell["result"]["groups_per_layer"], cell["result"]["plan"]
-            for part in plan["layers"]:
-                share = 1.0 if part.get("alpha") is not None else len(part.get("removed_groups") or ()) / groups
-                rows.append((model, method, names[method], part["layer"], share, plan["num_layers"]))
+        plan = cell["result"].get("plan") if task == "plan" else None
+        for part in plan["layers"] if plan else ():
+            gone = len(part.get("removed_groups") or ()) / cell["result"]["groups_per_layer"]
+            share = 1.0 if part.get("alpha") is not None else gone
+            rows.append((model, method, names[method], part["layer"], share, plan["num_layers"]))
     frame = pd.DataFrame(rows, columns=["model", "method", "title", "layer", "value", "layers"])
-    drawn, grid = plots.panels(frame, size=(5.2, 2.8), wrap=2, share=(False, True))
-    for axis, part in grid:
+    drawn = plots.panels(frame, size=(5.2, 2.8), wrap=2, share=(False, True), x="layer")
+    for axis, part in drawn.panels:
         for row, (method, own) in enumerate(part.groupby("method", sort=False)):
             colour = LOOKS[method.removesuffix("-squared")].colour
             axis.scatter(own["layer"], [row] * len(own), 70 * own["value"], colour, marker="s")
@@ -39,15 +39,14 @@ def baseline_groups(profile: dict) -> Figure:
     shares = (upper / frame.groupby("title")["value"].sum()).drop("HARP+FLAP", errors="ignore")
     title = "From the upper half of the layers is, of what goes: "
     title += ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-    note = about(frame, "a square is as large as the share of the layer's groups that goes")
-    return plots.finish(drawn, grid, title, note, x="layer", legend=False)
+    return plots.finish(drawn, title, "{model}a square is as large as the share of the layer's groups that goes")
 
 
 @figure("baselines")
 def baseline_change(profile: dict) -> Figure:
     """How many times the held-out perplexity of HARP and HARP+FLAP each baseline has."""
     found, parts = perplexities(profile, "baselines", HARP, FLAPPED), []
-    found = found[found["method"].isin(BASELINES) & (found["split"] == "validation")]
+    found = found.query("method in @BASELINES and split == 'validation'")
     for reference, equal in ((HARP, "heads"), (FLAPPED, "parameters")):
         part = found[["model", "method", "documents"]].assign(reference=reference)
         part[list(ENDS)] = 1 + found[[reference + end for end in ENDS.values()]].to_numpy()
@@ -55,18 +54,17 @@ def baseline_change(profile: dict) -> Figure:
     frame = pd.concat(parts, ignore_index=True).dropna(subset="value")
     frame["title"] = frame["method"].map(TITLES)
     frame = frame.sort_values("method", key=lambda part: part.map(list(BASELINES).index), kind="stable")
-    layout = {"panel": ["model", "panel"], "dodge": 0, "size": (4.4, 1.8), "wrap": 2}
-    drawn, grid = plots.dots(frame, "value", "title", "method", **layout)
-    for axis, part in grid:
+    layout = {"size": (4.4, 1.8), "wrap": 2, "x": "perplexity, as a multiple (log scale)"}
+    drawn = plots.dots(frame, "title", "method", panel=["model", "panel"], **layout)
+    for axis, part in drawn.panels:
         axis.axvline(1, color=LOOKS[part["reference"].iloc[0]].colour, linewidth=1.5)
-        plots.log_axis(axis, "x")
     held = plots.span(frame[frame["reference"] == FLAPPED]["value"])
     title = f"At equal parameters the baselines have {held} times HARP+FLAP's held-out perplexity"
-    note = about(frame, "{} documents, 95 % intervals; right of the line the baseline is worse")
-    return plots.finish(drawn, grid, title, note, x="perplexity, as a multiple (log scale)", legend=False)
+    note = "{model}{documents} documents, 95 % intervals; right of the line the baseline is worse"
+    return plots.finish(drawn, title, note, log="x")
 
 
-def _ratios(profile: dict, wanted: dict[str, tuple[str, str]]) -> tuple[pd.DataFrame, Figure, plots.Panels]:
+def _ratios(profile: dict, wanted: dict[str, tuple[str, str]], **axes: str) -> Figure:
     """Columns of the efficiency frames against length, a panel for each; what they are a multiple of is a line at 1."""
     kinds, parts = {kind: efficiency(profile, kind) for kind, _ in wanted.values()}, []
     for title, (kind, column) in wanted.items():
@@ -74,34 +72,33 @@ def _ratios(profile: dict, wanted: dict[str, tuple[str, str]]) -> tuple[pd.DataF
         parts.append(part.assign(**{name: part.get(column + end) for name, end in ENDS.items()}))
     frame = pd.concat(parts, ignore_index=True).dropna(subset="value")
     layout = {"panel": ["model", "what"], "size": (4.4, 3.3), "wrap": max(2, frame["model"].nunique())}
-    drawn, grid = plots.lines(frame, "value", "length", "variant", TIMED, bars=True, **layout)
-    for axis, part in grid:
-        colour = TIMED["thinned"].colour if part["of"].iloc[0] == "thinned" else LOOKS["dense"].colour
-        axis.axhline(1, color=colour, linewidth=1, zorder=0)
+    drawn = plots.lines(frame, "length", "variant", TIMED, bars=True, x="tokens (log scale)", **layout, **axes)
+    for axis, part in drawn.panels:
+        axis.axhline(1, color=(LOOKS | TIMED)[part["of"].iloc[0]].colour, linewidth=1, zorder=0)
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_locator(LogLocator(base=2, numticks=7))
         axis.xaxis.set_minor_locator(NullLocator())
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    return frame, drawn, grid
+        axis.xaxis.set_major_formatter("{x:,.0f}")
+    return drawn
 
 
 @figure("efficiency")
 def time_saved(profile: dict) -> Figure:
     """The time of a prefill as a multiple of dense, beside the operations left, and of as many groups thinned out."""
     dense, thinned = "times the dense model's", "times the evenly thinned model's"
-    frame, drawn, grid = _ratios(profile, {dense: ("prefill", "of dense"), thinned: ("prefill", "of thinned")})
-    last = frame[(frame["variant"] == HARP) & (frame["length"] == frame["length"].max())]
-    said = " and ".join(f"{plots.span(part['value'])} {what}" for what, part in last.groupby("what", sort=False))
-    title, paper = f"HARP takes {said} time at {last['length'].max():,} tokens", paper_times()
-    for axis, part in grid:
+    what = {dense: ("prefill", "of dense"), thinned: ("prefill", "of thinned")}
+    drawn, paper = _ratios(profile, what, y="time, as a multiple"), paper_times()
+    for axis, part in drawn.panels:
         if part["what"].iloc[0] == dense:
             for variant, line in part.groupby("variant"):
                 edges = (line["flops full of dense"], line["flops causal of dense"])
                 axis.fill_between(line["length"], *edges, color=TIMED[variant].colour, alpha=0.15, linewidth=2)
             axis.scatter(paper.index, paper, 70, PAPER, marker="X", label="HARP in the paper (H100)")
+    longest = drawn.numbers["length"].max()
+    last = drawn.numbers.query("variant == @HARP and length == @longest").groupby("what", sort=False)["value"]
+    title = f"HARP takes {' and '.join(f'{plots.span(part)} {name}' for name, part in last)} time at {longest:,} tokens"
     note = "95 % intervals over repetitions; bands: operations left, of all and of visible query-key pairs"
-    axes = {"x": "tokens (log scale)", "y": "time, as a multiple"}
-    return plots.finish(drawn, grid, title, note, **axes)
+    return plots.finish(drawn, title, note)
 
 
 @figure("efficiency")
@@ -111,17 +108,16 @@ def memory_and_decode(profile: dict) -> Figure:
     what = {"time of a new token, times dense": ("decode", "of dense"), cache: ("prefill", "cache_bytes of dense")}
     what["time of a new token, times thinned out evenly"] = ("decode", "of thinned")
     what["peak of a prefill, times dense"] = ("prefill", "peak_bytes of dense")
-    frame, drawn, grid = _ratios(profile, what)
-    left = frame[(frame["what"] == cache) & (frame["variant"] == HARP)]["value"]
-    title = f"HARP keeps {plots.span(left, '.0%')} of the KV cache"
-    note = about(frame, "marks upon each other are equal; 95 % intervals over repetitions of the times")
-    return plots.finish(drawn, grid, title, note, x="tokens (log scale)", y="as a multiple")
+    drawn = _ratios(profile, what, y="as a multiple")
+    left = plots.span(drawn.numbers.query("what == @cache and variant == @HARP")["value"], ".0%")
+    note = "{model}marks upon each other are equal; 95 % intervals over repetitions of the times"
+    return plots.finish(drawn, f"HARP keeps {left} of the KV cache", note)
 
 
 def time_found(profile: dict) -> pd.DataFrame:
     """HARP's time of the longest text that was timed repeatedly, as a multiple: what speaks for it, and against it."""
     read, rows = efficiency(profile, "prefill"), []
-    for name, part in by_model(read.query("repetitions > 1")) if len(read) else ():
+    for name, part in read.query("repetitions > 1").groupby("model", sort=False) if len(read) else ():
         last = part[part["length"] == part["length"].max()].set_index("variant")
         for other in ("dense", "thinned"):
             row = {"model": name, "length": last["length"].iloc[0], "other": VARIANTS[other]}

@@ -4,15 +4,15 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.pyplot import get_cmap
-from matplotlib.ticker import FixedLocator, FuncFormatter
+from matplotlib.ticker import FixedLocator
 
 from harp_lib.measure.text import TITLES
 from harp_lib.report import comparisons, data, figure, plots, table
 from harp_lib.report.comparisons import log_change
 from harp_lib.report.figures_layers import rank_trend
-from harp_lib.report.plots import HARP, LOOKS, PAPER, Look, about, span, with_paper
+from harp_lib.report.plots import HARP, LOOKS, PAPER, Look, span, with_paper
 from harp_lib.report.scores import STRATEGIES
-from harp_lib.report.tables import ENDS, Table, by_model, lines, perplexities, stacked
+from harp_lib.report.tables import ENDS, Table, lines, perplexities, stacked
 
 REFIT, TWO, CHOSEN = "harp+refit", "harp+refit-two", "harp+refit-chosen"
 FRONTIER = {name: LOOKS[name] for name in ("alpha-0", "harp", REFIT)}
@@ -41,15 +41,17 @@ def alpha_curves(profile: dict) -> Figure:
     shades = zip(depths, get_cmap("viridis")(np.linspace(0.05, 0.9, len(depths))), strict=True)
     looks = {depth: Look(f"{depth:.0f} below" if depth else "top layer", shade, ".") for depth, shade in shades}
     layout = {"panel": ["model", "text"], "wrap": 2, "size": (4.4, 2.6), "share": (True, False)}
-    drawn, grid = plots.lines(frame, "value", "alpha", "depth", looks, **layout)
+    drawn = plots.lines(
+        frame, "alpha", "depth", looks, x="α of the layer", y="perplexity per token (log scale)", **layout
+    )
     best = frame.loc[frame.groupby(["model", "text", "depth"], sort=False)["value"].idxmin()]
-    for axis, part in grid:
+    for axis, part in drawn.panels:
         mine = best.loc[best.index.intersection(part.index)]
         axis.scatter(mine["alpha"], mine["value"], s=60, facecolor="none", edgecolor="black", zorder=3, label="best α")
-        plots.log_axis(axis, "y")
     inner = best["alpha"].between(0, 1, inclusive="neither").sum()
-    title, axes = f"The best α lies between 0 and 1 in {inner} of {len(best)} searches", {"x": "α of the layer"}
-    return plots.finish(drawn, grid, title, about(frame, ""), **axes, y="perplexity per token (log scale)")
+    return plots.finish(
+        drawn, f"The best α lies between 0 and 1 in {inner} of {len(best)} searches", "{model}", log="y"
+    )
 
 
 @figure("alpha_search")
@@ -59,17 +61,14 @@ def alpha_by_layer(profile: dict) -> Figure:
     frame = with_paper(ours, data.paper("alpha_search").rename(columns={"task": "corpus"}))
     frame["panel"] = frame["model"].map(plots.short) + "\n" + frame["corpus"].map(TITLES)
     frame["kind"] = frame["source"].replace("ours", "harp")
-    layout = {"panel": "panel", "share": (False, True), "size": (3, 2.2)}
-    drawn, grid = plots.bars(frame, "value", "layer", "kind", **layout)
-    for axis, _ in grid:
-        axis.set_ylim(0, 1.1)
+    layout = {"panel": "panel", "share": (False, True), "size": (3, 2.2), "x": "layer index", "y": "searched α"}
+    drawn = plots.bars(frame, "layer", "kind", **layout)
+    for axis, _ in drawn.panels:
         for bars in axis.containers:
             axis.bar_label(bars, fmt="%g", fontsize=7.5)
-    said = {key: span(rank_trend(part.assign(model=part["panel"])), "+.2f") for key, part in frame.groupby("source")}
-    title = (
-        f"Does α rise with the layer? Rank correlation {said['paper']} in the paper (grey), {said['ours']} here (blue)"
-    )
-    return plots.finish(drawn, grid, title, x="layer index", y="searched α", legend=False)
+    here, paper = (span(rank_trend(part.assign(model=part["panel"])), "+.2f") for _, part in frame.groupby("source"))
+    title = f"Does α rise with the layer? Rank correlation {paper} in the paper (grey), {here} here (blue)"
+    return plots.finish(drawn, title, "", ylim=(0, 1.1))
 
 
 @figure("alpha_search")
@@ -83,12 +82,11 @@ def alpha_held_out(profile: dict) -> Figure:
     searched = own.map({True: "α searched on this text", False: "α searched on the other"})
     frame["name"] = frame["method"].map({method: look.label for method, look in LOOKS.items()}).fillna(searched)
     frame["text"] = frame["corpus"].map(TITLES)
-    drawn, grid = plots.dots(frame, "value", "name", "kind", panel=["model", "text"], size=(3.4, 2.6), dodge=0)
-    plots.log_axis(grid[0][0], "x")
+    layout = {"panel": ["model", "text"], "size": (3.4, 2.6), "x": "perplexity per token (log scale)"}
     mean = {kind: span(part["value"], ".0f") for kind, part in ours.groupby("kind")}
     title = f"On held-out text perplexity is {mean['harp']} with a searched α, {mean['alpha-1']} with α = 1"
-    note = about(ours, "95 % intervals over {} documents; the paper's perplexities are per word")
-    return plots.finish(drawn, grid, title, note, x="perplexity per token (log scale)", legend=False)
+    note = "{model}95 % intervals over {documents} documents; the paper's perplexities are per word"
+    return plots.finish(plots.dots(frame, "name", "kind", **layout), title, plots.about(ours, note), log="x")
 
 
 @figure("ablations")
@@ -97,15 +95,14 @@ def ablation_layers(profile: dict) -> Figure:
     ours = data.tidy(profile["name"], "ablations", "layers").rename(columns={"layer": "rank", "value": "layer"})
     frame = with_paper(ours, data.paper("selected_layers"))
     frame["name"] = frame["method"].map(STRATEGIES)
-    frame = frame.iloc[frame["method"].map(list(STRATEGIES).index).argsort(kind="stable")]
+    frame = frame.sort_values("method", key=lambda names: names.map(list(STRATEGIES).index), kind="stable")
     looks = {"ours": Look("ours", HARP, "s"), "paper": Look("paper", PAPER, "s")}
-    layout = {"share": (False, True), "size": (5, 2.0), "dodge": 0, "wrap": 2}
-    drawn, grid = plots.dots(frame, "layer", "name", "source", looks, **layout)
+    layout = {"share": (False, True), "size": (5, 2.0), "wrap": 2, "x": "layer index (0 is the bottom)"}
     picked = frame.pivot_table("layer", ["source", "model"], "method", aggfunc=set)
     shared = [len(top & alike) / len(top) for top, alike in zip(picked["top"], picked["similarity"], strict=True)]
     said = {source: span(100 * part, ".0f") for source, part in pd.Series(shared, picked.index).groupby("source")}
     title = f"Of the layers that HARP prunes, Similarity picks {said['ours']} %; in the paper {said['paper']} %"
-    return plots.finish(drawn, grid, title, x="layer index (0 is the bottom)", legend=False)
+    return plots.finish(plots.dots(frame, "name", "source", looks, value="layer", **layout), title, "")
 
 
 @figure("ablations")
@@ -114,45 +111,43 @@ def ablation_single_layers(profile: dict) -> Figure:
     found = data.tidy(profile["name"], "ablations", "dense", "tokens", "1", "0", "inputs.num_layers")
     found = found[found["method"] == "single-layer"]
     whole = found.pivot_table(index=["model", "document"], columns="quantity", values="value")
-    looks = {"1": LOOKS["alpha-1"]._replace(label="queries and keys removed (α = 1)")}
-    looks |= {"0": LOOKS["alpha-0"]._replace(label="the whole attention removed (α = 0)")}
     rows = []
     for (model, alpha, layer), part in found.dropna(subset="layer").groupby(["model", "quantity", "layer"], sort=False):
         dense = whole.loc[model].loc[part["document"]]
         rows.append((model, alpha, int(layer), *log_change(dense["dense"], part["value"], dense["tokens"])))
     frame = pd.DataFrame(rows, columns=["model", "alpha", "layer", "value", "low", "high", "documents"])
+    looks = {"1": LOOKS["alpha-1"]._replace(label="queries and keys removed (α = 1)")}
+    looks |= {"0": LOOKS["alpha-0"]._replace(label="the whole attention removed (α = 0)")}
     layout = {"bars": True, "size": (5.6, 3.6), "wrap": 2, "share": (False, True)}
-    drawn, grid = plots.lines(frame, "value", "layer", "alpha", looks, **layout)
-    for axis, part in grid:
+    layout |= {"x": "layer index (0 is the bottom)", "y": "rise of log perplexity\n(nats per token; linear below 0.1)"}
+    drawn = plots.lines(frame, "layer", "alpha", looks, **layout)
+    for axis, part in drawn.panels:
         last, pruned = part["layer"].max(), whole.loc[part["model"].iloc[0], "inputs.num_layers"].iloc[0]
         axis.axvspan(last - pruned + 0.5, last + 0.5, color="black", alpha=0.07, lw=0, label="layers that HARP prunes")
         axis.set_yscale("symlog", linthresh=0.1, linscale=0.6)
         axis.yaxis.set_major_locator(FixedLocator([-0.1, -0.03, 0, 0.03, 0.1, 0.3, 1, 3, 10]))
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_ylim(min(0, frame["low"].min()) - 0.02, 2 * frame["value"].max())
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     trend = {alpha: span(rank_trend(frame[frame["alpha"] == alpha]), "+.2f") for alpha in looks}
     title = f"Does a higher layer cost less? Rank correlation {trend['1']} without queries and keys, {trend['0']} "
-    title += "without attention"
-    axes = {"x": "layer index (0 is the bottom)", "y": "rise of log perplexity\n(nats per token; linear below 0.1)"}
-    return plots.finish(drawn, grid, title, about(frame, "95 % intervals over {} held-out documents"), **axes, level=0)
+    ends = (min(0, frame["low"].min()) - 0.02, 2 * frame["value"].max())
+    note = "{model}95 % intervals over {documents} held-out documents"
+    return plots.finish(drawn, title + "without attention", note, level=0, ylim=ends)
 
 
 def changes(profile: dict, reference: str = "dense") -> pd.DataFrame:
-    """Perplexity of each model as a multiple of the dense one's, or of another kind's with as many layers changed.
-
-    Columns: model, kind, layers, corpus, perplexity, of the reference too, documents, value, low, high (the multiple,
-    paired by document).
+    """Perplexity as a multiple of the dense model's, or of another kind's with as many layers changed: model, kind,
+    layers, corpus, perplexity, the reference's, documents, value, low, high (the multiple, paired by document), text.
     """
     stored, rows = data.cells(profile["name"], "frontier"), []
-    for (model, method, task), cell in stored.items():
+    for model, method, task in stored:
         kind, _, layers = method.rpartition("-")
-        other = stored.get((model, reference if reference == "dense" else f"{reference}-{layers}", task), cell)
-        if other is cell or "nll" not in cell["result"]:
-            continue
-        (before, after), tokens = (each["result"]["nll"] for each in (other, cell)), cell["result"]["tokens"]
-        found = comparisons.change(before, after, tokens)
-        levels = (comparisons.perplexity(each, tokens)[0] for each in (after, before))
-        rows.append((model, kind, int(layers), task.rpartition("-")[0], *levels, found.n, *(1 + np.array(found[:3]))))
+        other = reference if reference == "dense" else f"{reference}-{layers}"
+        after, before = (stored.get((model, name, task), {"result": {}})["result"] for name in (method, other))
+        if other != method and "nll" in after and "nll" in before:
+            levels = (comparisons.perplexity(each["nll"], after["tokens"])[0] for each in (after, before))
+            *found, documents = comparisons.change(before["nll"], after["nll"], after["tokens"])
+            corpus = task.rpartition("-")[0]
+            rows.append((model, kind, int(layers), corpus, *levels, documents, *(1 + np.array(found))))
     columns = ["model", "kind", "layers", "corpus", "perplexity", reference, "documents", *ENDS]
     frame = pd.DataFrame(rows, columns=columns)
     frame["text"] = frame["corpus"].map(TEXTS)
@@ -174,53 +169,47 @@ def refit_found(profile: dict) -> pd.DataFrame:
     """Perplexity refitted against HARP's: of the layers at the top, and of the most that were chosen."""
     frame, keys = changes(profile, "harp"), ["model", "kind", "layers", "corpus"]
     frame = frame.merge(changes(profile)[[*keys, "dense"]], on=keys)
-    usual, most = frame["model"].map(_usual(profile)), frame.groupby("model")["layers"].transform("max")
-    top = (frame["kind"] == REFIT) & (frame["layers"] == usual)
-    chosen = (frame["kind"] == CHOSEN) & (frame["layers"] == most) & (frame["corpus"] != PASSKEY)
+    top = (frame["kind"] == REFIT) & _usual(frame)
+    most = frame["layers"] == frame.groupby("model")["layers"].transform("max")
+    chosen = (frame["kind"] == CHOSEN) & most & (frame["corpus"] != PASSKEY)
     frame["which"] = frame["kind"].map({REFIT: "at the top", CHOSEN: "explained best, fitted on both texts"})
     columns = {"model": "{model}", "layers": "{layers} {which}", "text": "{text}", "dense": "{dense:.1f}"}
     columns |= {"HARP": "{harp:.1f}", "refitted": "{perplexity:.1f}"}
-    columns["times HARP's"] = "{value:.2f} [{low:.2f}, {high:.2f}]"
+    columns |= {"times HARP's": "{value:.2f} [{low:.2f}, {high:.2f}]"}
     return stacked(lines(pd.concat([frame[top], frame[chosen]]).sort_values("model", kind="stable"), columns))
 
 
-def _usual(profile: dict) -> pd.Series:
-    """By model, how many layers go in the other notebooks: rivals are compared there."""
-    found = changes(profile)
-    return found[found["kind"].isin(RIVALS)].groupby("model")["layers"].max()
+def _usual(frame: pd.DataFrame) -> pd.Series:
+    """Where as many layers go as in the other notebooks: rivals are compared there."""
+    return frame["layers"] == frame["model"].map(frame[frame["kind"].isin(RIVALS)].groupby("model")["layers"].max())
 
 
 @figure("frontier")
 def frontier(profile: dict) -> Figure:
     """Perplexity against the number of layers that have no attention."""
     frame = changes(profile).query("kind in @FRONTIER and corpus != @PASSKEY")
-    drawn, grid = plots.lines(frame, "value", "layers", "kind", FRONTIER, bars=True, panel=["model", "text"], wrap=2)
-    plots.log_axis(grid[0][0], "y")
-    note = about(frame, "95 % intervals over {} documents; the layers at the top, but for the dotted line")
     axes = {"x": "value-only layers", "y": "times the dense perplexity (log scale)"}
-    return plots.finish(drawn, grid, told(profile), note, **axes, level=1)
+    drawn = plots.lines(frame, "layers", "kind", FRONTIER, bars=True, panel=["model", "text"], wrap=2, **axes)
+    note = "{model}95 % intervals over {documents} documents; the layers at the top, but for the dotted line"
+    return plots.finish(drawn, told(profile), note, log="y", level=1)
 
 
 @figure("frontier")
 def frontier_rivals(profile: dict) -> Figure:
     """What else could stand in the place of attention, at as many layers, also for finding a key."""
-    found = changes(profile)
-    frame = found[found["layers"] == found["model"].map(_usual(profile))].copy()
-    frame["title"] = frame["kind"].map({kind: look.label for kind, look in SHOWN.items()})
-    order = {kind: number for number, kind in enumerate(SHOWN)}
-    frame = frame.sort_values("kind", key=lambda kinds: kinds.map(order), kind="stable")
+    frame = changes(profile)
+    frame = frame[_usual(frame)].sort_values("kind", key=lambda kinds: kinds.map(list(SHOWN).index), kind="stable")
+    frame["title"] = [SHOWN[kind].label for kind in frame["kind"]]
     frame["panel"] = frame["model"].map(plots.short) + "\n" + frame["text"]
-    layout = {"panel": "panel", "wrap": 3, "size": (4.6, 2.6), "dodge": 0, "share": (False, True)}
-    drawn, grid = plots.dots(frame, "value", "title", "kind", SHOWN, **layout)
-    for axis, _ in grid:
+    layout = {"panel": "panel", "wrap": 3, "size": (4.6, 2.6), "share": (False, True)}
+    drawn = plots.dots(frame, "title", "kind", SHOWN, x="times the dense perplexity (log scale)", **layout)
+    for axis, _ in drawn.panels:
         axis.axvline(1, color=plots.DENSE, linewidth=1)
-        plots.log_axis(axis, "x")
-    keys = frame[(frame["corpus"] == PASSKEY) & frame["kind"].isin([REFIT, "windowed", "boundary"])]
+    keys = frame[frame["corpus"] == PASSKEY]
     said = {kind: span(part["perplexity"], ".1f") for kind, part in keys.groupby("kind")}
     title = f"Finding a key: perplexity {span(keys['dense'], '.1f')} dense, {said[REFIT]} refitted, "
     title += f"{said['windowed']} with a window, {said['boundary']} with keys and values from below"
-    note = about(frame, "95 % intervals")
-    return plots.finish(drawn, grid, title, note, x="times the dense perplexity (log scale)", legend=False)
+    return plots.finish(drawn, title, "{model}95 % intervals", log="x")
 
 
 @figure("frontier")
@@ -233,35 +222,22 @@ def explained_variance(profile: dict) -> Figure:
     frame = frame[(frame["kind"] == "dense") | (most & (frame["kind"] != CHOSEN))]
     looks = {"dense": Look("each layer alone, the others dense", plots.DENSE, "s")}
     looks |= {kind: FRONTIER[kind] for kind in (REFIT, TWO)}
-    drawn, grid = plots.lines(frame, "value", "layer", "kind", looks, wrap=3, share=(False, True))
-    said = span(frame[frame["kind"] == "dense"]["value"])
-    title = f"A token's own values explain {said} of what attention puts out"
-    axes = {"x": "layer index", "y": "explained variance", "ylim": (0, 1)}
-    return plots.finish(drawn, grid, title, about(frame, "of the calibration text itself"), **axes)
+    layout = {"wrap": 3, "share": (False, True), "x": "layer index", "y": "explained variance"}
+    title = f"A token's own values explain {span(frame[frame['kind'] == 'dense']['value'])} of what attention puts out"
+    drawn = plots.lines(frame, "layer", "kind", looks, **layout)
+    return plots.finish(drawn, title, "{model}of the calibration text itself", ylim=(0, 1))
 
 
 @table("frontier")
 def frontier_costs(profile: dict) -> Table:
     """What refitting wins against HARP on each text, what it finds, and what its layers cost."""
-    found, kinds = changes(profile, "harp"), (REFIT, TWO, CHOSEN)
-    frame = pd.concat([part[part["kind"] == kind] for _, part in by_model(found) for kind in kinds])
-    fits = data.tidy(profile["name"], "frontier", *COSTS).pivot_table("value", ["model", "method"], "quantity")
+    fitted = {REFIT: "one text", TWO: "two texts", CHOSEN: "two texts, layers explained best"}
+    models = changes(profile, "harp").groupby("model", sort=False)
+    frame = pd.concat([part[part["kind"] == kind] for _, part in models for kind in fitted])
     frame["method"] = [f"{kind}-{layers:02d}" for kind, layers in zip(frame["kind"], frame["layers"], strict=True)]
-    frame = frame.join(fits, on=["model", "method"])
-    columns = {
-        "model": "{model}",
-        "layers": "{layers}",
-        "fitted on": "{fitted}",
-        "text": "{text}",
-        "HARP": "{harp:.2f}",
-        "refitted": "{perplexity:.2f}",
-        "multiple": "{value:.3f} [{low:.3f}, {high:.3f}]",
-        "documents": "{documents:.0f}",
-        "prefill left": "{prefill left:.1%}",
-        "decode left": "{decode left:.1%}",
-        "cache left": "{cache left:.1%}",
-        "fit, s": "{seconds:.0f}",
-    }
-    on = ("one text", "two texts", "two texts, layers explained best")
-    frame["fitted"] = frame["kind"].map(dict(zip(kinds, on, strict=True)))
-    return stacked(lines(frame, columns)), frame
+    fits = data.tidy(profile["name"], "frontier", *COSTS).pivot_table("value", ["model", "method"], "quantity")
+    frame = frame.join(fits, on=["model", "method"]).assign(fitted=frame["kind"].map(fitted))
+    columns = {"model": "{model}", "layers": "{layers}", "fitted on": "{fitted}", "text": "{text}"}
+    columns |= {"HARP": "{harp:.2f}", "refitted": "{perplexity:.2f}", "multiple": "{value:.3f} [{low:.3f}, {high:.3f}]"}
+    columns |= {"documents": "{documents:.0f}"} | {name: f"{{{name}:.1%}}" for name in COSTS[:3]}
+    return stacked(lines(frame, columns | {"fit, s": "{seconds:.0f}"})), frame

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from harp_lib.report import data, figure, plots
 from harp_lib.report.comparisons import mean_interval, rank_correlation
-from harp_lib.report.plots import FIRST, HARP, LOOKS, RANDOM, SECOND, Look, about, span
+from harp_lib.report.plots import FIRST, HARP, LOOKS, RANDOM, SECOND, Look, span
 from harp_lib.report.tables import ENDS, perplexities
 
 TOP = 0.8  # from here up is the top fifth of the layers
@@ -27,14 +27,14 @@ RULES = {  # how α is chosen in notebook 02: variants of HARP, told apart by ma
 @figure("similarity")
 def similarity_by_layer(profile: dict) -> Figure:
     """Sim(H) of what enters each layer, of trained weights and of random ones."""
-    frame = by_layer(profile, "similarity")
-    drawn, grid = plots.lines(frame, "value", "layer", "method", TRAINED)
-    peaks = frame.groupby(["method", "model"])["value"].max()
-    title = (
-        f"Sim(H) peaks at {span(peaks['trained'])} with trained weights, at {span(peaks['random'])} with random ones"
+    frame = over_documents(
+        data.tidy(profile["name"], "similarity", "similarity"), "model", "method", "quantity", "layer"
     )
     axes = {"x": "layer index (the last point: what leaves the top)", "y": "Sim(H), mean cosine of token pairs"}
-    return plots.finish(drawn, grid, title, about(frame), **axes, level=1, ylim=(min(0, frame["low"].min()), 1.05))
+    peak = frame.groupby(["method", "model"])["value"].max()
+    title = f"Sim(H) peaks at {span(peak['trained'])} with trained weights, at {span(peak['random'])} with random ones"
+    drawn = plots.lines(frame, "layer", "method", TRAINED, **axes)
+    return plots.finish(drawn, title, level=1, ylim=(min(0, frame["low"].min()), 1.05))
 
 
 @figure("theory")
@@ -45,16 +45,15 @@ def uniformity(profile: dict) -> Figure:
     sweep["rows"] = sweep["equal lengths"].map({True: "rows of equal length", False: "rows of different length"})
     frame = over_draws(sweep, "entropy", "rows", "rotary", "1 − Sim")
     looks = {False: Look("no positions", FIRST, "."), True: Look("rotary positions", SECOND, ".", "--")}
-    drawn, grid = plots.lines(frame, "value", "1 − Sim", "rotary", looks, panel="rows")
-    for axis, _ in grid:
-        axis.set_xscale("log")
-    grid[0][0].invert_xaxis()
+    axes = {"x": "1 − Sim(H): tokens more alike to the right", "y": "normalised entropy (1: uniform)"}
+    drawn = plots.lines(frame, "1 − Sim", "rotary", looks, panel="rows", **axes)
+    drawn.panels[0][0].set_xscale("log")
+    drawn.panels[0][0].invert_xaxis()
     last = sweep[sweep["spread"] == sweep["spread"].min()].groupby(["equal lengths", "rotary"])["entropy"].mean()
     title = f"At Sim → 1 entropy is {last[True, False]:.2f} with equal lengths and no positions, else "
     title += span(last.drop((True, False)))
     note = f"mean and 90 % of {sweep['draw'].nunique()} random heads under a causal mask"
-    axes = {"x": "1 − Sim(H): tokens more alike to the right", "y": "normalised entropy (1: uniform)"}
-    return plots.finish(drawn, grid, title, note, **axes, level=1, ylim=(0, 1.05))
+    return plots.finish(drawn, title, note, level=1, ylim=(0, 1.05))
 
 
 @figure("similarity")
@@ -69,12 +68,11 @@ def attention_entropy(profile: dict) -> Figure:
     frame["kind"] = np.where(frame["method"] == "random", "random", np.where(high, "top", "below"))
     looks = {"random": TRAINED["random"], "below": Look("layers below", SECOND), "top": Look("top fifth", FIRST)}
     looks = {kind: look._replace(line="none") for kind, look in looks.items()}
-    drawn, grid = plots.lines(frame, "value", "sim", "kind", looks)
+    axes = {"x": "Sim of what the heads of a layer read", "y": "normalised entropy of attention (1: uniform)"}
+    drawn = plots.lines(frame, "sim", "kind", looks, **axes)
     top = frame[frame["kind"] == "top"].groupby("model")[["sim", "value"]].median()
     title = f"Heads of the top fifth read a Sim of {span(top['sim'])} with an entropy of {span(top['value'])} (medians)"
-    axes = {"x": "Sim of what the heads of a layer read", "y": "normalised entropy of attention (1: uniform)"}
-    note = about(frame, "a point for each head, mean over documents")
-    return plots.finish(drawn, grid, title, note, **axes, level=1, ylim=(-0.03, 1.05))
+    return plots.finish(drawn, title, "{model}a point for each head, mean over documents", level=1, ylim=(-0.03, 1.05))
 
 
 @figure("similarity")
@@ -82,15 +80,14 @@ def layer_changes(profile: dict) -> Figure:
     """How far ÂV is from V, what the stream loses with queries and keys, and how far a layer turns its tokens."""
     names = {"value gap": "values: ‖ÂV − V‖ / ‖V‖", "branch gap": "stream: ‖A − B‖ / ‖H‖"}
     names |= {"block influence": "BI: 1 − cos(input, output)", "attention influence": "BI of attention alone"}
-    frame = by_layer(profile, *names).replace({"quantity": names})
+    frame = data.tidy(profile["name"], "similarity", *names).replace({"quantity": names})
+    frame = over_documents(frame, "model", "method", "quantity", "layer")
     layout = {"panel": ["model", "quantity"], "wrap": 2, "share": (False, False), "size": (4.4, 2.6)}
-    drawn, grid = plots.lines(frame, "value", "layer", "method", TRAINED, **layout)
-    for axis, _ in grid:
-        plots.log_axis(axis, "y")
+    layout |= {"x": "layer index", "y": "change (log scale)"}
     own = frame[frame["method"] == "trained"]
     falls = [span(rank_trend(own[own["quantity"] == name]), "+.2f") for name in list(names.values())[2:]]
     title = f"Does BI fall with the layer index? Rank correlation {falls[0]}, of attention alone {falls[1]}"
-    return plots.finish(drawn, grid, title, about(frame), x="layer index", y="change (log scale)")
+    return plots.finish(plots.lines(frame, "layer", "method", TRAINED, **layout), title, log="y")
 
 
 @figure("theory")
@@ -101,25 +98,25 @@ def norm_change(profile: dict) -> Figure:
     sweep["rows"] = "rows of H: " + sweep["rows"]
     frame = over_draws(sweep, "ratio", "rows", "mask", "x")
     looks = {"full": Look("full attention", FIRST, "."), "causal": Look("causal attention", SECOND, ".", "--")}
-    drawn, grid = plots.lines(frame, "value", "x", "mask", looks, panel="rows", size=(3.6, 3.2))
+    axes = {"x": "normalised entropy of attention (1: uniform)", "y": "‖ÂH‖ / ‖H‖"}
+    drawn = plots.lines(frame, "x", "mask", looks, panel="rows", size=(3.6, 3.2), **axes)
     title = f"Averaging leaves ‖ÂH‖/‖H‖ of {span(frame['value'])}; it depends on H"
     note = f"mean and 90 % of {sweep['draw'].nunique()} random draws; 1 is the norm kept"
-    axes = {"x": "normalised entropy of attention (1: uniform)", "y": "‖ÂH‖ / ‖H‖"}
-    return plots.finish(drawn, grid, title, note, **axes, level=1, ylim=(0, None))
+    return plots.finish(drawn, title, note, level=1, ylim=(0, None))
 
 
 @figure("norm_change")
 def value_norms(profile: dict) -> Figure:
     """‖ÂV‖/‖V‖ of every head, mean over documents, a point for each head."""
     frame = over_documents(data.tidy(profile["name"], "norm_change", "ratios"), "model", "layer", "head")
-    looks = {"head": Look("a head", FIRST, ".", "none")}
-    drawn, grid = plots.lines(frame.drop(columns=["low", "high"]), "value", "layer", None, looks)
-    plots.log_axis(grid[0][0], "y")
+    frame = frame.drop(columns=["low", "high"])
+    looks = dict.fromkeys(frame["model"], Look("a head", FIRST, ".", "none"))
+    drawn = plots.lines(frame, "layer", "model", looks, x="layer index", y="‖ÂV‖ / ‖V‖ (log scale)")
     median = frame.groupby("model")["value"].median()
     kept = ((frame["value"] - 1).abs() <= 0.05).groupby(frame["model"]).mean()
     title = f"Averaging leaves {span(median)} of a head's norm (median); {span(100 * kept, '.0f')} % keep it within 5 %"
-    note = about(frame, "a point for each head, mean over {} documents; 1 is the norm kept")
-    return plots.finish(drawn, grid, title, note, x="layer index", y="‖ÂV‖ / ‖V‖ (log scale)", level=1)
+    note = "{model}a point for each head, mean over {documents} documents; 1 is the norm kept"
+    return plots.finish(drawn, title, note, log="y", level=1)
 
 
 @figure("norm_change")
@@ -129,16 +126,15 @@ def stream_norms(profile: dict) -> Figure:
     first = found[found["quantity"] == "inputs.alphas"].groupby("model")["layer"].min()
     found = found[(found["quantity"] == "without first") & (found["layer"] >= found["model"].map(first))]
     keys = ["model", "document", "layer"]
-    dense = found[found["method"] == "dense"].set_index(keys)["value"]
-    found["value"] /= pd.MultiIndex.from_frame(found[keys]).map(dense)
+    dense = found[found["method"] == "dense"].set_index(keys)["value"].rename("dense")
+    found["value"] /= found.join(dense, on=keys)["dense"]
     frame = over_documents(found[found["method"] != "dense"], "model", "method", "layer")
-    drawn, grid = plots.lines(frame, "value", "layer", "method", RULES, bars=True, share=(False, True))
+    axes = {"x": "what enters this layer; last: what leaves the top", "y": "‖H‖ relative to the dense model"}
+    drawn = plots.lines(frame, "layer", "method", RULES, bars=True, share=(False, True), **axes)
     top = frame[frame["layer"] == frame.groupby("model")["layer"].transform("max")].set_index(["method", "model"])
     off = {rule: span(100 * (top.loc[rule, "value"] - 1), "+.0f") for rule in ("searched", "norm-matching", "alpha-1")}
     title = f"At the top the norm is off by {off['alpha-1']} % with α = 1, {off['searched']} % with the searched α, "
-    title += f"{off['norm-matching']} % with the α that keeps it"
-    axes = {"x": "what enters this layer; last: what leaves the top", "y": "‖H‖ relative to the dense model"}
-    return plots.finish(drawn, grid, title, about(frame), **axes, level=1)
+    return plots.finish(drawn, title + f"{off['norm-matching']} % with the α that keeps it", level=1)
 
 
 @figure("norm_change")
@@ -147,31 +143,27 @@ def rescaling_perplexity(profile: dict) -> Figure:
     frame = perplexities(profile, "norm_change", "searched").query("method != 'searched'")
     frame[list(ENDS)] = 100 * frame[["searched" + end for end in ENDS.values()]].to_numpy()
     frame["name"] = [RULES[rule].label for rule in frame["method"]]
-    drawn, grid = plots.dots(frame, "value", "name", "method", RULES, size=(4.8, 2.4), dodge=0)
+    axes = {"size": (4.8, 2.4), "x": "perplexity, change against the searched α (%)"}
     norm = span(frame[frame["method"] == "norm-matching"]["value"], "+.1f")
     title = f"The α that keeps the norm has {norm} % perplexity against the searched α"
-    note = about(frame, "95 % intervals over {} held-out documents; the searched α is at 0")
-    return plots.finish(drawn, grid, title, note, x="perplexity, change against the searched α (%)", legend=False)
-
-
-def by_layer(profile: dict, *quantities: str) -> pd.DataFrame:
-    """Quantities of notebook 01, over documents: model, method, quantity, layer."""
-    found = data.tidy(profile["name"], "similarity", *quantities)
-    return over_documents(found[found["task"] != "repeated-tokens"], "model", "method", "quantity", "layer")
+    note = "{model}95 % intervals over {documents} held-out documents; the searched α is at 0"
+    return plots.finish(plots.dots(frame, "name", "method", RULES, **axes), title, note)
 
 
 def over_documents(frame: pd.DataFrame, *keys: str) -> pd.DataFrame:
     """Mean over documents (of both texts), its 95 % interval (Student's t), and how many they are."""
-    found = {key: mean_interval(part) for key, part in frame.groupby(list(keys), sort=False)["value"]}
+    parts = frame[frame["task"] != "repeated-tokens"].groupby(list(keys), sort=False)["value"]
+    found = {key: mean_interval(part) for key, part in parts}
     columns = ["value", "low", "high", "documents"]
     return pd.DataFrame(found.values(), pd.MultiIndex.from_tuples(found, names=keys), columns).reset_index()
 
 
 def over_draws(frame: pd.DataFrame, value: str, *keys: str) -> pd.DataFrame:
     """Mean over random draws, and where 90 % of them lie."""
-    grouped = frame.groupby(list(keys), sort=False)[value]
-    columns = {"value": grouped.mean(), "low": grouped.quantile(0.05), "high": grouped.quantile(0.95)}
-    return pd.DataFrame(columns).reset_index()
+    draws = frame.groupby(list(keys), sort=False)[value]
+    return pd.DataFrame(
+        {"value": draws.mean(), "low": draws.quantile(0.05), "high": draws.quantile(0.95)}
+    ).reset_index()
 
 
 def rank_trend(frame: pd.DataFrame) -> pd.Series:

@@ -1,21 +1,27 @@
-"""Scores of benchmarks as frames and as the paper's tables: main results, LongBench, ablations, what was asked."""
+"""Scores of benchmarks as frames, as the paper's tables, and as figures: both halves of its Figure 1, and who leads."""
 
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from itertools import chain, product
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.pyplot import setp
 
-from harp_lib.measure.evaluation import BENCHMARKS, LONGBENCH, task_title
+from harp_lib.measure.evaluation import ALL_BENCHMARKS, BENCHMARKS, CATEGORIES, LONGBENCH, task_title
 from harp_lib.measure.models import display_name
-from harp_lib.methods import TITLES
-from harp_lib.report import comparisons, data, plots, table
-from harp_lib.report.tables import MISSING, Table, block, by_model, perplexities, stacked, written
+from harp_lib.methods import BASELINES, TITLES
+from harp_lib.report import comparisons, data, figure, plots, table
+from harp_lib.report.plots import LOOKS, short, span, with_paper
+from harp_lib.report.tables import ENDS, MISSING, Table, block, perplexities, stacked, told, written
 
-ROWS = ("dense", "mag-sp", "llm-pruner", "wanda-sp", "flap", "harp+flap", "harp", "harp+refit")  # the paper's order
+HARP, FLAPPED, REFIT = "harp", "harp+flap", "harp+refit"
+ROWS = ("dense", "mag-sp", "llm-pruner", "wanda-sp", "flap", FLAPPED, HARP, REFIT)  # the paper's order
 STRATEGIES = {"dense": "dense", "bottom": "Bottom", "hessian": "Hessian", "similarity": "Similarity", "top": "Top"}
 ALPHAS = {"dense": "dense", "top": "HARP, α = 1", "harp": "HARP, α searched"}
+ABLATED = ("ablations", "main_tables")  # HARP and the dense model are in the second
 KINDS, AVERAGE = ("generation", "discriminative"), "average"
 CELL = ["model", "method", "task"]
 RATIOS = {"removed_fraction": "parameters removed", "head_ratio": "heads removed"}  # and their columns
@@ -35,15 +41,14 @@ def scores(profile: dict, stores: str | tuple, tasks: Iterable[str], methods: It
     rows, tasks, names = [], list(tasks), list(methods)
     found = [data.cells(profile["name"], store) for store in ((stores,) if isinstance(stores, str) else stores)]
     models = set.intersection(*({model for model, *_ in cells} for cells in found))
-    for key, cell in chain.from_iterable(cells.items() for cells in found):
+    for key, cell in (item for cells in found for item in cells.items()):
         if key[0] in models and key[1] in names and key[2] in tasks:
             result, asked = cell["result"], pd.Series(cell["result"].get("scores"), dtype=float)
-            row = {"value": 100 * asked.mean(), "error": 100 * asked.sem(), "questions": len(asked) or np.nan}
-            row |= {"reason": result.get("failed")} | {ratio: result.get(ratio) for ratio in RATIOS}
-            rows.append(dict(zip(CELL, key, strict=True)) | row)
+            numbers = (100 * asked.mean(), 100 * asked.sem(), len(asked) or np.nan)
+            rows.append((*key, *numbers, result.get("failed"), *map(result.get, RATIOS)))
     columns = [*CELL, "value", "error", "questions", "reason", *RATIOS]
     frame = pd.DataFrame(rows, columns=columns).drop_duplicates(CELL)  # what two stores have
-    frame = pd.concat([frame, *(_average(part) for _, part in by_model(frame))], ignore_index=True)
+    frame = pd.concat([frame, *(_average(part) for _, part in frame.groupby("model", sort=False))], ignore_index=True)
     frame[list(RATIOS)] = frame.groupby(CELL[:2])[list(RATIOS)].transform("first").astype(float)
     order = {name: i for i, name in enumerate([*tasks, AVERAGE, *names])}
     frame = frame.sort_values(CELL, key=lambda part: part.map(order) if part.name != "model" else part)
@@ -55,8 +60,7 @@ def _average(part: pd.DataFrame) -> pd.DataFrame:
     whole = part.pivot_table("value", "task", "method").dropna().index
     rows = part[part["task"].isin(whole)].groupby(["model", "method"])
     error = rows["error"].agg(lambda errors: np.sqrt((errors.to_numpy() ** 2).sum()) / len(errors))
-    mean = pd.DataFrame({"value": rows["value"].mean(), "error": error, "questions": rows["questions"].sum()})
-    return mean.reset_index().assign(task=AVERAGE)
+    return rows.agg({"value": "mean", "questions": "sum"}).assign(error=error, task=AVERAGE).reset_index()
 
 
 def differences(profile: dict, store: str, groups: Mapping[str, Iterable[str]], reference: str) -> pd.DataFrame:
@@ -65,44 +69,49 @@ def differences(profile: dict, store: str, groups: Mapping[str, Iterable[str]], 
     Columns: model, method, group (the key of the tasks that are averaged), value, low, high, questions, silent (both
     scored zero on all of these). Tasks that one of the two lacks are left out.
     """
-    found, rows = {}, []
-    for (model, method, task), cell in data.cells(profile["name"], store).items():
-        if "scores" in cell["result"]:
-            found.setdefault(model, {})[method, task] = cell["result"]["scores"]
-    for model, kept in found.items():
-        for (group, tasks), method in product(groups.items(), [one for one in ROWS if one != reference]):
-            both = [(kept.get((reference, task)), kept.get((method, task))) for task in tasks]
-            both = [pair for pair in both if pair[0] is not None and pair[1] is not None]
-            if both:
-                silent = not any(map(any, chain(*both)))
-                rows.append((model, method, group, *comparisons.paired_difference(both) * 100, silent))
+    stored, rows = data.cells(profile["name"], store), []
+    asked = {key: cell["result"]["scores"] for key, cell in stored.items() if "scores" in cell["result"]}
+    for model, (group, tasks), method in product(dict.fromkeys(key[0] for key in asked), groups.items(), ROWS):
+        both = [(asked.get((model, reference, task)), asked.get((model, method, task))) for task in tasks]
+        both = [pair for pair in both if None not in pair]
+        if both and method != reference:
+            silent = not any(any(scores) for pair in both for scores in pair)
+            rows.append((model, method, group, *comparisons.paired_difference(both) * 100, silent))
     return pd.DataFrame(rows, columns=["model", "method", "group", "value", "low", "high", "questions", "silent"])
 
 
 def score_table(
-    profile: dict, printed: pd.DataFrame, ours: pd.DataFrame, ratios=(), titles=TITLES, bold=ROWS[1:6]
+    profile: dict, name: str, stores: str | tuple, tasks: list[str], ratios=(), titles: Mapping[str, str] | None = None
 ) -> Table:
-    """The paper's models whole, the highest score of ``bold`` methods bold; then ours, with the number of questions."""
-    paper, about = printed[printed["quantity"] == "score"], printed[printed["task"] == "all"]
-    paper = paper.join(about.pivot_table("value", CELL[:2], "quantity"), on=CELL[:2])
+    """The paper's models whole, the best method in bold; then ours, with the number of questions.
+
+    An ablation has ``titles`` of what it compares; else HARP, which removes less, competes for no bold number.
+    """
+    rows, bold, titles = (titles, titles, titles) if titles else (ROWS, ROWS[1:6], TITLES)
+    ours = scores(profile, stores, tasks, rows)
+    printed = data.paper(name).replace({"task": {f"average {ALL_BENCHMARKS[tasks[0]].kind}": AVERAGE}})
+    paper = printed[(printed["quantity"] == "score") & printed["task"].isin([*tasks, AVERAGE])]
+    about = printed[printed["task"] == "all"].pivot_table("value", CELL[:2], "quantity")
+    paper = paper.join(about, on=CELL[:2])
     highest = paper["value"].where(paper["method"].isin(bold)).groupby([paper["model"], paper["task"]]).transform("max")
     paper["best"] = paper["method"].isin(bold) & (paper["value"] == highest)
+    numbers = pd.concat([paper.assign(source="paper"), ours.assign(source="ours")])
     tasks, here, blocks = list(paper["task"].unique()), profile["datasets"], []
-    for frame, scale, unit in ((paper, 1, "{share:.1f} %"), (ours, 100, "{share:.2f} %")):
-        for model, part in by_model(frame):
-            shown = block(part, "method", "task").reindex(columns=["method", *tasks], fill_value=MISSING)
-            first = part.groupby("method").first().reindex(columns=list(RATIOS)).loc[shown["method"]]
-            shown["removed_fraction"] = [written({"share": scale * r}, unit) for r in first["removed_fraction"]]
-            shown["head_ratio"] = [str(Fraction(r).limit_denominator(1000)) for r in first["head_ratio"].fillna(0)]
-            shown["method"] = [titles[method] for method in shown["method"]]
-            if frame is not paper:
-                own = {task: named(task, here) for task in tasks} if here == "embedded" else {}
-                asked = part.groupby("task")["questions"].max().map("{:.0f}".format).to_dict() | {"method": "questions"}
-                shown = pd.concat([pd.DataFrame([own] if own else []), shown, pd.DataFrame([asked])])
-            blocks.append(shown.assign(model=f"{model} (paper)" if frame is paper else display_name(model)))
+    for (source, model), part in numbers.groupby(["source", "model"], sort=False):
+        scale, unit = (1, "{share:.1f} %") if source == "paper" else (100, "{share:.2f} %")
+        shown = block(part, "method", "task").reindex(columns=["method", *tasks], fill_value=MISSING)
+        first = part.groupby("method").first().reindex(columns=list(RATIOS)).loc[shown["method"]]
+        shown["removed_fraction"] = [written({"share": scale * r}, unit) for r in first["removed_fraction"]]
+        shown["head_ratio"] = [str(Fraction(r).limit_denominator(1000)) for r in first["head_ratio"].fillna(0)]
+        shown["method"] = [titles[method] for method in shown["method"]]
+        if source == "ours":
+            own = [{task: named(task, here) for task in tasks}] if here == "embedded" else []
+            asked = part.groupby("task")["questions"].max().map("{:.0f}".format).to_dict() | {"method": "questions"}
+            shown = pd.concat([pd.DataFrame(own), shown, pd.DataFrame([asked])])
+        blocks.append(shown.assign(model=f"{model} (paper)" if source == "paper" else display_name(model)))
     shown = stacked(*blocks)[["model", "method", *ratios, *tasks]]
-    numbers = pd.concat([paper.assign(source="paper"), ours.assign(source="ours")]).drop(columns=["quantity", "best"])
-    return shown.rename(columns={task: named(task, "hub") for task in tasks} | RATIOS), numbers
+    shown = shown.rename(columns={task: named(task, "hub") for task in tasks} | RATIOS)
+    return shown, numbers.drop(columns=["quantity", "best"])
 
 
 def named(task: str, source: str) -> str:
@@ -113,46 +122,37 @@ def named(task: str, source: str) -> str:
 @table("main_tables")
 def scores_generation(profile: dict) -> Table:
     """The paper's Table "gen"."""
-    ours = scores(profile, "main_tables", of_kind("generation"))
-    return score_table(profile, data.paper("generation"), ours, ("removed_fraction", "head_ratio"))
+    return score_table(profile, "generation", "main_tables", of_kind("generation"), [*RATIOS])
 
 
 @table("main_tables")
 def scores_discriminative(profile: dict) -> Table:
     """The paper's Table "dis"."""
-    ours = scores(profile, "main_tables", of_kind("discriminative"))
-    return score_table(profile, data.paper("discriminative"), ours, ("head_ratio",))
+    return score_table(profile, "discriminative", "main_tables", of_kind("discriminative"), ["head_ratio"])
 
 
 @table("longbench")
 def longbench_scores(profile: dict) -> Table:
     """The paper's Table "longcontext"; it prints no averages."""
-    return score_table(profile, data.paper("longbench"), scores(profile, "longbench", LONGBENCH))
-
-
-def _ablation(profile: dict, name: str, kind: str, titles: dict[str, str]) -> Table:
-    printed = data.paper(name).replace({"task": {f"average {kind}": AVERAGE}})
-    printed = printed[printed["task"].isin([*of_kind(kind), AVERAGE])]
-    ours = scores(profile, ("ablations", "main_tables"), of_kind(kind), titles)
-    return score_table(profile, printed, ours, titles=titles, bold=titles)
+    return score_table(profile, "longbench", "longbench", [*LONGBENCH])
 
 
 @table("ablations")
 def ablation_layer_selection(profile: dict) -> Table:
     """The paper's Table "layer_selection"."""
-    return _ablation(profile, "layer_selection", "discriminative", STRATEGIES)
+    return score_table(profile, "layer_selection", ABLATED, of_kind("discriminative"), titles=STRATEGIES)
 
 
 @table("ablations")
 def ablation_alpha_generation(profile: dict) -> Table:
     """The lower half of the paper's Table "ablation"."""
-    return _ablation(profile, "alpha_ablation", "generation", ALPHAS)
+    return score_table(profile, "alpha_ablation", ABLATED, of_kind("generation"), titles=ALPHAS)
 
 
 @table("ablations")
 def ablation_alpha_discriminative(profile: dict) -> Table:
     """Its upper half."""
-    return _ablation(profile, "alpha_ablation", "discriminative", ALPHAS)
+    return score_table(profile, "alpha_ablation", ABLATED, of_kind("discriminative"), titles=ALPHAS)
 
 
 @table("main_tables")
@@ -169,14 +169,13 @@ def dataset_statistics(profile: dict) -> pd.DataFrame:
                 "called": task_title(name, profile["datasets"]),
                 "in lm-eval": f"{name}, version {next(iter(result['versions'].values())):g}",
                 "metric": benchmark.metric + ("" if benchmark.filter == "none" else f" ({benchmark.filter})"),
-                "questions": plots.span(counts[name], ".0f"),
+                "questions": span(counts[name], ".0f"),
                 "choices": benchmark.choices or "",
                 "examples in the prompt": inputs.get("shots", ""),
                 "new tokens at most": "" if benchmark.choices else inputs.get("new_tokens") or "lm-eval's",
             }
-    parts = {"paper": paper, "here": pd.DataFrame(asked).reindex(columns=paper.columns)}
-    shown = stacked(*(part.rename_axis("what").reset_index().assign(model=name) for name, part in parts.items()))
-    shown = shown[["model", "what", *printed.columns]]
+    here = pd.DataFrame(asked).reindex(columns=paper.columns)
+    shown = stacked(pd.concat({"paper": paper, "here": here}, names=["model", "what"]).reset_index())
     return shown.rename(columns={"model": " "} | {task: task_title(task, "hub") for task in printed.columns})
 
 
@@ -187,11 +186,100 @@ def at_a_glance(profile: dict) -> Table:
     parts = [texts[texts["corpus"] == texts["corpus"].iloc[0]].assign(what="perplexity")]
     for kind in KINDS:
         frame = scores(profile, "main_tables", of_kind(kind)).query("task == @AVERAGE")
-        asked = f"{plots.span(frame['questions'], '.0f')} {'home-made ' * (profile['datasets'] == 'embedded')}questions"
+        asked = f"{span(frame['questions'], '.0f')} {'home-made ' * (profile['datasets'] == 'embedded')}questions"
         parts.append(frame.assign(what=f"{kind} ({asked})"))
     numbers = pd.concat([frame[["model", "method", "what", "value", "error"]] for frame in parts])
     removed = frame.assign(what="parameters removed (%)", value=100 * frame["removed_fraction"], error=np.nan)
     shown = block(pd.concat([removed, numbers]), ["model", "method"], "what", "{value:.1f} ± {error:.1f}")
     shown = shown.sort_values("method", key=lambda part: part.map(list(ROWS).index)).sort_values("model", kind="stable")
-    shown = shown.replace({"method": TITLES}).assign(model=shown["model"].map(display_name))
-    return stacked(shown), numbers
+    return stacked(shown.replace({"method": TITLES}).assign(model=shown["model"].map(display_name))), numbers
+
+
+AVERAGES = {f"{kind} tasks": of_kind(kind) for kind in KINDS}
+
+
+def _bars(profile: dict, frame: pd.DataFrame, methods: Any, title: str, **layout: Any) -> Figure:
+    """The paper's scores and then ours, a bar for each method on each task."""
+    origin = frame["source"].map({"paper": "hub", "ours": profile["datasets"]})
+    frame["title"] = [named(task, source) for task, source in zip(frame["task"], origin, strict=True)]
+    looks, layout = {method: LOOKS[method] for method in methods}, {"wrap": 1, "size": (9.5, 2.4)} | layout
+    drawn = plots.bars(frame, "title", "method", looks, share=(False, False), y="score (%)", **layout)
+    for axis, _ in drawn.panels:
+        setp(axis.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor", size="small")
+    return plots.finish(drawn, title, "lines: ± standard error, which the paper does not print")
+
+
+@figure("main_tables")
+def teaser_left(profile: dict) -> Figure | None:
+    """The paper's Figure 1, left: scores on generation tasks, the paper's first model and then ours."""
+    tasks = of_kind("generation")
+    printed = data.paper("generation").query("model == 'LLaMA3.1-8B' and quantity == 'score'")
+    frame = with_paper(scores(profile, "main_tables", tasks), printed)
+    leads = differences(profile, "main_tables", {AVERAGE: tasks}, FLAPPED)
+    closest = leads[leads["method"].isin(BASELINES)].sort_values("value").drop_duplicates("model")
+    if closest.empty:
+        return None
+    said = [f"{told(*r[list(ENDS)])} ({TITLES[r['method']]}, {short(r['model'])})" for _, r in closest.iterrows()]
+    title = f"At equal parameters HARP+FLAP is ahead of the closest baseline by {', '.join(said)} points"
+    return _bars(profile, frame, ROWS, title)
+
+
+@figure("ablations")
+def teaser_right(profile: dict) -> Figure:
+    """The paper's Figure 1, right: α = 1 against searched α on all benchmarks, and ours beneath."""
+    methods, parts = {"dense": "dense", "top": "alpha-1", "harp": "harp"}, []
+    for kind in KINDS:
+        paper = pd.concat([data.paper("alpha_ablation"), data.paper(kind)]).replace({f"average {kind}": AVERAGE})
+        paper = paper[paper["task"].isin([*of_kind(kind), AVERAGE])].drop_duplicates(["model", "method", "task"])
+        ours = scores(profile, ABLATED, of_kind(kind), methods)
+        parts.append(with_paper(ours, paper.query("model == 'LLaMA3.1-8B'")).assign(kind=kind))
+    frame = pd.concat(parts, ignore_index=True).dropna(subset="value")
+    frame = frame[frame["method"].isin(methods)].replace({"method": methods})
+    mean = frame.query("source == 'ours' and task == @AVERAGE").set_index(["kind", "method", "model"])["value"]
+    asked = mean.index.unique("kind")
+    gains = [f"{span(mean[kind]['harp'] - mean[kind]['alpha-1'], '+.1f')} points on {kind}" for kind in asked]
+    title = f"Searching α changes the average by {' and '.join(gains)} tasks"
+    return _bars(profile, frame, methods.values(), title, panel=["model", "kind"])
+
+
+def _leads(frame: pd.DataFrame, whole: pd.DataFrame, **layout: Any) -> Figure | None:
+    """By how many points a reference is ahead of others, group by group, each with its number of questions."""
+    if frame.empty:
+        return None
+    frame = frame.assign(name=[f"{row.group} ({row.questions})" for row in frame.itertuples()])
+    drawn = plots.dots(frame, "name", "method", wrap=2, share=(True, False), x="points ahead", **layout)
+    for axis, part in drawn.panels:
+        axis.axvline(0, color=LOOKS[part["reference"].iloc[0]].colour, linewidth=1.5)
+    title = f"{TITLES[whole['reference'].iloc[0]]} leads in {(whole['low'] > 0).sum()} of {len(whole)} comparisons "
+    title += f"and is led in {(whole['high'] < 0).sum()}"
+    note = "{model}(questions), 95 % intervals, paired by question; not drawn where both scored zero on all of them"
+    return plots.finish(drawn, title, note)
+
+
+@figure("main_tables")
+def score_differences(profile: dict) -> Figure | None:
+    """By how many points HARP+FLAP and HARP score higher than each baseline, task by task, paired by question."""
+    groups = {named(task, profile["datasets"]): [task] for kind in KINDS for task in of_kind(kind)} | AVERAGES
+    parts = [differences(profile, "main_tables", groups, one).assign(reference=one) for one in (FLAPPED, HARP)]
+    frame = pd.concat(parts).query("method in @BASELINES and not silent").sort_values("model", kind="stable")
+    frame["panel"] = frame["reference"].map(TITLES)
+    tasks = frame[(frame["reference"] == FLAPPED) & ~frame["group"].isin(AVERAGES)]
+    return _leads(frame, tasks, panel=["model", "panel"], size=(5.2, 5.6))
+
+
+@figure("longbench")
+def longbench_differences(profile: dict) -> Figure | None:
+    """By how many points HARP+FLAP scores higher than each other method, by category, paired by question."""
+    frame = differences(profile, "longbench", CATEGORIES | {"all tasks": list(LONGBENCH)}, FLAPPED)
+    frame = frame.assign(reference=FLAPPED).query("method != 'dense' and not silent")
+    return _leads(frame, frame, size=(6.5, 4))
+
+
+@figure("main_tables")
+def refit_scores(profile: dict) -> Figure | None:
+    """By how many points a refit scores higher than HARP and the dense model, by kind of task and of long prompt."""
+    kinds = differences(profile, "main_tables", AVERAGES, REFIT)
+    groups = {f"LongBench: {kind}": tasks for kind, tasks in CATEGORIES.items()}
+    frame = pd.concat([kinds, differences(profile, "longbench", groups, REFIT)]).assign(reference=REFIT)
+    frame = frame.query("method in ['dense', @HARP] and not silent")
+    return _leads(frame, frame, size=(6.5, 3))

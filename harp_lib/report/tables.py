@@ -28,17 +28,15 @@ Table = tuple[pd.DataFrame, pd.DataFrame]  # as people read it, and the numbers
 
 def written(row: Mapping[str, Any], cell: str) -> str:
     """A row by a format string: a dash and the reason without a value, no " ± …" or " […]" without an error."""
-    head, *tail = re.split(r"(?= [±\[])", cell, maxsplit=1)
-    if _lacks(row, head):
+    parts = re.split(r"(?= [±\[])", cell, maxsplit=1)
+    names = [[name for _, name, *_ in Formatter().parse(part) if name] for part in parts]
+    value, *error = [not any(pd.isna(row.get(name, np.nan)) for name in wanted) for wanted in names]
+    if not value:
         reason = row.get("reason")
         shown = textwrap.shorten(str(reason).replace("|", "·"), 80, placeholder="…")  # Markdown reads a bar
         return f"{MISSING} ({shown})" if isinstance(reason, str) else MISSING
-    text = "".join([head, *(part for part in tail if not _lacks(row, part))]).format_map(row)
+    text = (cell if all(error) else parts[0]).format_map(row)
     return f"**{text}**" if row.get("best") is True else text
-
-
-def _lacks(row: Mapping[str, Any], cell: str) -> bool:
-    return any(pd.isna(row.get(name, np.nan)) for _, name, *_ in Formatter().parse(cell) if name)
 
 
 def lines(frame: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
@@ -51,10 +49,7 @@ def lines(frame: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
 
 
 def block(frame: pd.DataFrame, rows: str, columns: str, cell: str = "{value:.2f} ± {error:.2f}") -> pd.DataFrame:
-    """A long frame (value; error, reason, best where there are such) as a table of text, in order of appearance.
-
-    ``rows`` and ``columns`` name the columns that name a line and a column; ``cell`` is as in :func:`written`.
-    """
+    """A long frame as a table of :func:`written` cells; ``rows`` and ``columns`` name what a line and a column are."""
     texts = frame.assign(_text=[written(row, cell) for row in frame.to_dict("records")])
     wide = texts.pivot_table(index=rows, columns=columns, values="_text", aggfunc="first", sort=False)
     return wide.reindex(columns=frame[columns].unique()).fillna(MISSING).rename_axis(columns=None).reset_index()
@@ -81,11 +76,6 @@ def told(value: float, low: float, high: float, form: str = "+.1f") -> str:
     return f"{value:{form}} [{low:{form}}, {high:{form}}]".replace("-", "−")
 
 
-def by_model(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """The rows of each model, in order."""
-    return list(frame.groupby("model", sort=False))
-
-
 @table()
 def method_properties(profile: dict) -> pd.DataFrame:
     """The paper's Table "property", and where the methods take from."""
@@ -93,46 +83,40 @@ def method_properties(profile: dict) -> pd.DataFrame:
 
 
 def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
-    """Perplexity of each plan on each text, and its paired change against other plans on the same text.
-
-    Columns: model, method, corpus, split (of notebook 02's, ``reading``), value, error, low, high, documents, and by
-    :func:`ends` of each reference (a method) how much higher it is, as a fraction.
+    """Perplexity of each plan on each text: model, method, corpus, split (of notebook 02's, ``reading``), value, error,
+    low, high, documents; by :func:`ends` of each reference (a method) how much higher it is, paired, as a fraction.
     """
     stored, rows = data.cells(profile["name"], store), []
     for (model, method, task), cell in stored.items():
         said, result = re.fullmatch(r"(?:(.+)-)?(test|validation|train|reading)", task), cell["result"]
-        if not said or "nll" not in result:
-            continue
-        value, error = comparisons.perplexity(result["nll"], result["tokens"])
-        _, low, high, documents = comparisons.perplexity_interval(result["nll"], result["tokens"])
-        row = {"model": model, "method": method, "corpus": said[1], "split": said[2]}
-        row |= {"value": value, "error": error, "low": low, "high": high, "documents": documents}
-        for reference in references:
-            other = stored.get((model, reference, task), cell)
-            found = comparisons.change(other["result"]["nll"], result["nll"], result["tokens"])
-            row |= ends(reference, None if other is cell else found)
-        rows.append(row)
+        if said and "nll" in result:
+            value, error = comparisons.perplexity(result["nll"], result["tokens"])
+            _, low, high, documents = comparisons.perplexity_interval(result["nll"], result["tokens"])
+            row = {"model": model, "method": method, "corpus": said[1], "split": said[2]}
+            row |= {"value": value, "error": error, "low": low, "high": high, "documents": documents}
+            for reference in references:
+                other = stored.get((model, reference, task), {"result": {}})["result"].get("nll")
+                there = other is not None and reference != method
+                row |= ends(reference, comparisons.change(other, result["nll"], result["tokens"]) if there else None)
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
 def ranges(profile: dict) -> pd.DataFrame:
-    """Perplexity of every layer range that was tried.
-
-    Columns: model, method, start, end (open), layers, value, error, documents, tuned (the method's best), by
-    :func:`ends` "above" (how much higher it is than the best, paired by document), and alike (not told from the best).
+    """Perplexity of every layer range: model, method, start, end (open), layers, value, error, documents, tuned (the
+    best), by :func:`ends` "above" (how much higher than the best, paired by document), alike (not told from the best).
     """
     tried, rows = {}, []
     for (model, method, task), cell in data.cells(profile["name"], "baselines").items():
         if task.startswith("range-") and "nll" in cell["result"]:
-            tried.setdefault((model, method), {})[tuple(map(int, task.split("-")[1:]))] = cell["result"]
-    for (model, method), results in tried.items():
-        best = min(results.values(), key=lambda result: sum(result["nll"]) / sum(result["tokens"]))
-        for (start, end), result in results.items():
-            nll, tokens = result["nll"], result["tokens"]
+            tried.setdefault((model, method), []).append((*map(int, task.split("-")[1:]), cell["result"]))
+    for (model, method), found in tried.items():
+        best = min((result for *_, result in found), key=lambda result: sum(result["nll"]) / sum(result["tokens"]))
+        for start, end, result in found:
             row = {"model": model, "method": method, "start": start, "end": end, "layers": end - start}
-            row |= dict(zip(("value", "error"), comparisons.perplexity(nll, tokens), strict=True))
-            above = comparisons.change(best["nll"], nll, tokens)
-            row |= {"documents": len(nll), "tuned": result is best} | ends("above", above)
+            row["value"], row["error"] = comparisons.perplexity(result["nll"], result["tokens"])
+            above = comparisons.change(best["nll"], result["nll"], result["tokens"])
+            row |= {"documents": above.n, "tuned": result is best} | ends("above", above)
             rows.append(row | {"alike": not above.low > 0})
     return pd.DataFrame(rows)
 
@@ -157,14 +141,14 @@ def pruning_ratios(profile: dict) -> Table:
     rows = []
     for model, config in accounting.paper_configs().items():
         groups = sum(total for total, _ in accounting.count_groups(config))
-        channels = config.num_hidden_layers * config.intermediate_size
         mine = alphas[(alphas["model"] == model) & (alphas["task"] == "wikitext")]
         harp = PruningPlan.value_only(config.num_hidden_layers, dict(zip(mine["layer"], mine["value"], strict=True)))
         taken = accounting.top_groups_plan(config, round(printed[model, "flap", "head_ratio"] * groups))
         target = accounting.removed_fraction(config, taken)
         ratios = {"flap": 100 * target, "harp": 100 * accounting.removed_fraction(config, harp)}
         needed = accounting.ffn_channels_for(config, harp, target)
-        row = {"model": model, "needed": needed / channels, "official": official[model]}
+        needed /= config.num_hidden_layers * config.intermediate_size
+        row = {"model": model, "needed": needed, "official": official[model]}
         rows.append(row | {f"{m} printed": printed[model, m, "removed_fraction"] for m in ratios} | ratios)
     columns = {"model": "{model}", "baselines: computed": "{flap:.2f} %", "printed": "{flap printed:.1f} %"}
     columns |= {"HARP: computed": "{harp:.2f} %", "printed ": "{harp printed:.1f} %"}
@@ -181,21 +165,18 @@ def efficiency(profile: dict, kind: str) -> pd.DataFrame:
     """
     rows = []
     for (model, _, task), cell in data.cells(profile["name"], "efficiency").items():
-        name, _, length = task.partition("-")
-        if name != kind or "failed" in cell["result"]:
-            continue
-        result = cell["result"]
+        (name, _, length), result = task.partition("-"), cell["result"]
+        seconds = result.get("seconds", {}) if name == kind else {}
         counts = {f"flops {pairs}": counted for pairs, counted in result.get("flops", {}).items()}
         counts |= {name: result[name] for name in ("bytes", "cache_bytes", "peak_bytes") if name in result}
-        seconds = result["seconds"]
-        for variant in [name for name in VARIANTS if name in seconds]:
+        for variant in filter(seconds.get, VARIANTS):
             row = {"model": model, "length": int(length), "variant": variant, "repetitions": len(seconds[variant])}
             row |= ends("seconds", comparisons.mean_interval(seconds[variant]))
             for other in ("dense", "thinned"):
                 there = other in seconds and other != variant
                 row |= ends(f"of {other}", comparisons.time_ratio(seconds[other], seconds[variant]) if there else None)
-            mine = {name: counted[variant] for name, counted in counts.items() if counted.get(variant) is not None}
-            row |= mine | {f"{name} of dense": value / counts[name]["dense"] for name, value in mine.items()}
+            row |= {name: own[variant] for name, own in counts.items() if own.get(variant) is not None}
+            row |= {f"{name} of dense": row[name] / own["dense"] for name, own in counts.items() if name in row}
             rows.append(row)
     return pd.DataFrame(rows).sort_values(["model", "length"], kind="stable") if rows else pd.DataFrame()
 
