@@ -5,6 +5,7 @@ Claims are in ``data/paper/claims.yaml``, what is true of the theorems in ``data
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import pandas as pd
@@ -13,10 +14,11 @@ from IPython.display import Markdown
 
 from harp_lib import config
 from harp_lib.measure.models import display_name
-from harp_lib.report import data, table
-from harp_lib.report.claims import layer_tests  # noqa: F401 (its tests register themselves)
-from harp_lib.report.claims.score_tests import NOTHING, TESTS, Finding, Outcome, paper_model, weakest
+from harp_lib.report import data, markdown, table
+from harp_lib.report.claims import layer_tests, score_tests
+from harp_lib.report.claims.score_tests import NOTHING, Finding, Outcome, paper_model, weakest
 
+TESTS = vars(score_tests) | vars(layer_tests)  # by name
 ORDER = ("measured", "ours", "counted", "theorem")  # of the kinds, in a notebook's verdict
 TRUTHS = ("not run", "unclear", "false", "true if", "true")  # the first that applies to a part decides
 MOST = 6  # rows of a notebook's verdict
@@ -51,25 +53,13 @@ def over_models(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 def judge(profile: Mapping[str, Any], notebook: str | None = None) -> pd.DataFrame:
-    """Every claim but the errata, on every model.
+    """Every claim but the errata, or those of one notebook, on every model, by what is stored of a profile.
 
-    Parameters
-    ----------
-    profile : dict
-        Its stored results are judged, this checkout's or else the committed reference.
-    notebook : str, optional
-        Judge the claims of this one only.
-
-    Returns
-    -------
-    DataFrame
-        One row for each claim and model: id, kind, notebook, statement, where, model ("" where none has to run) and
-        ``outcome`` (an :class:`Outcome`; of a theorem true, false, true if). Of the finding that decides: value, low,
-        high, n, unit, about, reason and paper (the same number there, of each of its models); ``held`` of ``parts``
-        findings are reproduced.
+    Columns: id, kind, notebook, statement, where, model ("" where none has to run), outcome (an :class:`Outcome`; of a
+    theorem true, false, true if). Of the finding that decides: value, low, high, n, unit, about, reason and paper
+    (the same number there, of each of its models); ``held`` of ``parts`` findings are reproduced.
     """
-    source, truths = data.Source(profile["name"]), theorems(profile).set_index("statement")
-    rows = []
+    truths, read, rows = theorems(profile).set_index("statement"), cache(data.cells), []
     for claim in load_claims():
         if claim["kind"] == "erratum" or notebook not in (None, claim["notebook"]):
             continue
@@ -81,12 +71,13 @@ def judge(profile: Mapping[str, Any], notebook: str | None = None) -> pd.DataFra
             remarks = "; ".join(filter(None, parts.loc[parts["truth"] == truth, "remark"]))
             rows.append(about | {"model": "", "outcome": truth, "about": remarks, "n": parts["draws"].max()})
             continue
-        function, store = TESTS[test]
-        for model in source.models(arguments.get("store", store)) or [""] if store else [""]:
+        store = claim.get("store", "")
+        stored = read(profile["name"], store) if store else ()
+        for model in dict.fromkeys(model for model, *_ in stored) or [""]:
             if paper_model(model) in claim.get("not_of", ()):
                 continue
             try:
-                findings = function(source, model, **arguments)
+                findings = list(TESTS[test](data.Source(profile["name"], store, model, read), **arguments))
             except data.Missing as missing:
                 findings = [Finding(NOTHING, reason=str(missing))]
             outcomes, decides = [found.outcome for found in findings], weakest(findings)
@@ -101,12 +92,9 @@ def judge(profile: Mapping[str, Any], notebook: str | None = None) -> pd.DataFra
 def theorems(profile: Mapping[str, Any]) -> pd.DataFrame:
     """The paper's definitions, lemmas, theorem and proposition, each with what is true of it.
 
-    Returns
-    -------
-    DataFrame
-        statement, notebook, says, truth (true, false, true if; ``unclear`` where the stored checks say otherwise, ``not
-        run`` without them), remark (the condition, or why not), draws (random ones that checked it), counterexample
-        (the calls that refute it).
+    Columns: statement, truth (true, false, true if; ``unclear`` where the stored checks say otherwise, ``not run``
+    without them), remark (the condition, or why not), draws (random ones that checked it), notebook, says,
+    counterexample (the calls that refute it).
     """
     checks, examples = (data.table(profile["name"], "theory", task) for task in ("draws", "counterexamples"))
     rows = []
@@ -139,8 +127,7 @@ def counts(judged: pd.DataFrame) -> pd.Series:
 def show(notebook: str, profile: Mapping[str, Any]) -> Markdown:
     """The verdict of a notebook: at most six claims, each with its number, the paper's, and what follows."""
     mine = judge(profile, notebook).sort_values("kind", key=lambda kinds: kinds.map(ORDER.index), kind="stable")
-    chosen = mine[mine["id"].isin(mine["id"].unique()[:MOST])]
-    return Markdown(worded(chosen).to_markdown(index=False, disable_numparse=True))
+    return Markdown(markdown(worded(mine[mine["id"].isin(mine["id"].unique()[:MOST])])))
 
 
 def listed(judged: pd.DataFrame, kind: str) -> Markdown:
@@ -148,7 +135,7 @@ def listed(judged: pd.DataFrame, kind: str) -> Markdown:
     chosen = judged[judged["kind"] == kind].sort_values("notebook", kind="stable")
     frame = worded(chosen)
     frame.insert(0, "notebook", list(over_all(chosen)["notebook"]))
-    return Markdown(frame.to_markdown(index=False, disable_numparse=True))
+    return Markdown(markdown(frame))
 
 
 def worded(judged: pd.DataFrame) -> pd.DataFrame:
@@ -156,13 +143,12 @@ def worded(judged: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for claim in over_all(judged).to_dict("records"):
         mine = judged[judged["id"] == claim["id"]].to_dict("records")
-        several = len(mine) > 1
-        here = "<br>".join((f"{display_name(row['model'])}: " if several else "") + _here(row) for row in mine)
+        here = [(f"{display_name(row['model'])}: " if len(mine) > 1 else "") + _here(row) for row in mine]
         number = ", ".join(dict.fromkeys(f"{row['n']:,.0f}" for row in mine if row["n"] > 0))
         told = [(row["unit"], sorted(row["paper"])) for row in mine if isinstance(row.get("paper"), tuple)]
         ends = dict.fromkeys(_number(unit, *dict.fromkeys((own[0], own[-1]))) for unit, own in told if own)
-        ours = " *(ours)*" if claim["kind"] == "ours" else ""
-        rows.append((claim["statement"] + ours, here, number, "<br>".join(ends), f"**{claim['outcome']}**"))
+        said = claim["statement"] + " *(ours)*" * (claim["kind"] == "ours")
+        rows.append((said, "<br>".join(here), number, "<br>".join(ends), f"**{claim['outcome']}**"))
     return pd.DataFrame(rows, columns=["claim", "here", "n", "the paper", "outcome"])
 
 
@@ -183,18 +169,23 @@ def _here(row: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, ("" if math.isnan(row["value"]) else number.strip(), held, row["reason"] or lacking)))
 
 
+def counted(profile: Mapping[str, Any]) -> str:
+    """How many claims were measured, and with which outcomes, in a sentence."""
+    number = counts(judge(profile))
+    said = [f"**{count} {outcome}**" for outcome, count in number.items() if count]
+    return f"{number.sum()} claims of the paper need a model to be measured: {', '.join(said)}."
+
+
 def headline(profile: Mapping[str, Any]) -> str:
     """Does HARP lead the baselines here, by how much, on how many questions? One sentence."""
     known = judge(profile, "05").query("id == 'generation-parameters'").dropna(subset="value")
     if known.empty:
         return "Whether HARP leads the baselines has not been measured here."
     leads = {Outcome.REPRODUCED: "HARP+FLAP leads", Outcome.NOT: "HARP+FLAP does not lead"}
-    asked = "home-made questions" if profile["datasets"] == "embedded" else "questions"
-    parts = [
-        f"{leads.get(row['outcome'], 'no lead of HARP+FLAP can be told')} on {display_name(row['model'])}: {_here(row)}"
-        f", the closest baseline, on {row['n']:.0f} {asked}"
-        for row in known.to_dict("records")
-    ]
+    asked, parts = "home-made questions" if profile["datasets"] == "embedded" else "questions", []
+    for row in known.to_dict("records"):
+        lead = f"{leads.get(row['outcome'], 'no lead of HARP+FLAP can be told')} on {display_name(row['model'])}"
+        parts.append(f"{lead}: {_here(row)}, the closest baseline, on {row['n']:.0f} {asked}")
     return f"At equal parameters, on average of the generation tasks, {'; '.join(parts)}."
 
 
