@@ -1,8 +1,7 @@
 """From stored cells to figures and tables. A report never loads a model.
 
 A figure is a function ``profile -> Figure`` under ``@figure(stores…)``, a table is ``profile -> DataFrame`` (or a pair:
-what people read, and the numbers unrounded) under ``@table(stores…)``; both may return None where there is nothing to
-show. The function's name is the file's name.
+what people read, and the numbers unrounded) under ``@table(stores…)``. The function's name is the file's name.
 """
 
 import re
@@ -19,6 +18,7 @@ from harp_lib import config
 
 FORMATS = {"png": None, "pdf": {"CreationDate": None}, "svg": {"Date": None}}  # and what dates a file
 MODULES = ("figures_layers", "figures_harp", "figures_costs", "figures_scores", "scores", "tables", "claims")
+_ENTRIES: dict[str, "Entry"] = {}
 BLOCK = re.compile(r"(<!-- begin (\w+)(?: of (\w+))? -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 
@@ -30,11 +30,8 @@ class Entry(NamedTuple):
     is_table: bool
 
 
-_ENTRIES: dict[str, Entry] = {}
-
-
 def figure(*stores: str, is_table: bool = False) -> Callable:
-    """Register a function that returns a figure of :mod:`plots`, or a table."""
+    """Register a function that returns a figure of :mod:`plots` or a table, or None where there is nothing to show."""
 
     def register(make: Callable) -> Callable:
         _ENTRIES[make.__name__] = Entry(make, stores, is_table)
@@ -54,10 +51,7 @@ def entries() -> dict[str, Entry]:
 
 
 def show(name: str, profile: dict) -> Any:
-    """Make a figure or table, write its files under ``figures/<profile>/``, and return it for a notebook to display.
-
-    ``profile`` is what ``load_profile`` returns. Where there is nothing to show, what is displayed says so.
-    """
+    """Make a figure or table, write its files under ``figures/<profile>/``, and return what a notebook displays."""
     known = entries()
     if name not in known:
         raise ValueError(f"unknown figure or table {name!r}; choose from {', '.join(sorted(known))}")

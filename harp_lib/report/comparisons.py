@@ -23,26 +23,19 @@ class Interval(NamedTuple):
     high: float
     n: int = 0
 
-    def __neg__(self) -> "Interval":
-        return Interval(-self.value, -self.high, -self.low, self.n)
+    def __rsub__(self, whole: float) -> "Interval":
+        return Interval(whole - self.value, whole - self.high, whole - self.low, self.n)
 
     def __mul__(self, factor: float) -> "Interval":
         return self.mapped(lambda end: end * factor)
 
-    def mapped(self, rising: Callable[[float], float]) -> "Interval":
+    def mapped(self, rising: Callable[..., float], *arguments: float) -> "Interval":
         """The same in other units, or as what rises with it."""
-        return Interval(*(float(rising(end)) for end in self[:3]), self.n)
-
-    def within(self, least: float, most: float) -> "Interval":
-        """Of a quantity that cannot be beyond some ends."""
-        return Interval(self.value, *np.clip((self.low, self.high), least, most).tolist(), self.n)
-
-
-# ---- documents and repetitions: Student's t
+        return Interval(*(float(rising(end, *arguments)) for end in self[:3]), self.n)
 
 
 def mean_interval(amounts: Sequence[float], counts: Sequence[float] | None = None) -> Interval:
-    """Mean over documents or repetitions; with counts of each a ratio of sums."""
+    """Mean over documents or repetitions, by Student's t; with counts of each a ratio of sums."""
     rate, error = _rate(amounts, np.ones(len(amounts)) if counts is None else counts)
     reach = stats.t.ppf(0.975, len(amounts) - 1) * error if len(amounts) > 1 else np.nan
     return Interval(float(rate), float(rate - reach), float(rate + reach), len(amounts))
@@ -54,22 +47,14 @@ def perplexity(nll: Sequence[float], counts: Sequence[int]) -> tuple[float, floa
     return float(np.exp(rate)), float(np.exp(rate) * error)
 
 
-def perplexity_interval(nll: Sequence[float], counts: Sequence[int]) -> Interval:
-    """The same with its interval, by Student's t on the logarithm."""
-    return mean_interval(nll, counts).mapped(np.exp)
-
-
 def log_change(first: Sequence[float], second: Sequence[float], counts: Sequence[int]) -> Interval:
     """How much higher the second log perplexity is than the first on the same documents, in nats per token."""
     return mean_interval(np.asarray(second, float) - np.asarray(first, float), counts)
 
 
 def change(first: Sequence[float], second: Sequence[float], counts: Sequence[int]) -> Interval:
-    """How much higher the second perplexity is than the first, as a fraction (``second / first - 1``).
-
-    With few documents a bootstrap interval would be too narrow; Student's t on the log ratio is not.
-    """
-    return log_change(first, second, counts).mapped(np.expm1)
+    """How much higher the second perplexity is than the first, as a fraction (``second / first - 1``)."""
+    return log_change(first, second, counts).mapped(np.expm1)  # of few documents a bootstrap would be too narrow
 
 
 def time_ratio(first: Sequence[float], second: Sequence[float]) -> Interval:
@@ -95,9 +80,6 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> Interva
     return Interval(rho, float(np.tanh(centre - reach)), float(np.tanh(centre + reach)), number)
 
 
-# ---- questions: intervals with two pseudo-observations
-
-
 def paired_difference(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interval:
     """How much higher the first of two models scores, averaged over tasks, from their answers to the same questions.
 
@@ -120,9 +102,8 @@ def paired_difference(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) 
 def bootstrap(tasks: Sequence[np.ndarray], seed: int = 0) -> np.ndarray:
     """Mean scores (DRAWS, M, T) on questions drawn with replacement, the same questions for all methods.
 
-    Of each of T tasks it takes the scores (M, questions) of M methods, from 0 to 1. Two more observations, shared by
-    the tasks, on which each method is right or wrong by a toss of a coin, are drawn from as well: those of
-    :func:`paired_difference`, for any number of methods.
+    Of each of T tasks it takes the scores (M, questions) of M methods, from 0 to 1. As in :func:`paired_difference`
+    two more observations are shared by the tasks; on these each method is right or wrong by a toss of a coin.
     """
     random, drawn = np.random.default_rng(seed), []
     for scores in tasks:

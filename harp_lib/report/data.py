@@ -23,10 +23,10 @@ _QUANTITIES = {
     ("item",): "layers",
 }
 AXES = {name: axes for axes, names in _QUANTITIES.items() for name in names.split(", ")}
-"""What each index of a stored quantity counts, from the outside in; a quantity that is not here is a single number.
+"""What each index of a stored quantity counts, from the outside in, or fewer; one that is not here is a single number.
 
-A list counts from 0 and a dictionary has its keys, as numbers where they are numbers. Axes may be fewer than are named.
-Of hidden states, as in ``similarity``, layer i is what enters layer i, and one more is what leaves the last.
+A list counts from 0 and a dictionary has its keys, as numbers where they are numbers. Of hidden states, as in
+``similarity``, layer i is what enters layer i, and one more is what leaves the last.
 """
 
 _OTHERWISE = {  # tasks whose cells mean something else by the same name
@@ -44,10 +44,9 @@ _TASKS = (  # what the names of cells say: columns of their own
 
 def cells(profile: str, experiment: str) -> Cells:
     """The cells of an experiment: this checkout's, or the committed reference, or none."""
-    try:
+    with suppress(FileNotFoundError):
         return read_results(profile, experiment)
-    except FileNotFoundError:
-        return {}
+    return {}
 
 
 def tidy(profile: str, experiment: str, *quantities: str) -> pd.DataFrame:
@@ -103,11 +102,7 @@ def table(profile: str, experiment: str, task: str) -> pd.DataFrame:
 
 
 def paper(name: str) -> pd.DataFrame:
-    """A table or figure of the paper: ``data/paper/<name>.csv``.
-
-    Columns model (as the paper spells it), method, task, quantity and value, and axes where it has them. Scores and
-    shares are in per cent, as printed; "all" stands where a number belongs to no single model, method or task.
-    """
+    """A table or figure of the paper: scores in per cent, and "all" where there is no single model, method or task."""
     return pd.read_csv(config.PAPER / f"{name}.csv")
 
 
@@ -144,17 +139,11 @@ class Source:
         return found
 
     def answers(self, methods: Iterable[str], tasks: Iterable[str]) -> dict[str, pd.DataFrame]:
-        """Scores of the tasks that the dense model and all the methods have: every average is of these.
-
-        By task, question × method. Those of the ablations that are HARP's and the dense model's are in the main tables.
-        """
-        known = self.cells("main_tables") | self.cells(self.store)
+        """By task, question × method, of the tasks that the dense model and all methods have: averages are of these."""
+        known = self.cells("main_tables") | self.cells(self.store)  # the ablations' HARP and dense model are there
         known = {key: cell["result"].get("scores") for key, cell in known.items()}
-        found = {}
-        for task in tasks:
-            own = {method: known.get((method, task)) for method in ("dense", *methods)}
-            if all(own.values()):
-                found[task] = pd.DataFrame(own)
+        asked = {task: {method: known.get((method, task)) for method in ("dense", *methods)} for task in tasks}
+        found = {task: pd.DataFrame(scores) for task, scores in asked.items() if all(scores.values())}
         if not found:
             raise Missing(f"needs scores of {self.store}")
         return found

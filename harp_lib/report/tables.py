@@ -104,7 +104,7 @@ def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
         if not said or "nll" not in result:
             continue
         value, error = comparisons.perplexity(result["nll"], result["tokens"])
-        _, low, high, documents = comparisons.perplexity_interval(result["nll"], result["tokens"])
+        _, low, high, documents = comparisons.mean_interval(result["nll"], result["tokens"]).mapped(np.exp)
         row = {"model": model, "method": method, "corpus": said[1], "split": said[2]}
         row |= {"value": value, "error": error, "low": low, "high": high, "documents": documents}
         for reference in references:

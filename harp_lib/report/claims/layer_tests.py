@@ -1,22 +1,23 @@
 """The tests of layers, perplexities and times, most of them of one claim."""
 
+from functools import partial
+
 import numpy as np
 from scipy import stats
 
 from harp_lib import accounting
 from harp_lib.measure.text import TITLES as CORPORA
-from harp_lib.methods import TITLES
 from harp_lib.report.claims.score_tests import NOTHING, PLANS, Finding, named_in, paper_model, weakest
 from harp_lib.report.comparisons import Interval, change, mean_interval, rank_correlation, time_ratio
-from harp_lib.report.data import Missing, paper, tidy
+from harp_lib.report.data import Missing, paper
 from harp_lib.report.tables import interval, paper_times, pruning_ratios, ranges
 
 EXACT = 1 - 1e-9
 CHANGED = 0.05  # a norm that is further from what it was than this has changed
 OF = {  # what is taken of a document, in which unit, and what that is
-    "median": ("median", "", "is the median"),
-    "highest": ("max", "", "is the highest"),
-    "changed": (lambda norms: np.mean(np.abs(norms - 1) > CHANGED), "share", "of the heads"),
+    "median": (np.median, "", "is the median"),
+    "highest": (np.max, "", "is the highest"),
+    "changed": (lambda norms, axis: np.mean(np.abs(norms - 1) > CHANGED, axis), "share", "of the heads"),
 }
 
 
@@ -25,28 +26,24 @@ def exactly(value: float, n: int) -> Interval:
     return Interval(float(value), float(value), float(value), int(n))
 
 
-# ---- layers: notebooks 01, 02, 03, 06
-
-
 def of_documents(source, method, quantities, of, goal, depth=0.0):
     """What the layers above a share of the depth have in a document, on average of each corpus."""
-    texts, (take, unit, about) = [text for text in source.of(method) if text in CORPORA], OF[of]
-    frame = tidy(source.profile, source.store, *quantities)
-    frame = frame[(frame["model"] == source.model) & (frame["method"] == method)]
-    layers = 1 + frame.groupby("quantity")["layer"].max().min()  # what leaves the last layer is left out
-    high = frame[frame["layer"].between(np.ceil(depth * layers), layers - 1)]
-    for text in texts:
-        values = high[high["task"] == text].groupby("document")["value"].agg(take)
-        yield Finding(mean_interval(values), unit, f"{about} on {CORPORA[text]}", goal)
+    take, unit, about = OF[of]
+    for text, result in source.of(method).items():
+        if text in CORPORA:
+            parts = [np.array(result[name]) for name in quantities]  # (documents, layers, …)
+            layers = min(part.shape[1] for part in parts)  # what leaves the last layer is left out
+            high = [part[:, int(np.ceil(depth * layers)) : layers].reshape(len(part), -1) for part in parts]
+            found = mean_interval(take(np.concatenate(high, axis=1), axis=1))
+            yield Finding(found, unit, f"{about} on {CORPORA[text]}", goal)
 
 
 def small_bound(source):
     """In which share of the layers with v < 1 d(H) shrinks: the claim has a condition, and says nothing without it."""
     bound = np.array(source.result("trained", "block-bound")["v"])
     if (small := bound < 1).any():
-        texts = source.of("trained").items()
-        distances = np.array(next(result["distance"][0] for text, result in texts if text in CORPORA))
-        shrinks = (distances[1:] < distances[:-1])[small]
+        text = next(text for text in source.of("trained") if text in CORPORA)
+        shrinks = np.diff(source.result("trained", text)["distance"][0])[small] < 0
         yield Finding(exactly(shrinks.mean(), shrinks.size), "share", "of the layers with v < 1", EXACT)
     else:
         yield Finding(exactly(bound.min(), len(bound)), "", "is the smallest v", reason="v is below 1 in no layer")
@@ -93,9 +90,6 @@ def similar_layers(source):
     yield Finding(exactly(np.mean(np.isin(picked, top)), len(top)), "share", "of its layers", goal=0.5, paper=(told,))
 
 
-# ---- perplexities: notebooks 02, 03 and 04
-
-
 def _worse(source, text: str, plan: str, than: str) -> Interval:
     """How much higher perplexity is with a plan than with another on a text, as a fraction."""
     before, after = (source.result(method, text) for method in (than, plan))
@@ -104,21 +98,16 @@ def _worse(source, text: str, plan: str, than: str) -> Interval:
 
 def norm_reason(source):
     """Is the α that keeps the norm better than others that shrink, and no worse than the searched α?"""
-    pieces, keeping, searched = [], "norm-matching", "searched"
-    for plan, name in {"alpha-1": "α = 1", "reconstructing": "branch-keeping α", "constant": "α = 0.5"}.items():
-        pieces.append(Finding(_worse(source, "reading", plan, keeping), "%", f"with {name} against the norm-keeping"))
-    about = "with the norm-keeping α against the searched"
-    pieces.append(Finding(_worse(source, "reading", keeping, searched), "%", about, less=True))
-    won = _worse(source, "reading", "alpha-1", searched)
-    none = Finding(won, "%", "α = 1", reason="the search wins nothing over α = 1")
-    yield weakest(pieces) if won.low > 0 else none
+    worse, keeping = partial(_worse, source, "reading"), "norm-matching"
+    plans = {"alpha-1": "α = 1", "reconstructing": "branch-keeping α", "constant": "α = 0.5"}
+    pieces = [Finding(worse(plan, keeping), "%", f"with {plans[plan]} against the norm-keeping") for plan in plans]
+    norm = Finding(worse(keeping, "searched"), "%", "with the norm-keeping α against the searched", less=True)
+    won = Finding(worse("alpha-1", "searched"), "%", "α = 1", reason="the search wins nothing over α = 1")
+    yield weakest([*pieces, norm]) if won.interval.low > 0 else won
 
 
 def perplexity_change(source, worse, better, splits, at_most=None):
-    """How much higher perplexity is with each of some plans than with another, on each text.
-
-    In the plans' names ``{own}`` stands for the text's corpus, ``{other}`` for the other one.
-    """
+    """How much higher perplexity is with some plans than with another, on each text: ``{own}`` is its corpus."""
     texts = [text.rpartition("-") for text in source.of("dense") if text.endswith(tuple(splits))]
     word = paper("alpha_robustness").pivot_table("value", "method", "task").to_numpy()  # searched on × evaluated on
     told = {"goal": at_most, "less": True, "paper": tuple((word[::-1] / word).diagonal() - 1)} if at_most else {}
@@ -136,22 +125,16 @@ def tuned_ranges(source, at_most):
     theirs, tried = paper("layer_ranges").set_index("model"), ranges({"name": source.profile})
     theirs = theirs[theirs.index == paper_model(source.model)]
     tried = tried[tried["model"] == source.model].merge(theirs) if len(tried) else tried
-    if tried.empty:
-        raise Missing("needs one of the paper's models")
-    found = {TITLES[row["method"]]: interval(row, "above") for row in tried.to_dict("records")}
-    yield weakest(Finding(above, "%", f"with {name}", at_most, less=True) for name, above in found.items())
+    found = [(interval(row, "above"), PLANS[row["method"]]) for row in tried.to_dict("records")]
+    pieces = [Finding(above, "%", f"with {name}", at_most, less=True) for above, name in found]
+    yield weakest(pieces, "one of the paper's models")
 
 
-def exact(source, quantity):
+def exact(source, pairs, within):
     """Which share of the printed numbers follows from the configs of the paper's models, to the printed digit."""
     rows = pruning_ratios({})[1]
-    agree = [rows[method].round(1) == rows[f"{method} printed"] for method in ("flap", "harp")]
-    if quantity == "ffn_ratios":
-        agree = [np.abs(rows["needed"] - rows["official"]) < 1e-4]
+    agree = [np.abs(rows[computed] - rows[printed]) < within for computed, printed in pairs.items()]
     yield Finding(exactly(np.mean(agree), np.size(agree)), "share", "of the printed numbers", EXACT, part=0.0)
-
-
-# ---- times and operations: notebooks 02 and 08
 
 
 def _prefills(source, against: str) -> dict[int, list[list[float]]]:
@@ -163,19 +146,14 @@ def _prefills(source, against: str) -> dict[int, list[list[float]]]:
 
 def time_saved(source, against, at="every", goal=0.0, only=None):
     """Which share of the time of a prefill HARP saves, where it is least of every length, at the longest, or at one."""
-    found, told = _prefills(source, against), tuple(1 - paper_times()) if against == "dense" else ()
-    told = told if at == "every" else told[-1:]
-    if not found:
-        raise Missing(f"needs repeated prefills of {against}")
-    if only and (at != max(found) or paper_model(source.model) != only):
-        yield Finding(NOTHING, "%", reason=f"needs {only} and {at:,} tokens", paper=told)
-        return
-    pieces = []
-    for length in found if at == "every" else [max(found)]:
-        value, low, high, n = time_ratio(*found[length])
-        saved, about = Interval(1 - value, 1 - high, 1 - low, n), f"of the time at {length:,} tokens"
-        pieces.append(Finding(saved, "%", about, goal, paper=told))
-    yield weakest(pieces)
+    start = 0 if at == "every" else -1  # of the lengths, ours and the paper's
+    found, told = _prefills(source, against), tuple(1 - paper_times())[start:] if against == "dense" else ()
+    lengths = sorted(found)[start:]
+    saved = {length: 1 - time_ratio(*found[length]) for length in lengths}
+    pieces = [Finding(saved[n], "%", f"of the time at {n:,} tokens", goal, paper=told) for n in lengths]
+    if only and pieces and (lengths != [at] or paper_model(source.model) != only):
+        pieces = [Finding(NOTHING, "%", reason=f"needs {only} and {at:,} tokens", paper=told)]
+    yield weakest(pieces, f"repeated prefills of {against}")
 
 
 def time_saved_grows(source):
@@ -197,12 +175,10 @@ def attention_share(source):
     for name, result in source.of("all", "split-").items():
         runs, length = result["seconds"]["dense"], int(name)
         if len(runs) > 1 and length != width:
-            share = mean_interval([run["attention"] / (run["attention"] + run["ffn"]) for run in runs]).within(0, 1)
+            shares = [run["attention"] / (run["attention"] + run["ffn"]) for run in runs]
             about = f"in attention at {length:,} tokens, d_ff = {width:,}"
-            pieces.append(Finding(share, "share", about, 0.5, length < width))
-    if not pieces:
-        raise Missing("needs repeated splits")
-    yield weakest(pieces)
+            pieces.append(Finding(mean_interval(shares).mapped(np.clip, 0, 1), "share", about, 0.5, length < width))
+    yield weakest(pieces, "repeated splits")
 
 
 def overtaking(source):

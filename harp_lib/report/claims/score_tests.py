@@ -1,14 +1,12 @@
 """What a test finds, the rule that says what follows, and the tests of scores and of ranks.
 
-A test is named in ``data/paper/claims.yaml``. It takes a :class:`Source` and arguments and yields findings: what has to
-hold, piece by piece; of rivals it is the closest one only, for who leads it leads them all.
+A test takes a :class:`Source` and the arguments that ``data/paper/claims.yaml`` gives it, and yields findings: what has
+to hold, piece by piece; of rivals it is the closest one only, for who leads it leads them all.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
-from itertools import chain
-from math import nan
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +18,6 @@ from harp_lib.measure.models import display_name
 from harp_lib.measure.text import TITLES as CORPORA
 from harp_lib.methods import BASELINES, TITLES
 from harp_lib.report import comparisons
-from harp_lib.report.comparisons import Interval
 from harp_lib.report.data import Missing, Source, above, chance, lacking, paper, tidy
 
 KINDS = ("generation", "discriminative")
@@ -29,9 +26,7 @@ NAMES |= {"all": list(BENCHMARKS), "longbench": list(LONGBENCH), "baselines": li
 PLANS = TITLES | {"top": "α = 1", "alpha-1": "α = 1", "searched-on-{other}": "the other α"}  # and what they are called
 PRINTED = {"main_tables": KINDS, "longbench": ("longbench",), "ablations": ("layer_selection", "alpha_ablation")}
 SPELLINGS = {hub: name for name, hub in PAPER_MODELS.items()} | {"Llama-3.1-70B": "LLaMA3.1-70B"}
-CLEAR_TREND = 0.5  # a rank correlation over the layers of a model that is smaller is not called a trend
-PAR = 1.0  # points that two averages on par may be apart
-NOTHING = Interval(nan, nan, nan)
+NOTHING = comparisons.Interval(np.nan, np.nan, np.nan)
 
 
 class Outcome(StrEnum):
@@ -47,7 +42,7 @@ class Outcome(StrEnum):
 class Finding(NamedTuple):
     """One number that decides: it speaks for a claim above ``goal`` (below it with ``less``)."""
 
-    interval: Interval
+    interval: comparisons.Interval
     unit: str = "points"
     about: str = ""
     goal: float = 0.0
@@ -61,7 +56,7 @@ class Finding(NamedTuple):
         """The one rule: the whole interval has to be on one side."""
         if self.reason:
             return Outcome.NOT_RUN if self.reason.startswith("needs") else Outcome.INCONCLUSIVE
-        interval, goal = (-self.interval, -self.goal) if self.less else (self.interval, self.goal)
+        interval, goal = (0 - self.interval, -self.goal) if self.less else (self.interval, self.goal)
         if interval.low > goal:
             return Outcome.REPRODUCED
         if self.part is not None and interval.low > self.part:
@@ -69,8 +64,10 @@ class Finding(NamedTuple):
         return Outcome.NOT if interval.high < goal else Outcome.INCONCLUSIVE
 
 
-def weakest(findings: Iterable[Finding]) -> Finding:
-    """What decides where everything has to hold."""
+def weakest(findings: Sequence[Finding], needs: str = "") -> Finding:
+    """What decides where everything has to hold; without findings it raises Missing."""
+    if not findings:
+        raise Missing(f"needs {needs}")
     order = [Outcome.NOT, Outcome.NOT_RUN, Outcome.INCONCLUSIVE, Outcome.PARTLY, Outcome.REPRODUCED]
     return min(findings, key=lambda found: (order.index(found.outcome), found.interval.value * (-1) ** found.less))
 
@@ -94,7 +91,7 @@ def named_in(names: str | Sequence[str]) -> list[str]:
 
 def score_lead(source, left, right, tasks, each=False, on_par=()):
     """By how many points ``left`` scores higher than the closest rival, on average over tasks or on each of them."""
-    rivals, goal = named_in(right), -PAR if paper_model(source.model) in on_par else 0.0
+    rivals, goal = named_in(right), -1.0 if paper_model(source.model) in on_par else 0.0  # points
     asked = source.answers((left, *rivals), named_in(tasks))
     for group in [[task] for task in asked] if each else [list(asked)]:
         means, pieces = [block[group].mean(axis=1) for block in printed(source)], []
@@ -115,7 +112,7 @@ def gap(source, left, right, tasks, elsewhere, kept=False):
     that ``left`` has of the rival's score above chance.
     """
     groups = [named_in(tasks), [task for task in named_in(elsewhere) if task not in named_in(tasks)]]
-    rivals, both = named_in(right), [*chain(*groups)]
+    rivals, both = named_in(right), groups[0] + groups[1]
 
     def lead(means: np.ndarray, group: list[str]) -> np.ndarray:  # (…, 2, T) → (…)
         if kept:
@@ -130,15 +127,15 @@ def gap(source, left, right, tasks, elsewhere, kept=False):
     known = source.answers((left, *rivals), both)
     asked = above(known)
     sides = [[task for task in group if task in asked] for group in groups]
-    if not all(sides):
-        empty = groups[bool(sides[0])]
-        reason = lacking({task: known[task] for task in empty if task in known}) or comparisons.FEW
-        yield Finding(NOTHING, reason=reason, paper=told)
-        return
-    rival = pd.DataFrame({task: asked[task].mean() for task in chain(*sides)}).reindex(rivals).mean(axis=1).idxmax()
-    pairs = [[asked[task][[left, rival]].to_numpy().T for task in side] for side in sides]
-    found = comparisons.resampled(*zip((partial(lead, group=side) for side in sides), pairs, strict=True))
-    yield Finding(found * 100, about="of the dense score" if kept else f"against {TITLES[rival]}", paper=told)
+    if all(sides):
+        means = pd.DataFrame({task: asked[task].mean() for task in sides[0] + sides[1]})
+        rival = means.loc[rivals].mean(axis=1).idxmax()
+        pairs = [[asked[task][[left, rival]].to_numpy().T for task in side] for side in sides]
+        found = comparisons.resampled(*zip((partial(lead, group=side) for side in sides), pairs, strict=True))
+        yield Finding(found * 100, about="of the dense score" if kept else f"against {PLANS[rival]}", paper=told)
+    else:
+        empty = {task: known[task] for task in groups[bool(sides[0])] if task in known}
+        yield Finding(NOTHING, reason=lacking(empty) or comparisons.FEW, paper=told)
 
 
 def ahead_of_all(source, left, right):
@@ -157,16 +154,16 @@ def ahead_of_all(source, left, right):
         yield Finding(NOTHING, reason=comparisons.FEW, paper=told)
 
 
-def rank_trend(source, method, quantities, falling=False):
+def rank_trend(source, method, quantities, goal=0.0):
     """The rank correlation of a quantity with the layer index, on each text.
 
     Where documents have it, their mean and what they differ by, for the layers of a model are all there are: it has to
-    be a clear trend. Where there is one number a layer, the interval is over layers.
+    be a clear trend, beyond the goal. Where there is one number a layer, the interval is over layers.
     """
-    frame, model, store = tidy(source.profile, source.store, *quantities), source.model, source.store
-    frame = frame.query("model == @model and method == @method and task != 'repeated-tokens'")
+    frame = tidy(source.profile, source.store, *quantities)
+    frame = frame.query("model == @source.model and method == @method and task != 'repeated-tokens'")
     if frame.empty:
-        raise Missing(f"needs {method} of {store}")
+        raise Missing(f"needs {method} of {source.store}")
     rows = paper("alpha_search").query("task == 'wikitext'").groupby("model", sort=False)
     alphas = {name: comparisons.rank_correlation(part["layer"], part["value"]).value for name, part in rows}
     removed = {"1": "queries and keys removed", "0": "all attention removed"}
@@ -174,8 +171,8 @@ def rank_trend(source, method, quantities, falling=False):
         about = removed.get(quantity) or f"on {CORPORA.get(text.removeprefix('search-'), text)}"
         if "document" in part:
             rhos = [comparisons.rank_correlation(d["layer"], d["value"]).value for _, d in part.groupby("document")]
-            rho = comparisons.mean_interval(rhos).within(-1, 1)
-            yield Finding(rho, "ρ", about, (-1) ** falling * CLEAR_TREND, falling)
+            rho = comparisons.mean_interval(rhos).mapped(np.clip, -1, 1)
+            yield Finding(rho, "ρ", about, goal, goal < 0)
         else:
-            rho, own = comparisons.rank_correlation(part["layer"], part["value"]), alphas.get(paper_model(model))
+            rho, own = comparisons.rank_correlation(part["layer"], part["value"]), alphas.get(paper_model(source.model))
             yield Finding(rho, "ρ", about, paper=(own,) if own else tuple(alphas.values())[:3])
