@@ -42,7 +42,7 @@ def small_bound(source):
     """In which share of the layers with v < 1 d(H) shrinks: the claim has a condition, and says nothing without it."""
     bound = np.array(source.result("trained", "block-bound")["v"])
     if (small := bound < 1).any():
-        text = next(text for text in source.of("trained") if text in CORPORA)
+        text = next((text for text in source.of("trained") if text in CORPORA), "text")
         shrinks = np.diff(source.result("trained", text)["distance"][0])[small] < 0
         yield Finding(exactly(shrinks.mean(), shrinks.size), "share", "of the layers with v < 1", EXACT)
     else:
@@ -108,7 +108,8 @@ def norm_reason(source):
 
 def perplexity_change(source, worse, better, splits, at_most=None):
     """How much higher perplexity is with some plans than with another, on each text: ``{own}`` is its corpus."""
-    texts = [text.rpartition("-") for text in source.of("dense") if text.endswith(tuple(splits))]
+    texts = dict.fromkeys(text for _, text in source.cells(source.store) if text.endswith(tuple(splits)))
+    texts = [text.rpartition("-") for text in texts]
     word = paper("alpha_robustness").pivot_table("value", "method", "task").to_numpy()  # searched on × evaluated on
     told = {"goal": at_most, "less": True, "paper": tuple((word[::-1] / word).diagonal() - 1)} if at_most else {}
     for own, _, split in texts:
