@@ -7,7 +7,8 @@ from harp_lib import config
 from harp_lib.measure.evaluation import BENCHMARKS, LONGBENCH
 from harp_lib.methods import BASELINES
 from harp_lib.report import claims, data
-from harp_lib.report.claims.score_tests import TESTS, Finding, Outcome, weakest
+from harp_lib.report.claims import TESTS
+from harp_lib.report.claims.score_tests import Finding, Outcome, weakest
 from harp_lib.report.comparisons import Interval
 
 R, N, O = Outcome.REPRODUCED, Outcome.NOT, Outcome.INCONCLUSIVE  # noqa: E741
@@ -146,7 +147,8 @@ def judged(claim, monkeypatch, stores):
     }
     monkeypatch.setattr(data, "cells", lambda profile, store: stores.get(store, {}))
     ((name, arguments),) = CLAIMS[claim]["test"].items()
-    return claims.together(found.outcome for found in TESTS[name][0](data.Source("none"), MODEL, **arguments))
+    source = data.Source("none", CLAIMS[claim]["store"], MODEL, data.cells)
+    return claims.together(found.outcome for found in TESTS[name](source, **arguments))
 
 
 STORES = (main_tables, ablations, longbench, alpha_search, baselines, similarity, norm_change, efficiency)

@@ -4,7 +4,6 @@ import pytest
 
 from harp_lib import config
 from harp_lib.experiments import UNITS
-from harp_lib.report import data
 from harp_lib.report.data import AXES, Missing, Source, cells, table, tidy
 
 STORES = dict.fromkeys(unit.store for unit in UNITS.values())
@@ -72,19 +71,18 @@ def test_nothing_stored_is_an_empty_frame():
     frame = tidy("none", "main_tables", "scores")
     assert frame.empty
     assert list(frame) == ["model", "method", "task", "quantity", "value"]
-    source = Source("none")
+    source = Source("none", "main_tables", "m", cells)
     with pytest.raises(Missing, match="needs harp/boolq of main_tables"):
-        source.result("main_tables", "m", "harp", "boolq")
-    with pytest.raises(Missing, match=r"needs harp/search-… of alpha_search"):
-        source.of("alpha_search", "m", "harp", "search-")
+        source.result("harp", "boolq")
+    with pytest.raises(Missing, match=r"needs harp/search-… of main_tables"):
+        source.of("harp", "search-")
     with pytest.raises(Missing, match="needs scores of main_tables"):
-        source.answers("main_tables", "m", ["harp"], ["boolq"])
+        source.answers(["harp"], ["boolq"])
 
 
-def test_answers_are_of_the_tasks_that_all_methods_have(monkeypatch):
+def test_answers_are_of_the_tasks_that_all_methods_have():
     known = {(method, task): {"scores": [1.0]} for method in ("dense", "harp") for task in ("boolq", "piqa")}
     known |= {("harp", "boolq"): {"failed": "out of memory"}}
     known = {("m", *key): {"result": result} for key, result in known.items()}
-    monkeypatch.setattr(data, "cells", lambda profile, store: known if store == "main_tables" else {})
-    source, tasks = Source("none"), ["boolq", "piqa"]
-    assert list(source.answers("ablations", "m", ["harp"], tasks)) == ["piqa"]  # those of the main tables
+    source = Source("none", "ablations", "m", lambda profile, store: known if store == "main_tables" else {})
+    assert list(source.answers(["harp"], ["boolq", "piqa"])) == ["piqa"]  # those of the main tables

@@ -93,11 +93,10 @@ def test_the_paper_stands_whole_and_ours_beneath(name, mini):
     ours = shown.iloc[begin:].set_index("method")
     assert ours.iloc[0].str.startswith("mini-").sum() >= len(first) - 1  # home-made rows say so
     assert ours.loc["HARP"].str.contains("±").any()
-    source = data.Source("mini")
-    store = "longbench" if "longbench" in name else "main_tables"
+    cells = data.cells("mini", "longbench" if "longbench" in name else "main_tables")
     for task in printed["task"].unique()[:5]:
         title = ALL_BENCHMARKS[task].title
-        if (found := source.cells(store).get((MODEL, "harp", task))) is not None:
+        if (found := cells.get((MODEL, "harp", task))) is not None:
             asked = 100 * pd.Series(found["result"]["scores"])
             assert ours.loc["HARP", title] == f"{asked.mean():.2f} ± {asked.sem():.2f}"
             assert ours.loc["questions", title] == str(len(found["result"]["scores"]))

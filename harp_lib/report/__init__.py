@@ -11,10 +11,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from IPython.display import Markdown
+from matplotlib import pyplot
+
 from harp_lib import config
 
 FORMATS = {"png": None, "pdf": {"CreationDate": None}, "svg": {"Date": None}}  # and what dates a file
 MODULES = ("figures_layers", "figures_harp", "figures_costs", "scores", "tables", "claims")
+_ENTRIES: dict[str, "Entry"] = {}
 BLOCK = re.compile(r"(<!-- begin (\w+)(?: of (\w+))? -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
 
@@ -26,22 +30,17 @@ class Entry(NamedTuple):
     is_table: bool
 
 
-_ENTRIES: dict[str, Entry] = {}
+def figure(*stores: str, is_table: bool = False) -> Callable:
+    """Register a function that returns a figure of :mod:`plots` or a table, or None where there is nothing to show."""
+
+    def register(make: Callable) -> Callable:
+        _ENTRIES[make.__name__] = Entry(make, stores, is_table)
+        return make
+
+    return register
 
 
-def figure(*stores: str) -> Callable:
-    """Register a function that returns a figure of :mod:`plots`, or None where there is nothing to draw."""
-    return partial(_register, stores=stores, is_table=False)
-
-
-def table(*stores: str) -> Callable:
-    """Register a function that returns a table, a pair (as shown, numbers for the csv), or None."""
-    return partial(_register, stores=stores, is_table=True)
-
-
-def _register(make: Callable, stores: tuple[str, ...], is_table: bool) -> Callable:
-    _ENTRIES[make.__name__] = Entry(make, stores, is_table)
-    return make
+table = partial(figure, is_table=True)
 
 
 def entries() -> dict[str, Entry]:
@@ -52,19 +51,14 @@ def entries() -> dict[str, Entry]:
 
 
 def show(name: str, profile: dict) -> Any:
-    """Make a figure or table, write its files under ``figures/<profile>/``, and return it for a notebook to display.
-
-    ``profile`` is what ``load_profile`` returns. Where there is nothing to show, what is displayed says so.
-    """
-    from IPython.display import Markdown
-
+    """Make a figure or table, write its files under ``figures/<profile>/``, and return what a notebook displays."""
     known = entries()
     if name not in known:
         raise ValueError(f"unknown figure or table {name!r}; choose from {', '.join(sorted(known))}")
-    made = _make(name, known[name], profile)[0]
+    made, _ = _make(name, known[name], profile)
     if made is None:
         return Markdown(f"*{name}: the profile {profile['name']} has nothing to show for it.*")
-    return Markdown(_markdown(made[0] if isinstance(made, tuple) else made)) if known[name].is_table else made
+    return Markdown(markdown(made[0] if isinstance(made, tuple) else made)) if known[name].is_table else made
 
 
 def redraw(profile: dict) -> list[Path]:
@@ -85,31 +79,24 @@ def _make(name: str, entry: Entry, profile: dict) -> tuple[Any, list[Path]]:
         return None, []
     folder = config.FIGURES / profile["name"]
     (folder / "tables").mkdir(parents=True, exist_ok=True)
-    file = folder / "tables" / f"{name}.csv"
+    shown, numbers = made if isinstance(made, tuple) else (made, made if entry.is_table else made.numbers)
+    csv = folder / "tables" / f"{name}.csv"
+    numbers.to_csv(csv, index=False)
     if not entry.is_table:
-        if (numbers := getattr(made, "numbers", None)) is not None:  # the frame that is drawn
-            numbers.to_csv(file, index=False)
-        return made, [file] * (numbers is not None) + _save_figure(made, folder / name)
-    shown, numbers = made if isinstance(made, tuple) else (made, made)
+        for ending, undated in FORMATS.items():
+            made.savefig(folder / f"{name}.{ending}", metadata=undated)
+            made.set_layout_engine("none")  # laid out once, the same in every format
+        pyplot.close(made)  # what is returned is displayed, once
+        return made, [csv, *(folder / f"{name}.{ending}" for ending in FORMATS)]
     latex = shown.style.hide(axis="index").format(escape="latex-math", na_rep="–").format_index(escape="latex", axis=1)
-    numbers.to_csv(file, index=False)
-    file.with_suffix(".md").write_text(_markdown(shown) + "\n", encoding="utf-8")
     bold = re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", latex.to_latex(hrules=True))
-    file.with_suffix(".tex").write_text(bold, encoding="utf-8")
-    return made, [file.with_suffix(ending) for ending in (".csv", ".md", ".tex")]
+    csv.with_suffix(".md").write_text(markdown(shown) + "\n", encoding="utf-8")
+    csv.with_suffix(".tex").write_text(bold, encoding="utf-8")
+    return made, [csv.with_suffix(ending) for ending in (".csv", ".md", ".tex")]
 
 
-def _save_figure(drawn: Any, file: Path) -> list[Path]:
-    import matplotlib.pyplot as plt
-
-    for ending, undated in FORMATS.items():
-        drawn.savefig(f"{file}.{ending}", metadata=undated)
-        drawn.set_layout_engine("none")  # laid out once, the same in every format
-    plt.close(drawn)  # what is returned is displayed, once
-    return [file.with_suffix(f".{ending}") for ending in FORMATS]
-
-
-def _markdown(shown: Any) -> str:
+def markdown(shown: Any) -> str:
+    """A table as the text that a notebook displays."""
     return shown.to_markdown(index=False, disable_numparse=True)
 
 
@@ -123,19 +110,11 @@ def rendered(text: str, profile: dict) -> str:
     """A page whose blocks are written again; one that begins with ``NAME of PROFILE`` is of that profile."""
     from harp_lib.report import claims, figures_costs, figures_harp, scores
 
-    def results(profile: dict) -> str:
-        return f"{claims.headline(profile)}\n\n{_markdown(scores.at_a_glance(profile)[0])}"
-
-    def counted(profile: dict) -> str:
-        counts = claims.counts(claims.judge(profile))
-        said = [f"**{number} {outcome}**" for outcome, number in counts.items() if number]
-        return f"{counts.sum()} claims of the paper need a model to be measured: {', '.join(said)}."
-
     blocks = {
-        "results": results,
-        "claims": counted,
+        "results": lambda profile: f"{claims.headline(profile)}\n\n{markdown(scores.at_a_glance(profile)[0])}",
+        "claims": claims.counted,
         "frontier": lambda profile: f"*{figures_harp.told(profile)}.*",
-        "refit": lambda profile: _markdown(figures_harp.refit_found(profile)),
-        "time": lambda profile: _markdown(figures_costs.time_found(profile)),
+        "refit": lambda profile: markdown(figures_harp.refit_found(profile)),
+        "time": lambda profile: markdown(figures_costs.time_found(profile)),
     }
     return BLOCK.sub(lambda b: f"{b[1]}{blocks[b[2]](config.load_profile(b[3]) if b[3] else profile)}\n{b[4]}", text)

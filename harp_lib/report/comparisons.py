@@ -23,72 +23,47 @@ class Interval(NamedTuple):
     high: float
     n: int = 0
 
-    def __neg__(self) -> "Interval":
-        return Interval(-self.value, -self.high, -self.low, self.n)
+    def __rsub__(self, whole: float) -> "Interval":
+        return Interval(whole - self.value, whole - self.high, whole - self.low, self.n)
 
     def __mul__(self, factor: float) -> "Interval":
-        """The same in other units."""
-        return Interval(self.value * factor, self.low * factor, self.high * factor, self.n)
+        return self.mapped(lambda end: end * factor)
 
-    def within(self, least: float, most: float) -> "Interval":
-        """Of a quantity that cannot be beyond some ends."""
-        return Interval(self.value, *np.clip((self.low, self.high), least, most).tolist(), self.n)
-
-
-# ---- documents and repetitions: Student's t
+    def mapped(self, rising: Callable[..., float], *arguments: float) -> "Interval":
+        """The same in other units, or as what rises with it."""
+        return Interval(*(float(rising(end, *arguments)) for end in self[:3]), self.n)
 
 
-def mean_interval(values: Sequence[float]) -> Interval:
-    """Mean over documents or repetitions."""
-    return _interval(values, np.ones(len(values)))
+def mean_interval(amounts: Sequence[float], counts: Sequence[float] | None = None) -> Interval:
+    """Mean over documents or repetitions, by Student's t; with counts of each a ratio of sums."""
+    rate, error = _rate(amounts, np.ones(len(amounts)) if counts is None else counts)
+    reach = stats.t.ppf(0.975, len(amounts) - 1) * error if len(amounts) > 1 else np.nan
+    return Interval(float(rate), float(rate - reach), float(rate + reach), len(amounts))
 
 
 def perplexity(nll: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
-    """Perplexity over documents, and the standard error that comes from having few of them.
-
-    Parameters
-    ----------
-    nll : sequence of float
-        Negative log-likelihood of each document, in nats.
-    counts : sequence of int
-        What it is divided by: predicted tokens, or words, of each document.
-    """
+    """Perplexity over documents (nll in nats, for so many tokens or words), and its standard error."""
     rate, error = _rate(nll, counts)
     return float(np.exp(rate)), float(np.exp(rate) * error)
 
 
-def perplexity_interval(nll: Sequence[float], counts: Sequence[int]) -> Interval:
-    """The same with its interval, by Student's t on the logarithm."""
-    return _mapped(np.exp, _interval(nll, counts))
-
-
 def log_change(first: Sequence[float], second: Sequence[float], counts: Sequence[int]) -> Interval:
     """How much higher the second log perplexity is than the first on the same documents, in nats per token."""
-    return _interval(np.asarray(second, float) - np.asarray(first, float), counts)
+    return mean_interval(np.asarray(second, float) - np.asarray(first, float), counts)
 
 
 def change(first: Sequence[float], second: Sequence[float], counts: Sequence[int]) -> Interval:
-    """How much higher the second perplexity is than the first, as a fraction (``second / first - 1``).
-
-    With few documents a bootstrap interval would be too narrow; Student's t on the log ratio is not.
-    """
-    return _mapped(np.expm1, log_change(first, second, counts))
+    """How much higher the second perplexity is than the first, as a fraction (``second / first - 1``)."""
+    return log_change(first, second, counts).mapped(np.expm1)  # of few documents a bootstrap would be too narrow
 
 
 def time_ratio(first: Sequence[float], second: Sequence[float]) -> Interval:
     """How many times ``first`` the times in ``second`` are: the geometric mean, paired by repetition."""
-    return _mapped(np.exp, mean_interval(np.log(second) - np.log(first)))
-
-
-def _interval(amounts: Sequence[float], counts: Sequence[float]) -> Interval:
-    """A ratio of sums over documents, with its interval by Student's t."""
-    rate, error = _rate(amounts, counts)
-    reach = stats.t.ppf(0.975, len(counts) - 1) * error if len(counts) > 1 else np.nan
-    return Interval(float(rate), float(rate - reach), float(rate + reach), len(counts))
+    return mean_interval(np.log(second) - np.log(first)).mapped(np.exp)
 
 
 def _rate(amounts: Sequence[float], counts: Sequence[float]) -> tuple[float, float]:
-    """A ratio of sums over documents and its standard error, by the delta method."""
+    """A ratio of sums over documents and its standard error, by the delta method; nan for one document."""
     amounts, counts = np.asarray(amounts, float), np.asarray(counts, float)
     number, rate = len(amounts), amounts.sum() / counts.sum()
     residuals = amounts - rate * counts
@@ -96,39 +71,21 @@ def _rate(amounts: Sequence[float], counts: Sequence[float]) -> tuple[float, flo
     return rate, error
 
 
-def _mapped(function: np.ufunc, interval: Interval) -> Interval:
-    return Interval(*(float(function(end)) for end in interval[:3]), interval.n)
-
-
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> Interval:
     """Spearman's ρ, with the interval of Bonett and Wright (2000) over items; nan where one side is constant."""
-    if min(len(set(first)), len(set(second))) < 2:
-        return Interval(np.nan, np.nan, np.nan, len(first))
-    rho = float(stats.spearmanr(first, second).statistic)
-    if len(first) < 4:
-        return Interval(rho, np.nan, np.nan, len(first))
-    reach = stats.norm.ppf(0.975) * np.sqrt((1 + rho**2 / 2) / (len(first) - 3))
+    number, varied = len(first), min(len(set(first)), len(set(second))) > 1
+    rho = float(stats.spearmanr(first, second).statistic) if varied else np.nan
+    reach = stats.norm.ppf(0.975) * np.sqrt((1 + rho**2 / 2) / (number - 3)) if number > 3 else np.nan
     centre = np.arctanh(np.clip(rho, -1 + 1e-9, 1 - 1e-9))
-    return Interval(rho, float(np.tanh(centre - reach)), float(np.tanh(centre + reach)), len(first))
-
-
-# ---- questions: intervals with two pseudo-observations
+    return Interval(rho, float(np.tanh(centre - reach)), float(np.tanh(centre + reach)), number)
 
 
 def paired_difference(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interval:
     """How much higher the first of two models scores, averaged over tasks, from their answers to the same questions.
 
-    Parameters
-    ----------
-    pairs : sequence of (first, second)
-        For each task, the scores (from 0 to 1) of both models, question by question.
-
-    Returns
-    -------
-    Interval
-        Mean over tasks of the difference of their mean scores; the 95 % interval adds half an observation to each of
-        the four outcomes of a pair (Agresti and Min, 2005), so that it has a width where both models are always wrong,
-        as a bootstrap has not. Several tasks share these two observations: two in each would add up to a bias.
+    Of each task it takes the scores (0 to 1) of both, question by question. The 95 % interval adds half an observation
+    to each of the four outcomes of a pair (Agresti and Min, 2005), so that it has a width where both models are always
+    wrong, as a bootstrap has not. Several tasks share these two observations: two in each would add up to a bias.
     """
     added = 2 / len(pairs)
     means, shrunk, variances = [], [], []
@@ -143,18 +100,10 @@ def paired_difference(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) 
 
 
 def bootstrap(tasks: Sequence[np.ndarray], seed: int = 0) -> np.ndarray:
-    """Mean scores on questions drawn with replacement, the same questions for all methods.
+    """Mean scores (DRAWS, M, T) on questions drawn with replacement, the same questions for all methods.
 
-    Parameters
-    ----------
-    tasks : sequence of array (M, questions)
-        For each of T tasks, the scores (from 0 to 1) of M methods.
-
-    Returns
-    -------
-    array (DRAWS, M, T)
-        Two more observations, shared by the tasks, on which each method is right or wrong by a toss of a coin, are
-        drawn from as well: those of :func:`paired_difference`, for any number of methods.
+    Of each of T tasks it takes the scores (M, questions) of M methods, from 0 to 1. As in :func:`paired_difference`
+    two more observations are shared by the tasks; on these each method is right or wrong by a toss of a coin.
     """
     random, drawn = np.random.default_rng(seed), []
     for scores in tasks:
@@ -178,18 +127,16 @@ def resampled(*sides: tuple[Callable[[np.ndarray], np.ndarray], Sequence[np.ndar
             found.append((statistic(means), statistic(bootstrap(tasks, seed))))
     value, draws = (first - sum(second) for first, *second in zip(*found, strict=True))
     low, high = np.percentile(draws, (2.5, 97.5), method="inverted_cdf")
-    return Interval(
-        float(value), float(low), float(high), sum(scores.shape[1] for _, tasks in sides for scores in tasks)
-    )
+    number = sum(scores.shape[1] for _, tasks in sides for scores in tasks)
+    return Interval(float(value), float(low), float(high), number)
 
 
 def floor(tasks: Sequence[tuple[Sequence[float], float]]) -> str | None:
     """Why nothing can be lost on some tasks together: ``FLOOR``, ``FEW``, or None if the dense model is above chance.
 
-    Of each task it takes the scores of the dense model (0 to 1, by question) and what guessing would get.
-
-    Above is by two standard errors, at least those of guessing, so that a few lucky guesses are not taken for skill.
-    At the floor means that there were questions enough to see a lead of five points, and there is none.
+    Of each task it takes the scores of the dense model (0 to 1, by question) and what guessing would get. Above is by
+    two standard errors, at least those of guessing, so that a few lucky guesses are not taken for skill. At the floor
+    means that there were questions enough to see a lead of five points, and there is none.
     """
     if not tasks or any(len(dense) < 2 for dense, _ in tasks):
         return FEW

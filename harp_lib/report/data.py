@@ -1,8 +1,8 @@
 """Stored cells, and the paper's printed numbers, as long frames: one row for each number."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import pandas as pd
@@ -23,10 +23,9 @@ _QUANTITIES = {
     ("item",): "layers",
 }
 AXES = {name: axes for axes, names in _QUANTITIES.items() for name in names.split(", ")}
-"""What each index of a stored quantity counts, from the outside in; a quantity that is not here is a single number.
+"""What each index of a stored quantity counts, from the outside in, or fewer; one that is not here is a single number.
 
-A list counts from 0 and a dictionary has its keys, as numbers where they are numbers. A quantity may have fewer axes
-than are named here. Where a quantity belongs to the hidden states, as
+A list counts from 0 and a dictionary has its keys, as numbers where they are numbers. Of hidden states, as in
 ``similarity``, layer i is what enters layer i, and one more is what leaves the last.
 """
 
@@ -45,43 +44,51 @@ _TASKS = (  # what the names of cells say: columns of their own
 
 def cells(profile: str, experiment: str) -> Cells:
     """The cells of an experiment: this checkout's, or the committed reference, or none."""
-    try:
+    with suppress(FileNotFoundError):
         return read_results(profile, experiment)
-    except FileNotFoundError:
-        return {}
+    return {}
 
 
 def tidy(profile: str, experiment: str, *quantities: str) -> pd.DataFrame:
-    """Stored quantities of an experiment as one long frame.
+    """Stored quantities of an experiment as one long frame; ``inputs.`` leads into what a cell was computed from.
 
-    Parameters
-    ----------
-    profile, experiment : str
-        Name the stored results.
-    *quantities : str
-        Names in the cells' results; ``inputs.`` leads into what a cell was computed from.
-
-    Returns
-    -------
-    DataFrame
-        Columns model, method, task, quantity, the axes of the quantities (``AXES``), what the task's name says
-        (document, corpus, split), and value. Cells that failed have the quantity ``failed``, with the reason.
+    Columns: model, method, task, quantity, the axes of the quantities (``AXES``), what the task's name says (document,
+    corpus, split), and value. Cells that failed have the quantity ``failed``, with the reason.
     """
     rows = []
     for (model, method, task), cell in cells(profile, experiment).items():
+        said = next(filter(None, (re.fullmatch(pattern, task) for pattern in _TASKS)), None)
+        about = {name: _number(value) for name, value in said.groupdict().items()} if said else {}
         for quantity in quantities:
             name = quantity.removeprefix("inputs.")
             found = cell["result" if name == quantity else "inputs"].get(name)
             axes = _OTHERWISE.get(re.sub(r"-\d+$", "", task), {}).get(name) or AXES.get(name, ())
             if quantity == "alphas" and found:  # stored top-down
                 found = {cell["result"]["num_model_layers"] - 1 - i: alpha for i, alpha in enumerate(found)}
-            fixed = {"model": model, "method": method, "task": task, "quantity": quantity} | _said(task)
+            fixed = {"model": model, "method": method, "task": task, "quantity": quantity} | about
             for index, value in _leaves(found):
                 if len(index) > len(axes):
                     raise ValueError(f"{quantity} of {task} has {len(index)} axes; AXES names {len(axes)}")
                 rows.append(fixed | dict(zip(axes, index, strict=False)) | {"value": value})
     frame = pd.DataFrame(rows, columns=None if rows else ["model", "method", "task", "quantity", "value"])
     return frame[[*frame.columns.drop("value"), "value"]]
+
+
+def _leaves(value: Any, index: tuple = ()) -> Iterator[tuple[tuple, Any]]:
+    """Every number or string in nested lists and dictionaries, with where it stands."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(inner, (*index, _number(key)))
+    elif value is not None:
+        yield index, value
+
+
+def _number(key: Any) -> Any:
+    """A key as a number, where it is one."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(key)
+    return key
 
 
 def table(profile: str, experiment: str, task: str) -> pd.DataFrame:
@@ -95,11 +102,7 @@ def table(profile: str, experiment: str, task: str) -> pd.DataFrame:
 
 
 def paper(name: str) -> pd.DataFrame:
-    """A table or figure of the paper: ``data/paper/<name>.csv``.
-
-    Columns model (as the paper spells it), method, task, quantity and value, and axes where it has them. Scores and
-    shares are in per cent, as printed; "all" stands where a number belongs to no single model, method or task.
-    """
+    """A table or figure of the paper: scores in per cent, and "all" where there is no single model, method or task."""
     return pd.read_csv(config.PAPER / f"{name}.csv")
 
 
@@ -108,49 +111,41 @@ class Missing(Exception):
 
 
 class Source:
-    """The stored results of a profile, each store read once."""
+    """What a store holds of one model; ``read`` gives the cells of a store, as :func:`cells`."""
 
-    def __init__(self, profile: str) -> None:
-        self.profile, self.cells = profile, cache(lambda store: cells(profile, store))
+    def __init__(self, profile: str, store: str, model: str, read: Callable[[str, str], Cells]) -> None:
+        self.profile, self.store, self.model, self.read = profile, store, model, read
 
-    def models(self, store: str) -> list[str]:
-        return list(dict.fromkeys(model for model, *_ in self.cells(store)))
+    def cells(self, store: str) -> dict[tuple[str, str], dict[str, Any]]:
+        """By method and task."""
+        return {key[1:]: cell for key, cell in self.read(self.profile, store).items() if key[0] == self.model}
 
-    def result(self, store: str, model: str, method: str, task: str) -> dict[str, Any]:
+    def result(self, method: str, task: str) -> dict[str, Any]:
         """Of one cell; raises Missing where there is none, or it failed."""
-        found = self.cells(store).get((model, method, task), {}).get("result", {"failed": "not run"})
+        found = self.cells(self.store).get((method, task), {}).get("result", {"failed": "not run"})
         if "failed" in found:
-            raise Missing(f"needs {method}/{task} of {store}")
+            raise Missing(f"needs {method}/{task} of {self.store}")
         return found
 
-    def of(self, store: str, model: str, method: str, prefix: str = "") -> dict[str, dict]:
+    def of(self, method: str, prefix: str = "") -> dict[str, dict]:
         """The results of a method whose tasks begin so, by the rest of the name; raises Missing if there is none."""
         found = {
             task.removeprefix(prefix): cell["result"]
-            for (name, its, task), cell in self.cells(store).items()
-            if (name, its) == (model, method) and task.startswith(prefix) and "failed" not in cell["result"]
+            for (name, task), cell in self.cells(self.store).items()
+            if name == method and task.startswith(prefix) and "failed" not in cell["result"]
         }
         if not found:
-            raise Missing(f"needs {method}/{prefix}… of {store}")
+            raise Missing(f"needs {method}/{prefix}… of {self.store}")
         return found
 
-    def answers(self, store: str, model: str, methods: Iterable[str], tasks: Iterable[str]) -> dict[str, pd.DataFrame]:
-        """Scores of the tasks that the dense model and all the methods have: every average is of these.
-
-        By task, question × method. Those of the ablations that are HARP's and the dense model's are in the main tables.
-        """
-        stores = dict.fromkeys(("main_tables", store))
-        known = {
-            key[1:]: cell["result"] for name in stores for key, cell in self.cells(name).items() if key[0] == model
-        }
-        known = {key: result["scores"] for key, result in known.items() if result.get("scores")}
-        found = {}
-        for task in tasks:
-            own = {name: known.get((name, task)) for name in ("dense", *methods)}
-            if all(own.values()):
-                found[task] = pd.DataFrame(own)
+    def answers(self, methods: Iterable[str], tasks: Iterable[str]) -> dict[str, pd.DataFrame]:
+        """By task, question × method, of the tasks that the dense model and all methods have: averages are of these."""
+        known = self.cells("main_tables") | self.cells(self.store)  # the ablations' HARP and dense model are there
+        known = {key: cell["result"].get("scores") for key, cell in known.items()}
+        asked = {task: {method: known.get((method, task)) for method in ("dense", *methods)} for task in tasks}
+        found = {task: pd.DataFrame(scores) for task, scores in asked.items() if all(scores.values())}
         if not found:
-            raise Missing(f"needs scores of {store}")
+            raise Missing(f"needs scores of {self.store}")
         return found
 
 
@@ -167,30 +162,3 @@ def above(answers: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
 def chance(task: str) -> float:
     """What guessing scores on a task."""
     return 1 / ALL_BENCHMARKS[task].choices if ALL_BENCHMARKS[task].choices else 0.0
-
-
-def _leaves(value: Any, index: tuple = ()) -> Iterator[tuple[tuple, Any]]:
-    """Every number or string in nested lists and dictionaries, with where it stands."""
-    if isinstance(value, dict | list):
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _leaves(inner, (*index, _number(key)))
-    elif value is not None:
-        yield index, value
-
-
-def _number(key: Any) -> Any:
-    """A key as a number, where it is one."""
-    for kind in (int, float):
-        try:
-            return kind(key)
-        except ValueError:
-            pass
-    return key
-
-
-def _said(task: str) -> dict[str, Any]:
-    """What the name of a task says."""
-    for pattern in _TASKS:
-        if found := re.fullmatch(pattern, task):
-            return {name: _number(value) for name, value in found.groupdict().items() if value is not None}
-    return {}

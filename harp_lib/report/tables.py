@@ -91,7 +91,7 @@ def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
         said, result = re.fullmatch(r"(?:(.+)-)?(test|validation|train|reading)", task), cell["result"]
         if said and "nll" in result:
             value, error = comparisons.perplexity(result["nll"], result["tokens"])
-            _, low, high, documents = comparisons.perplexity_interval(result["nll"], result["tokens"])
+            _, low, high, documents = comparisons.mean_interval(result["nll"], result["tokens"]).mapped(np.exp)
             row = {"model": model, "method": method, "corpus": said[1], "split": said[2]}
             row |= {"value": value, "error": error, "low": low, "high": high, "documents": documents}
             for reference in references:

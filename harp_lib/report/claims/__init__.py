@@ -3,9 +3,8 @@
 Claims are in ``data/paper/claims.yaml``, what is true of the theorems in ``data/paper/statements.yaml``.
 """
 
-import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from functools import cache
 
 import pandas as pd
 import yaml
@@ -13,13 +12,13 @@ from IPython.display import Markdown
 
 from harp_lib import config
 from harp_lib.measure.models import display_name
-from harp_lib.report import data, table
-from harp_lib.report.claims import layer_tests  # noqa: F401 (its tests register themselves)
-from harp_lib.report.claims.score_tests import NOTHING, TESTS, Finding, Outcome, paper_model, weakest
+from harp_lib.report import data, markdown, table
+from harp_lib.report.claims import layer_tests, score_tests
+from harp_lib.report.claims.score_tests import NOTHING, Finding, Outcome, paper_model, weakest
 
+TESTS = vars(score_tests) | vars(layer_tests)  # by name
 ORDER = ("measured", "ours", "counted", "theorem")  # of the kinds, in a notebook's verdict
 TRUTHS = ("not run", "unclear", "false", "true if", "true")  # the first that applies to a part decides
-MOST = 6  # rows of a notebook's verdict
 UNITS = {  # the format of a number, what it is multiplied by before, and the unit around it
     "": ("#.2g", 1, "{}"),
     "points": ("+.1f", 1, "{} points"),
@@ -29,7 +28,7 @@ UNITS = {  # the format of a number, what it is multiplied by before, and the un
 }
 
 
-def load_claims() -> list[dict[str, Any]]:
+def load_claims() -> list[dict]:
     """All claims, in the paper's order; the file's head says what their fields are."""
     return yaml.safe_load((config.PAPER / "claims.yaml").read_text(encoding="utf-8"))
 
@@ -50,26 +49,14 @@ def over_models(outcomes: Iterable[Outcome]) -> Outcome:
     return Outcome.PARTLY if Outcome.REPRODUCED in found and len(found) > 1 else together(found)
 
 
-def judge(profile: Mapping[str, Any], notebook: str | None = None) -> pd.DataFrame:
-    """Every claim but the errata, on every model.
+def judge(profile: dict, notebook: str | None = None) -> pd.DataFrame:
+    """Every claim but the errata, or those of one notebook, on every model, by what is stored of a profile.
 
-    Parameters
-    ----------
-    profile : dict
-        Its stored results are judged, this checkout's or else the committed reference.
-    notebook : str, optional
-        Judge the claims of this one only.
-
-    Returns
-    -------
-    DataFrame
-        One row for each claim and model: id, kind, notebook, statement, where, model ("" where none has to run) and
-        ``outcome`` (an :class:`Outcome`; of a theorem true, false, true if). Of the finding that decides: value, low,
-        high, n, unit, about, reason and paper (the same number there, of each of its models); ``held`` of ``parts``
-        findings are reproduced.
+    Columns: id, kind, notebook, statement, where, model ("" where none has to run), outcome (an :class:`Outcome`; of a
+    theorem true, false, true if). Of the finding that decides: value, low, high, n, unit, about, reason and paper
+    (the same number there, of each of its models); ``held`` of ``parts`` findings are reproduced.
     """
-    source, truths = data.Source(profile["name"]), theorems(profile).set_index("statement")
-    rows = []
+    truths, read, rows = theorems(profile).set_index("statement"), cache(data.cells), []
     for claim in load_claims():
         if claim["kind"] == "erratum" or notebook not in (None, claim["notebook"]):
             continue
@@ -81,45 +68,42 @@ def judge(profile: Mapping[str, Any], notebook: str | None = None) -> pd.DataFra
             remarks = "; ".join(filter(None, parts.loc[parts["truth"] == truth, "remark"]))
             rows.append(about | {"model": "", "outcome": truth, "about": remarks, "n": parts["draws"].max()})
             continue
-        function, store = TESTS[test]
-        for model in source.models(arguments.get("store", store)) or [""] if store else [""]:
+        store = claim.get("store", "")
+        stored = read(profile["name"], store) if store else ()
+        for model in dict.fromkeys(model for model, *_ in stored) or [""]:
             if paper_model(model) in claim.get("not_of", ()):
                 continue
             try:
-                findings = function(source, model, **arguments)
+                findings = list(TESTS[test](data.Source(profile["name"], store, model, read), **arguments))
+                decides = weakest(findings, f"texts of {store}")
             except data.Missing as missing:
-                findings = [Finding(NOTHING, reason=str(missing))]
-            outcomes, decides = [found.outcome for found in findings], weakest(findings)
-            row = {"model": model} | decides.interval._asdict()
+                findings = [decides := Finding(NOTHING, reason=str(missing))]
+            outcomes = [found.outcome for found in findings]
+            row = about | {"model": model} | decides.interval._asdict()
             row |= {"unit": decides.unit, "about": decides.about, "reason": decides.reason}
             row["paper"] = tuple(value for found in findings for value in found.paper)
             row |= {"outcome": together(outcomes), "held": outcomes.count("reproduced"), "parts": len(outcomes)}
-            rows.append(about | row)
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
-def theorems(profile: Mapping[str, Any]) -> pd.DataFrame:
+def theorems(profile: dict) -> pd.DataFrame:
     """The paper's definitions, lemmas, theorem and proposition, each with what is true of it.
 
-    Returns
-    -------
-    DataFrame
-        statement, notebook, says, truth (true, false, true if; ``unclear`` where the stored checks say otherwise, ``not
-        run`` without them), remark (the condition, or why not), draws (random ones that checked it), counterexample
-        (the calls that refute it).
+    Columns: those of the file (truth is ``unclear`` where the stored checks say otherwise, ``not run`` without them),
+    draws (random ones that checked it), and counterexample (the calls that refute it).
     """
     checks, examples = (data.table(profile["name"], "theory", task) for task in ("draws", "counterexamples"))
     rows = []
     for statement in yaml.safe_load((config.PAPER / "statements.yaml").read_text(encoding="utf-8")):
-        kept, broken, refuting = (statement.get(part, []) for part in ("kept", "broken", "examples"))
-        calls, truth, draws = [f"{example}()" for example in refuting], "not run", 0
+        kept, broken, calls = (statement.get(part, []) for part in ("kept", "broken", "examples"))
+        found = {"truth": "not run", "draws": 0, "counterexample": ", ".join(calls)}
         if len(checks) and len(examples):
             violations, refuted = checks.set_index("check")["violations"], examples.set_index("call")["refuted"]
             as_said = (violations[kept] == 0).all() and (violations[broken] > 0).all() and refuted[calls].all()
-            truth = statement["truth"] if as_said else "unclear"
-            draws = int(checks["draws"].max()) if kept + broken else 0
-        row = {"statement": statement["name"], "truth": truth, "remark": statement.get("remark", ""), "draws": draws}
-        rows.append(row | {key: statement[key] for key in ("notebook", "says")} | {"counterexample": ", ".join(calls)})
+            found["truth"] = statement["truth"] if as_said else "unclear"
+            found["draws"] = int(checks["draws"].max()) if kept + broken else 0
+        rows.append({"remark": ""} | statement | found)
     return pd.DataFrame(rows)
 
 
@@ -136,34 +120,30 @@ def counts(judged: pd.DataFrame) -> pd.Series:
     return found.value_counts().reindex([str(outcome) for outcome in Outcome], fill_value=0)
 
 
-def show(notebook: str, profile: Mapping[str, Any]) -> Markdown:
+def show(notebook: str, profile: dict) -> Markdown:
     """The verdict of a notebook: at most six claims, each with its number, the paper's, and what follows."""
     mine = judge(profile, notebook).sort_values("kind", key=lambda kinds: kinds.map(ORDER.index), kind="stable")
-    chosen = mine[mine["id"].isin(mine["id"].unique()[:MOST])]
-    return Markdown(worded(chosen).to_markdown(index=False, disable_numparse=True))
+    return Markdown(markdown(worded(mine[mine["id"].isin(mine["id"].unique()[:6])])))
 
 
 def listed(judged: pd.DataFrame, kind: str) -> Markdown:
     """All claims of a kind, with the notebooks that look at them."""
-    chosen = judged[judged["kind"] == kind].sort_values("notebook", kind="stable")
-    frame = worded(chosen)
-    frame.insert(0, "notebook", list(over_all(chosen)["notebook"]))
-    return Markdown(frame.to_markdown(index=False, disable_numparse=True))
+    chosen = worded(judged[judged["kind"] == kind].sort_values("notebook", kind="stable"))
+    return Markdown(markdown(chosen.reset_index()))
 
 
 def worded(judged: pd.DataFrame) -> pd.DataFrame:
     """Claims in words, one a row: what is said, what is found here, on how much, in the paper, and the outcome."""
-    rows = []
-    for claim in over_all(judged).to_dict("records"):
+    rows, all_models = [], over_all(judged)
+    for claim in all_models.to_dict("records"):
         mine = judged[judged["id"] == claim["id"]].to_dict("records")
-        several = len(mine) > 1
-        here = "<br>".join((f"{display_name(row['model'])}: " if several else "") + _here(row) for row in mine)
+        here = [(f"{display_name(row['model'])}: " if len(mine) > 1 else "") + _here(row) for row in mine]
         number = ", ".join(dict.fromkeys(f"{row['n']:,.0f}" for row in mine if row["n"] > 0))
         told = [(row["unit"], sorted(row["paper"])) for row in mine if isinstance(row.get("paper"), tuple)]
         ends = dict.fromkeys(_number(unit, *dict.fromkeys((own[0], own[-1]))) for unit, own in told if own)
-        ours = " *(ours)*" if claim["kind"] == "ours" else ""
-        rows.append((claim["statement"] + ours, here, number, "<br>".join(ends), f"**{claim['outcome']}**"))
-    return pd.DataFrame(rows, columns=["claim", "here", "n", "the paper", "outcome"])
+        said = claim["statement"] + " *(ours)*" * (claim["kind"] == "ours")
+        rows.append((said, "<br>".join(here), number, "<br>".join(ends), f"**{claim['outcome']}**"))
+    return pd.DataFrame(rows, all_models["notebook"], ["claim", "here", "n", "the paper", "outcome"])
 
 
 def _number(unit: str, *values: float) -> str:
@@ -173,33 +153,38 @@ def _number(unit: str, *values: float) -> str:
     return whole.format(text.format(*(format(value * factor, form) for value in values))).replace("-", "−")
 
 
-def _here(row: Mapping[str, Any]) -> str:
+def _here(row: dict) -> str:
     """What decides: the number with its interval, what it is of, and why it cannot decide."""
     if row["kind"] == "theorem":
         return row["about"]
-    ends, lacking = (row["low"], row["high"]), "too few for an interval" if math.isnan(row["low"]) else ""
+    ends, lacking = (row["low"], row["high"]), "too few for an interval" if pd.isna(row["low"]) else ""
     number = _number(row["unit"], row["value"], *(ends if ends[0] < ends[1] else ())) + f" {row['about']}"
     held = f"{row['held']:.0f} of {row['parts']:.0f} parts hold" if row["parts"] > 1 else ""
-    return "; ".join(filter(None, ("" if math.isnan(row["value"]) else number.strip(), held, row["reason"] or lacking)))
+    return "; ".join(filter(None, ("" if pd.isna(row["value"]) else number.strip(), held, row["reason"] or lacking)))
 
 
-def headline(profile: Mapping[str, Any]) -> str:
+def counted(profile: dict) -> str:
+    """How many claims were measured, and with which outcomes, in a sentence."""
+    number = counts(judge(profile))
+    said = [f"**{count} {outcome}**" for outcome, count in number.items() if count]
+    return f"{number.sum()} claims of the paper need a model to be measured: {', '.join(said)}."
+
+
+def headline(profile: dict) -> str:
     """Does HARP lead the baselines here, by how much, on how many questions? One sentence."""
     known = judge(profile, "05").query("id == 'generation-parameters'").dropna(subset="value")
     if known.empty:
         return "Whether HARP leads the baselines has not been measured here."
     leads = {Outcome.REPRODUCED: "HARP+FLAP leads", Outcome.NOT: "HARP+FLAP does not lead"}
-    asked = "home-made questions" if profile["datasets"] == "embedded" else "questions"
-    parts = [
-        f"{leads.get(row['outcome'], 'no lead of HARP+FLAP can be told')} on {display_name(row['model'])}: {_here(row)}"
-        f", the closest baseline, on {row['n']:.0f} {asked}"
-        for row in known.to_dict("records")
-    ]
+    asked, parts = "home-made questions" if profile["datasets"] == "embedded" else "questions", []
+    for row in known.to_dict("records"):
+        lead = f"{leads.get(row['outcome'], 'no lead of HARP+FLAP can be told')} on {display_name(row['model'])}"
+        parts.append(f"{lead}: {_here(row)}, the closest baseline, on {row['n']:.0f} {asked}")
     return f"At equal parameters, on average of the generation tasks, {'; '.join(parts)}."
 
 
 @table()
-def claims(profile: Mapping[str, Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def claims(profile: dict) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Every claim in words, and its numbers on each model."""
     judged = judge(profile)
     return worded(judged), judged
