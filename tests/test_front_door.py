@@ -112,8 +112,8 @@ def test_thin():
     lines = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in files}
     assert max(lines.values()) <= 300, max(lines, key=lines.get)
     assert max(Counter(file.parent for file in files).values()) <= 10
-    assert sum(lines.values()) <= 9_783  # on the way to 8,500
-    assert len(files) <= 60  # on the way to 55
+    assert sum(lines.values()) <= 8_500
+    assert len(files) <= 55
     names = {
         file: ".".join(file.relative_to(CHECKOUT).with_suffix("").parts).removesuffix(".__init__") for file in files
     }
