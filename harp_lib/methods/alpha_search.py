@@ -27,12 +27,26 @@ VOLATILE = {"_name_or_path", "transformers_version", "architectures"}  # of a co
 
 @dataclass(frozen=True)
 class AlphaSearch:
-    """What a search found."""
+    """What a search found.
 
-    alphas: list[float]  # the best of each pruned layer, the top layer first, as the paper prints them
-    perplexities: dict[int, dict[float, float]]  # [layer index][alpha], per predicted token
-    seconds: float  # in all sittings of an interrupted search
-    layer_passes: int  # how often one decoder layer was run over the whole text
+    Attributes
+    ----------
+    alphas : list of float
+        The best alpha of each pruned layer, the top layer first, as the paper prints them.
+    perplexities : dict
+        ``perplexities[layer index][alpha]``, per predicted token.
+    seconds : float
+        Time spent, in all sittings of an interrupted search.
+    layer_passes : int
+        How often one decoder layer was run over the whole text.
+    num_model_layers : int
+        Decoder layers of the model.
+    """
+
+    alphas: list[float]
+    perplexities: dict[int, dict[float, float]]
+    seconds: float
+    layer_passes: int
     num_model_layers: int
 
     @property

@@ -25,11 +25,24 @@ RIDGE = 1e-3  # of the mean square of what enters
 
 @dataclass(frozen=True)
 class Refit:
-    """What was fitted; by layer v_proj.weight (K·Dh, d), o_proj.weight (d, K·Dh) and, if it has one, v_proj.bias."""
+    """What was fitted.
 
-    plan: PruningPlan  # the layers, value-only with alpha = 1
-    weights: dict[int, dict[str, torch.Tensor]]  # apply_plan(model, plan, weights=weights) puts them in
-    explained: dict[int, float]  # by layer, share of the variance of attention's output, on the calibration text
+    Attributes
+    ----------
+    plan : PruningPlan
+        The layers, value-only with alpha = 1.
+    weights : dict
+        By layer ``v_proj.weight`` (K·Dh, d), ``o_proj.weight`` (d, K·Dh) and, where the model has it, ``v_proj.bias``
+        (K·Dh,): what ``apply_plan(model, plan, weights=weights)`` puts in.
+    explained : dict
+        By layer the share of the variance of attention's output that is explained, on the calibration text.
+    seconds : float
+        Time spent.
+    """
+
+    plan: PruningPlan
+    weights: dict[int, dict[str, torch.Tensor]]
+    explained: dict[int, float]
     seconds: float
 
 
