@@ -3,14 +3,13 @@
 A new baseline is a module with ``planner(model, calibration, layers)`` and a row of ``CATALOGUE`` that names it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
 
 from harp_lib.measure.text import Tokens
-from harp_lib.methods.calibration import Planner, check_budget, equal_parts
 from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
@@ -81,6 +80,8 @@ def make_plan(
         pruned model or one that cannot be sliced, before the calibration text is read; later for a target that HARP
         exceeds because alphas are found to be 0, or one that empties a layer's FFN.
     """
+    from harp_lib.methods.calibration import check_budget, equal_parts  # here: reports want names and colours only
+
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
     takers = {"layers": BASELINES, "alphas": METHODS[-2:], "target_fraction": METHODS[-1:]}
@@ -98,7 +99,9 @@ def make_plan(
     return module.planner(model, calibration, layers, **options)(kv_groups, layers)
 
 
-def planner(method: str, model: PreTrainedModel, calibration: Tokens | None, **options: Any) -> Planner:
+def planner(
+    method: str, model: PreTrainedModel, calibration: Tokens | None, **options: Any
+) -> Callable[[int, Sequence[int]], PruningPlan]:
     """What :func:`make_plan` gives, for many budgets and ranges from one calibration; Wanda-sp wants rising ranges."""
     if method not in BASELINES:
         raise ValueError(f"{method!r} has no layer range to plan for; choose from {', '.join(BASELINES)}")
