@@ -103,6 +103,8 @@ def test_windows_visited_in_any_order_are_as_fresh_ones(tiny, tokens, method):
     plan = planner(method, model, tokens)
     for window in ([2, 3, 4], [0, 1, 2], [3, 4, 5], [1, 2, 3]):
         assert plan(3, window) == make_plan(method, model, tokens, kv_groups=3, layers=window)
+    with pytest.raises(ValueError, match="7 key/value groups cannot go"):
+        plan(7, [0, 1, 2])  # which hold six
 
 
 def test_every_method_is_described():
