@@ -172,7 +172,7 @@ def test_gain_and_single_layers():
     alphas = this.alphas(FIRST)
     text = this.text(FIRST, "validation", (3, 64))[1:2]
     one = {"1": {2: 1.0}, "0": {2: 0.0}}
-    plans = {"top-2": alphas, "top-0": dict.fromkeys(alphas, 1.0), "only-5": {5: alphas[5], 4: 1.0}, **one}
+    plans = {"top-2": alphas, "top-0": dict.fromkeys(alphas, 1.0), "top-1": {5: alphas[5], 4: 1.0}, **one}
     for name, chosen in plans.items():
         with temporarily_pruned(model, PruningPlan.value_only(6, chosen)):
             nll = total_nll(model, make_batches(text.windows))

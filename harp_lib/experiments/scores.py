@@ -95,12 +95,10 @@ def _select(job: Job, strategy: str, corpus: Corpus) -> dict[str, Any]:
 
 
 def _gain(whole: Text, document: int, searched: Mapping[int, float]) -> dict[str, Any]:
-    """Likelihood under plans that tell which searched alpha brings how much: in some layers, where others have 1."""
+    """Likelihood with the searched alpha in the k highest of the pruned layers, and 1 in those below."""
     text, order = whole[document : document + 1], sorted(searched, reverse=True)
     ones = dict.fromkeys(order, 1.0)
     plans = {f"top-{k}": ones | {layer: searched[layer] for layer in order[:k]} for k in range(len(order) + 1)}
-    plans |= {f"only-{layer}": ones | {layer: searched[layer]} for layer in order}
-    plans |= {f"without-{layer}": {**searched, layer: 1.0} for layer in order}
     nll = {name: _nll(text, alphas) for name, alphas in (plans | {"dense": {}}).items()}
     return {"nll": nll, "tokens": sum(text.tokens)}
 
