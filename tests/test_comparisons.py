@@ -55,6 +55,11 @@ def test_a_difference_has_a_width_where_both_always_fail():
     assert 0.05 < np.percentile(drawn[:, 0, 0] - drawn[:, 1, 0], 97.5) < 0.2  # a bootstrap alone would have none
 
 
+def test_many_tasks_share_what_is_added():
+    found = paired_difference([(np.ones(10), np.zeros(10))] * 8)
+    assert found.low < found.value < found.high  # two in each task would shrink it to 10 / 12
+
+
 def test_the_bootstrap_agrees_with_the_formula():
     random = np.random.default_rng(0)
     pairs = [answers(random, 60, 0.7, 0.5) for _ in range(5)]

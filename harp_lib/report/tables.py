@@ -96,8 +96,7 @@ def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
             row |= {"value": value, "error": error, "low": low, "high": high, "documents": documents}
             for reference in references:
                 other = stored.get((model, reference, task), {"result": {}})["result"].get("nll")
-                there = other is not None and reference != method
-                row |= ends(reference, comparisons.change(other, result["nll"], result["tokens"]) if there else None)
+                row |= ends(reference, other and comparisons.change(other, result["nll"], result["tokens"]))
             rows.append(row)
     return pd.DataFrame(rows)
 
