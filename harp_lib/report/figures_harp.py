@@ -135,8 +135,10 @@ def ablation_single_layers(profile: dict) -> Figure:
 
 
 def changes(profile: dict, reference: str = "dense") -> pd.DataFrame:
-    """Perplexity as a multiple of the dense model's, or of another kind's with as many layers changed: model, kind,
-    layers, corpus, perplexity, the reference's, documents, value, low, high (the multiple, paired by document), text.
+    """Perplexity as a multiple of the dense model's, or of another kind's with as many layers changed.
+
+    Columns: model, kind, layers, corpus, perplexity, the reference's, documents, value, low, high (the multiple, paired
+    by document), text.
     """
     stored, rows = data.cells(profile["name"], "frontier"), []
     for model, method, task in stored:

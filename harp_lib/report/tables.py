@@ -83,8 +83,10 @@ def method_properties(profile: dict) -> pd.DataFrame:
 
 
 def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
-    """Perplexity of each plan on each text: model, method, corpus, split (of notebook 02's, ``reading``), value, error,
-    low, high, documents; by :func:`ends` of each reference (a method) how much higher it is, paired, as a fraction.
+    """Perplexity of each plan on each text, and its paired change against other plans, as a fraction.
+
+    Columns: model, method, corpus, split (of notebook 02's, ``reading``), value, error, low, high, documents, and by
+    :func:`ends` of each reference (a method) how much higher it is.
     """
     stored, rows = data.cells(profile["name"], store), []
     for (model, method, task), cell in stored.items():
@@ -102,8 +104,10 @@ def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
 
 
 def ranges(profile: dict) -> pd.DataFrame:
-    """Perplexity of every layer range: model, method, start, end (open), layers, value, error, documents, tuned (the
-    best), by :func:`ends` "above" (how much higher than the best, paired by document), alike (not told from the best).
+    """Perplexity of every layer range that was tried.
+
+    Columns: model, method, start, end (open), layers, value, error, documents, tuned (the best), by :func:`ends`
+    "above" (how much higher than the best, paired by document), alike (not told from the best).
     """
     tried, rows = {}, []
     for (model, method, task), cell in data.cells(profile["name"], "baselines").items():
