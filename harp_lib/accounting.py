@@ -100,9 +100,13 @@ def count_groups(config: PreTrainedConfig, plan: PruningPlan | None = None) -> l
     """Key/value groups of each layer, and how many of them stay."""
     whole = [num_groups(layer.self_attn) for layer in decoder_layers(stock_model(config))]
     with pruned(config, plan) as model:
-        attention = [layer.self_attn for layer in decoder_layers(model)]
-        kept = [num_groups(each) if hasattr(each, "q_proj") else 0 for each in attention]
+        kept = [num_groups(layer.self_attn) if attends(layer) else 0 for layer in decoder_layers(model)]
     return list(zip(whole, kept, strict=True))
+
+
+def attends(layer: nn.Module) -> bool:
+    """Whether a decoder layer has queries and keys."""
+    return hasattr(layer.self_attn, "q_proj")
 
 
 def kv_bytes_per_token(
@@ -113,7 +117,7 @@ def kv_bytes_per_token(
     What a sliding window saves is not counted: once it is full, its layer takes nothing more.
     """
     with pruned(config, plan) as model:
-        cached = [layer.self_attn for layer in decoder_layers(model) if hasattr(layer.self_attn, "q_proj")]
+        cached = [layer.self_attn for layer in decoder_layers(model) if attends(layer)]
         numbers = sum(each.k_proj.out_features + each.v_proj.out_features for each in cached)
         return numbers * (dtype or model.dtype).itemsize
 
@@ -171,9 +175,8 @@ def prefill_layers(
             if not all_linear(getattr(layer, "mlp", None), FFN_PARTS):
                 parts = ", ".join(FFN_PARTS)
                 raise ValueError(f"only a gated FFN of {parts} is counted; {type(layer).__name__} has another")
-            attends = hasattr(layer.self_attn, "q_proj")
-            read = tokens if attends else read  # once one does, all tokens enter it and what lies below
-            width = layer.self_attn.o_proj.in_features if attends else 0  # H·Dh
+            read = tokens if attends(layer) else read  # once one does, all tokens enter it and what lies below
+            width = layer.self_attn.o_proj.in_features if attends(layer) else 0  # H·Dh
             reach = min(tokens, attention_window(config, index) or tokens)  # keys that a query sees at most
             pairs = tokens * reach - (reach * (reach - 1) // 2 if causal else 0)  # the first queries see fewer
             projections, ffn = (

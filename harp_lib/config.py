@@ -36,7 +36,11 @@ def slug(model: str) -> str:
 
 
 def load_profile(
-    name: str, models: list[str] | None = None, datasets: str | None = None, limit: int | None = None, as_written=False
+    name: str,
+    models: list[str] | None = None,
+    datasets: str | None = None,
+    limit: int | None = None,
+    as_written: bool = False,
 ) -> dict[str, Any]:
     """Read a profile, with the models, the data source and the rows of each task replaced where they are given.
 

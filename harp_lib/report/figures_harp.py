@@ -41,17 +41,15 @@ def alpha_curves(profile: dict) -> Figure:
     shades = zip(depths, get_cmap("viridis")(np.linspace(0.05, 0.9, len(depths))), strict=True)
     looks = {depth: Look(f"{depth:.0f} below" if depth else "top layer", shade, ".") for depth, shade in shades}
     layout = {"panel": ["model", "text"], "wrap": 2, "size": (4.4, 2.6), "share": (True, False)}
-    drawn = plots.lines(
-        frame, "alpha", "depth", looks, x="α of the layer", y="perplexity per token (log scale)", **layout
-    )
+    layout |= {"x": "α of the layer", "y": "perplexity per token (log scale)"}
+    drawn = plots.lines(frame, "alpha", "depth", looks, **layout)
     best = frame.loc[frame.groupby(["model", "text", "depth"], sort=False)["value"].idxmin()]
     for axis, part in drawn.panels:
         mine = best.loc[best.index.intersection(part.index)]
         axis.scatter(mine["alpha"], mine["value"], s=60, facecolor="none", edgecolor="black", zorder=3, label="best α")
     inner = best["alpha"].between(0, 1, inclusive="neither").sum()
-    return plots.finish(
-        drawn, f"The best α lies between 0 and 1 in {inner} of {len(best)} searches", "{model}", log="y"
-    )
+    title = f"The best α lies between 0 and 1 in {inner} of {len(best)} searches"
+    return plots.finish(drawn, title, "{model}", log="y")
 
 
 @figure("alpha_search")

@@ -27,9 +27,8 @@ RULES = {  # how α is chosen in notebook 02: variants of HARP, told apart by ma
 @figure("similarity")
 def similarity_by_layer(profile: dict) -> Figure:
     """Sim(H) of what enters each layer, of trained weights and of random ones."""
-    frame = over_documents(
-        data.tidy(profile["name"], "similarity", "similarity"), "model", "method", "quantity", "layer"
-    )
+    found = data.tidy(profile["name"], "similarity", "similarity")
+    frame = over_documents(found, "model", "method", "quantity", "layer")
     axes = {"x": "layer index (the last point: what leaves the top)", "y": "Sim(H), mean cosine of token pairs"}
     peak = frame.groupby(["method", "model"])["value"].max()
     title = f"Sim(H) peaks at {span(peak['trained'])} with trained weights, at {span(peak['random'])} with random ones"
@@ -161,9 +160,8 @@ def over_documents(frame: pd.DataFrame, *keys: str) -> pd.DataFrame:
 def over_draws(frame: pd.DataFrame, value: str, *keys: str) -> pd.DataFrame:
     """Mean over random draws, and where 90 % of them lie."""
     draws = frame.groupby(list(keys), sort=False)[value]
-    return pd.DataFrame(
-        {"value": draws.mean(), "low": draws.quantile(0.05), "high": draws.quantile(0.95)}
-    ).reset_index()
+    columns = {"value": draws.mean(), "low": draws.quantile(0.05), "high": draws.quantile(0.95)}
+    return pd.DataFrame(columns).reset_index()
 
 
 def rank_trend(frame: pd.DataFrame) -> pd.Series:
