@@ -66,7 +66,7 @@ rule cells:
         ".flags/cells/{model}/{unit}.done",
     wildcard_constraints:
         model="[^/]+",
-        unit="[a-z]+",
+        unit="[a-z_]+",
     params:
         settings=config["settings"],
     priority: 100

@@ -79,7 +79,7 @@ def _settings(options: Namespace) -> dict[str, Any]:
     # Another value lets jobs run again, to see what they find stored.
     settings["settings"] = digest({**profile, "models": None, "seed": settings["seed"], "version": __version__})
     settings["models"] = {unit: models_of(profile, unit) for unit in UNITS}
-    tasks = {unit: len(profile["longbench" if unit == "longbench" else "evaluation"]["tasks"]) for unit in IN_PARTS}
+    tasks = {unit: len(profile[UNITS[unit].section]["tasks"]) for unit in IN_PARTS}
     settings["parts"] = {unit: min(jobs, number) if local else number for unit, number in tasks.items()}
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

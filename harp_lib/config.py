@@ -24,6 +24,7 @@ NOTEBOOKS = ROOT / "notebooks"
 
 REGISTRY = tomllib.loads((DATA / "models.toml").read_text(encoding="utf-8"))
 NAMED_MODELS = REGISTRY["models"]  # which need no hub
+ASKED_SECTIONS = ("evaluation", "likelihoods", "longbench")  # of a profile, which say what models are asked
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -63,27 +64,37 @@ def load_profile(
         profile["alpha_search"]["extra_models"], profile["efficiency"]["shapes"] = [], None
         for section in ("ablations", "longbench"):
             profile[section].pop("models", None)
-        for settings in profile["evaluation"]["tasks"].values():
-            if isinstance(rows := settings["rows"], dict):
-                settings["rows"] = {model: rows.get(model, max(rows.values())) for model in models}
+        for section in ASKED_SECTIONS:
+            for settings in profile[section]["tasks"].values():
+                if isinstance(rows := settings["rows"], dict):
+                    settings["rows"] = {model: rows.get(model, max(rows.values())) for model in models}
     profile |= {"name": name, "models": models or profile["models"], "datasets": datasets or profile["datasets"]}
     if profile["datasets"] not in ("embedded", "hub") and not Path(profile["datasets"]).is_dir():
         raise ValueError(f"unknown datasets {profile['datasets']!r}; choose from embedded, hub, or a folder")
     if limit is not None:
-        for settings in (*profile["evaluation"]["tasks"].values(), *profile["longbench"]["tasks"].values()):
-            rows = settings["rows"]
-            settings["rows"] = dict.fromkeys(rows, limit) if isinstance(rows, dict) else limit
+        for section in ASKED_SECTIONS:
+            for settings in profile[section]["tasks"].values():
+                rows = settings["rows"]
+                settings["rows"] = dict.fromkeys(rows, limit) if isinstance(rows, dict) else limit
     return profile | {"corpora": default_corpora(profile["datasets"])}
 
 
 def asked_of(model: str, profile: dict[str, Any]) -> dict[str, Any]:
-    """A profile with the benchmarks that one model is asked, and its own number of rows where models have their own."""
-    tasks = {
-        name: settings | {"rows": rows[model] if isinstance(rows, dict) else rows}
-        for name, settings in profile["evaluation"]["tasks"].items()
-        if not isinstance(rows := settings["rows"], dict) or model in rows
-    }
-    return profile | {"evaluation": profile["evaluation"] | {"tasks": tasks}}
+    """A profile with the benchmarks that one model is asked, and its own settings where models have their own."""
+    asked = dict(profile)
+    for section in ASKED_SECTIONS:
+        tasks = {}
+        for name, settings in profile[section]["tasks"].items():
+            if isinstance(settings["rows"], dict) and model not in settings["rows"]:
+                continue
+            tasks[name] = {key: _own(value, model) for key, value in settings.items()}
+        asked[section] = profile[section] | {"tasks": tasks}
+    return asked
+
+
+def _own(setting: Any, model: str) -> Any:
+    """A setting, or a model's own one where there is one for each; None for a model that is not named."""
+    return setting.get(model) if isinstance(setting, dict) else setting
 
 
 def default_corpora(datasets: str) -> tuple[str, str]:

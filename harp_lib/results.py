@@ -71,7 +71,10 @@ class ResultStore:
         if self.force:
             partial.unlink(missing_ok=True)
         begin = time.perf_counter()
-        stored = {"inputs": inputs, "result": json.loads(json.dumps(compute(partial)))}
+        result = compute(partial)
+        if isinstance(result.get("rows"), list):
+            result = result | {"rows": pd.DataFrame(result["rows"]).to_dict("list")}  # column by column, which is small
+        stored = {"inputs": inputs, "result": json.loads(json.dumps(result))}
         stored |= {"seconds": round(time.perf_counter() - begin, 3), "device": device_name()}
         versions = {name: version(name) for name in ("torch", "transformers", "lm_eval")}
         stored["versions"] = {"python": platform.python_version(), "harp_lib": __version__, **versions}
@@ -140,10 +143,11 @@ def digest(inputs: dict[str, Any]) -> str:
 
 
 def write_json(file: Path, values: dict[str, Any]) -> None:
-    """Write a JSON file so that it is there whole or not at all."""
+    """Write a JSON file, an entry a line, so that it is there whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.stem}-{uuid.uuid4().hex[:8]}.tmp")
-    temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    entries = ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in values.items())
+    temporary.write_text(f"{{\n{entries}\n}}\n", encoding="utf-8")
     temporary.replace(file)
 
 

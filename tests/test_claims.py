@@ -21,7 +21,7 @@ CLAIMS = {claim["id"]: claim for claim in claims.load_claims()}
 JUDGED = [name for name, claim in CLAIMS.items() if claim["kind"] in ("measured", "ours")]
 UP, DOWN = np.linspace(0.1, 1, LAYERS + 1), np.linspace(1, 0.1, LAYERS + 1)
 SIGNS = np.resize([1.0, -1.0], DOCUMENTS)  # documents that disagree
-ELSEWHERE = {"alpha-alike", "pruning-changes-norm"}  # cannot be all three in these worlds
+ELSEWHERE = {"alpha-alike", "pruning-changes-norm", "similarity-near-top"}  # cannot be all three in these worlds
 
 
 def nll(level, wave=0.01):
@@ -31,7 +31,7 @@ def nll(level, wave=0.01):
 
 def scores(rate, number):
     """Questions of which a method gets the easier ones right."""
-    return {"scores": [float(i < rate * number) for i in range(number)]}
+    return {"rows": {"score": [float(i < rate * number) for i in range(number)]}}
 
 
 def documents(right, wrong, world):
@@ -169,6 +169,7 @@ def test_claims_that_cannot_be_all_three(monkeypatch):
         found.append(judged("alpha-alike", monkeypatch, {"alpha_search": alphas}))
     assert found == [R, N, O]
     assert [judged("pruning-changes-norm", monkeypatch, WORLDS[world]) for world in (R, O)] == [R, O]
+    assert [judged("similarity-near-top", monkeypatch, WORLDS[world]) for world in (R, N)] == [R, N]  # counted
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,10 @@ def test_claims_that_cannot_be_all_three(monkeypatch):
         ((0, 0, 0), {}, O),
         ((2, 1, 3), {"goal": 2}, O),
         ((2, 1, 3), {"goal": 4}, N),
-        ((2, 1, 3), {"goal": 4, "part": 0}, Outcome.PARTLY),
+        ((2, 2, 2), {"goal": 2}, O),
+        ((2, 2, 2), {"goal": 2, "inclusive": True}, R),
+        ((2, 2, 2), {"goal": 2, "less": True, "inclusive": True}, R),
+        ((2, 2, 2), {"goal": 2.1, "inclusive": True}, N),
         ((2, 1, 3), {"less": True}, N),
         ((2, 1, 3), {"less": True, "goal": 5}, R),
         ((2, np.nan, np.nan), {}, O),
@@ -205,6 +209,55 @@ def reference(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "RESULTS", tmp_path_factory.mktemp("results"))
         yield claims.judge(MINI)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "RESULTS", tmp_path_factory.mktemp("results"))
+        yield claims.judge({"name": "small", "datasets": "hub"})
+
+
+@pytest.mark.parametrize("name", ["reference", "small"])
+def test_partly_needs_a_part_that_holds(name, request):
+    """On one model "partly" says that some parts are reproduced; over all models, that a part is on one of them."""
+    judged = request.getfixturevalue(name).query("kind != 'theorem'")
+    on_one = judged[judged["outcome"] == Outcome.PARTLY]
+    assert on_one["held"].between(1, on_one["parts"] - 1).all()
+    over_all = claims.over_all(judged).set_index("id")["outcome"]
+    held = judged.groupby("id")["held"].sum()
+    partly = over_all[over_all == Outcome.PARTLY].index
+    assert len(partly) > 0
+    assert (held[partly] > 0).all()
+
+
+def test_the_threshold_stands_beside_the_outcome(small):
+    shown = claims.worded(small).set_index("claim")["needed"].to_dict()
+    needed = {claim: shown.get(CLAIMS[claim]["statement"]) for claim in set(small["id"])}
+    assert needed["norm-restored"] == "above 90 %"
+    assert needed["similarity-near-top"] == "at least 87.5 %"
+    assert needed["alpha-carries-over"] == "below 5 %"
+    assert needed["block-influence"] == "ρ below −0.5"
+    assert needed["generation-parameters"] == "above 0 points"
+    assert "Gemma-3-270M (Q4_K_M, dequantized): below 50 %" in needed["overtaking-timed"]  # sides differ
+    judged = small[(small["kind"] != "theorem") & small["value"].notna()]
+    for claim in set(judged.query("kind != 'ours'")["id"]):
+        assert needed[claim], f"{claim} has a number and shows no threshold"
+
+
+def test_similarity_is_judged_against_the_paper(small):
+    (row,) = small[small["id"] == "similarity-near-top"].to_dict("records")
+    assert (row["value"], row["n"], row["paper"]) == (4 / 6, 6, (7 / 8,))
+    assert row["goal"] == row["paper"][0]
+    assert row["outcome"] == N
+
+
+def test_a_claim_about_both_sides_needs_both(monkeypatch):
+    """Attention against the FFN below and above N = d_ff: lengths on one side decide nothing about the other."""
+    world = WORLDS[R]["efficiency"]
+    below = {key: cell for key, cell in world.items() if key[1] != "split-4096"}
+    assert judged("overtaking-timed", monkeypatch, {"efficiency": world}) == R
+    assert judged("overtaking-timed", monkeypatch, {"efficiency": below}) == O
 
 
 def test_claims_are_well_formed():

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from harp_lib.report.comparisons import (
     FEW,
@@ -10,12 +11,15 @@ from harp_lib.report.comparisons import (
     bootstrap,
     change,
     floor,
+    holm,
     log_change,
     mean_interval,
     paired_difference,
+    paired_mean_difference,
     perplexity,
     rank_correlation,
     resampled,
+    score_error,
     time_ratio,
 )
 
@@ -125,24 +129,87 @@ def test_rank_correlations():
     assert coverage(draw, 0.0) >= 0.92
 
 
-def task(right, number, chance=0.0):
-    dense = np.r_[np.ones(right), np.zeros(number - right)]
-    return [(dense, chance)]
-
-
 @pytest.mark.parametrize(
-    ("dense", "reason"),
+    ("right", "number", "chance", "reason"),
     [
-        (task(10, 40), None),
-        (task(0, 24), FEW),  # nobody can tell 0 from 10 % by 24 questions
-        (task(0, 400), FLOOR),
-        (task(22, 40, 0.5), FEW),
-        (task(2520, 5000, 0.5), FLOOR),
-        (task(2700, 5000, 0.5), None),
-        (task(1, 1), FEW),
-        ([], FEW),
-        (task(0, 24) + task(30, 40), None),  # together
+        (10, 40, 0.0, None),
+        (0, 24, 0.0, FEW),  # nobody can tell 0 from 10 % by 24 questions
+        (0, 400, 0.0, FLOOR),
+        (22, 40, 0.5, FEW),
+        (2520, 5000, 0.5, FLOOR),
+        (2700, 5000, 0.5, None),
+        (32, 108, 0.264, FEW),  # BBH, whose options can be guessed
+        (32, 108, 0.0, None),
+        (1, 1, 0.0, FEW),
+        (0, 0, 0.0, FEW),
     ],
 )
-def test_the_floor_is_told_from_too_few_questions(dense, reason):
-    assert floor(dense) == reason
+def test_the_floor_is_told_from_too_few_questions(right, number, chance, reason):
+    dense = np.r_[np.ones(right), np.zeros(number - right)]
+    assert floor(dense, np.full(number, chance)) == reason
+
+
+def test_a_guess_has_a_rate_for_each_question():
+    dense = np.r_[np.ones(70), np.zeros(30)]
+    assert floor(dense, np.r_[np.full(50, 1.0), np.zeros(50)]) is None, "0.7 against 0.5 on average"
+    assert floor(dense, np.r_[np.full(70, 1.0), np.zeros(30)]) == FEW
+
+
+def test_no_share_is_known_exactly():
+    """Agresti and Coull: also where all answers are wrong."""
+    assert score_error([0.0] * 10) == pytest.approx(np.sqrt(2 / 14 * 12 / 14 / 14))
+    assert score_error([1.0] * 10) == pytest.approx(score_error([0.0] * 10))
+    assert score_error([0.2, 0.4, 0.9]) == pytest.approx(np.std([0.2, 0.4, 0.9], ddof=1) / 3**0.5), "no shares"
+    assert np.isnan(score_error([1.0]))
+
+
+def test_holm_widens_until_the_first_that_does_not_decide():
+    """The p-values times 3, 2 and 1, as Holm has them."""
+    error = 1 / 1.959964
+    middles = (4 * error, 2.1 * error, 0.1 * error)
+    clear, edge, open_ = (Interval(z, z - 1.959964 * error, z + 1.959964 * error) for z in middles)
+    found = holm([edge, clear, open_], [0.0] * 3)
+    levels = [(interval.high - interval.low) / 2 / error for interval in found]
+    assert levels[1] == pytest.approx(stats.norm.ppf(1 - 0.05 / 6), abs=1e-4), "the first of three"
+    assert levels[0] == pytest.approx(stats.norm.ppf(1 - 0.05 / 4), abs=1e-4), "the next of two: 2.1 < 2.24"
+    assert levels[2] == pytest.approx(levels[0]), "and there it stays"
+    assert found[1].low > 0 > found[0].low
+    assert holm([clear], [0.0])[0].low == pytest.approx(clear.low)
+
+    def no_false_lead(random):
+        means = random.normal(size=5)
+        intervals = [Interval(mean, mean - 1.96, mean + 1.96) for mean in means]
+        return Interval(0.0, *(max(i.low for i in holm(intervals, [0.0] * 5)), 1.0))
+
+    assert coverage(no_false_lead, 0.0) >= 0.92, "of five true nulls, none is told with 95 %"
+
+
+def test_means_of_tasks_are_compared_question_by_question():
+    random = np.random.default_rng(0)
+    first, second = random.normal(size=(2, 40)), random.normal(size=(2, 7))
+    found = paired_mean_difference([first, second])
+    parts = [first[0] - first[1], second[0] - second[1]]
+    assert found.value == pytest.approx(np.mean([part.mean() for part in parts]))
+    error = np.sqrt(sum(part.var(ddof=1) / len(part) for part in parts)) / 2
+    assert found.high - found.value == pytest.approx(1.959964 * error)
+    assert found.n == 47
+    assert np.isnan(paired_mean_difference([([1.0], [0.0])]).low)
+
+    def draw(random):
+        noise = random.normal(size=(2, 2, 30))
+        return paired_mean_difference([(noise[0, 0], noise[0, 1]), (noise[1, 0], noise[1, 1])])
+
+    assert coverage(draw, 0.0) >= 0.92
+
+
+def test_draws_without_a_value_are_left_out():
+    """A share of nothing: 0/0 in some draws."""
+
+    def share(means):
+        return means[..., 0, :].mean(-1) / means[..., 1, :].mean(-1)
+
+    scores = np.zeros((2, 6))
+    scores[:, 0] = 1
+    found = resampled((share, [scores]))
+    assert found.value == 1
+    assert np.isfinite([found.low, found.high]).all()

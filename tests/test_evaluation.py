@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import yaml
 from lm_eval.tasks import TaskManager
@@ -141,10 +142,9 @@ class TestScores:
         profile = load_profile("smoke", limit=3)
         profile["evaluation"]["subtasks"] = None
         found = Evaluator(profile).evaluate(tiny(), tiny_tokenizer(), BENCHMARKS["mmlu"])
-        assert list(found["subtasks"].values()) == [3] * len(found["subtasks"])
-        assert len(found["subtasks"]) >= 4
-        assert len(found["scores"]) == 3 * len(found["subtasks"])
-        assert found["versions"].keys() == found["subtasks"].keys()
+        asked = [(row["subtask"], row["question"]) for row in found["rows"]]
+        assert asked == [(subtask, question) for subtask in found["versions"] for question in range(3)]
+        assert len(found["versions"]) >= 4
         assert "answers" not in found
         assert capfd.readouterr() == ("", "")
 
@@ -180,7 +180,15 @@ class TestScores:
         for task in tasks:
             samples = next((tmp_path / "out").rglob(f"samples_{task}_*.jsonl")).read_text().splitlines()
             rows = sorted(map(json.loads, samples), key=lambda row: row["doc_id"])
-            assert ours[task]["scores"] == [row[BENCHMARKS[task].metric] for row in rows]
+            asked = ours[task]["rows"]
+            assert [row["score"] for row in asked] == [row[BENCHMARKS[task].metric] for row in rows]
             if name := BENCHMARKS[task].beside:
-                assert ours[task]["beside"] == [row[name] for row in rows]
-        assert ours["triviaqa"]["answers"] == [row["resps"][0][0] for row in rows], "also what was written"
+                assert [row["beside"] for row in asked] == [row[name] for row in rows]
+            if BENCHMARKS[task].choices:
+                for row, sample in zip(asked, rows, strict=True):
+                    others = [float(response[0][0]) for response in sample["resps"]]
+                    right = others.pop(int(sample["target"]))
+                    assert abs(row["margin"] - (right - np.logaddexp.reduce(others))) < 1e-3
+        assert ours["triviaqa"]["answers"] == {"triviaqa": [row["resps"][0][0] for row in rows]}, (
+            "also what was written"
+        )

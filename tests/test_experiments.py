@@ -214,7 +214,7 @@ def test_parts_are_all_of_it_and_share_nothing(finished, tmp_path, monkeypatch):
         (tmp_path / "smoke" / store).mkdir(parents=True)
         (tmp_path / "smoke" / store / MODEL).symlink_to(finished / "smoke" / store / MODEL)
     monkeypatch.setattr(config, "RESULTS", tmp_path)
-    monkeypatch.setattr(Evaluator, "evaluate", lambda self, model, tokenizer, benchmark: {"scores": [1.0]})
+    monkeypatch.setattr(Evaluator, "evaluate", lambda self, model, tokenizer, benchmark: {"rows": [{"score": 1.0}]})
     profile = settings()
     counts = [compute("scores", profile, MODEL, part=(i, 2)) for i in range(2)]
     assert [count["computed"] for count in counts] == [16, 8]

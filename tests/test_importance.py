@@ -101,6 +101,25 @@ def test_the_model_is_as_before_also_after_an_error(tiny, tokens):
         assert_untouched()
 
 
+def test_a_layer_with_a_forward_of_its_own_keeps_it(tiny, tokens):
+    """accelerate replaces a layer's forward by one that moves its weights to the device first."""
+    model = tiny()
+    own, calls = decoder_layers(model)[2], []
+    plain = own.forward
+
+    def moving(*args, **kwargs):
+        calls.append(1)
+        return plain(*args, **kwargs)
+
+    own.forward = moving
+    found = weight_gradients(model, tokens, [2], PARTS)
+    assert own.forward is moving
+    assert len(calls) == 2, "once forward, and once more in the backward pass"
+    assert not any("forward" in vars(layer) for layer in decoder_layers(model) if layer is not own)
+    for (_, gradient), (_, other) in zip(found[2], weight_gradients(tiny(), tokens, [2], PARTS)[2], strict=True):
+        assert torch.equal(gradient, other)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_importance_group_by_group(tiny, tokens, family):
     """The slow twin: each element's place says which group it belongs to."""

@@ -87,7 +87,7 @@ def test_answers_are_those_of_one_row_at_a_time_without_a_cache(folder, tiny, na
     for task in ("longbench_hotpotqa", "longbench_samsum"):
         found = ours.evaluate(model, tokenizer, LONGBENCH[task])
         config = ours._loaded[task]["tasks"][task]
-        for asked, answer in zip(ROWS, found["answers"], strict=True):
+        for asked, answer in zip(ROWS, found["answers"][task], strict=True):
             prompt = longbench.cut_middle(config.doc_to_text(asked), tokenizer, 400)
             ids = tokenizer(prompt, return_tensors="pt").input_ids
             written = []
@@ -101,8 +101,8 @@ def test_answers_are_those_of_one_row_at_a_time_without_a_cache(folder, tiny, na
                 if written[-1] in ends:
                     break
             assert answer == tokenizer.decode(written, skip_special_tokens=True)
-        assert found["prompt_tokens"][0] > 400, "cut"
-        assert found["prompt_tokens"][1] < 390, "padded"
+        assert found["rows"][0]["prompt_tokens"] > 400, "cut"
+        assert found["rows"][1]["prompt_tokens"] < 390, "padded"
 
 
 def test_a_newline_ends_samsum_from_the_second_token_on(folder, tiny):
@@ -117,11 +117,12 @@ def test_a_newline_ends_samsum_from_the_second_token_on(folder, tiny):
 
     model.lm_head.register_forward_hook(prefer_newlines)
     ours = evaluator(folder, hotpotqa=5, samsum=5)
-    for answer in ours.evaluate(model, tokenizer, LONGBENCH["longbench_samsum"])["answers"]:
+    for answer in ours.evaluate(model, tokenizer, LONGBENCH["longbench_samsum"])["answers"]["longbench_samsum"]:
         assert len(answer) > 1
         assert answer.count("\n") == 1
         assert answer.endswith("\n")
-    assert ours.evaluate(model, tokenizer, LONGBENCH["longbench_hotpotqa"])["answers"] == ["\n" * 5] * 2
+    name = "longbench_hotpotqa"
+    assert ours.evaluate(model, tokenizer, LONGBENCH[name])["answers"] == {name: ["\n" * 5] * 2}
     assert max(seen) <= 2, "of both prompts in a pass, logits are computed for the last token alone"
 
 
@@ -160,12 +161,13 @@ def test_a_short_context_leaves_room_for_the_answer(folder, tiny, capfd):
     ours.settings |= {"context": 4096, "batch_size": 1}
     model.model.register_forward_pre_hook(lambda _, a, inputs: read.append(inputs["input_ids"][0]), with_kwargs=True)
     found = ours.evaluate(model, tokenizer, LONGBENCH["longbench_lcc"])
-    before = found["prompt_tokens"]
+    before = [asked["prompt_tokens"] for asked in found["rows"]]
     assert sorted(length > 412 for length in before) == [False, True], "one to be cut, one short"
     assert sum(len(ids) for ids in read if len(ids) > 1) <= sum(min(length, 412) for length in before)
     assert found["context"] == 412
-    assert found["scores"] == [
-        longbench.score(LONGBENCH["longbench_lcc"], row(0), [answer])["score"] for answer in found["answers"]
+    assert [asked["score"] for asked in found["rows"]] == [
+        longbench.score(LONGBENCH["longbench_lcc"], row(0), [answer])["score"]
+        for answer in found["answers"]["longbench_lcc"]
     ]
     assert capfd.readouterr() == ("", "")
 
@@ -179,5 +181,5 @@ def test_real_rows(shared, tiny):
     model, tokenizer = tiny(), tiny_tokenizer()
     for name, benchmark in LONGBENCH.items():
         found = ours.evaluate(model, tokenizer, benchmark)
-        assert 0 <= found["scores"][0] <= 1, name
-        assert found["prompt_tokens"][0] > 1000, name
+        assert 0 <= found["rows"][0]["score"] <= 1, name
+        assert found["rows"][0]["prompt_tokens"] > 1000, name

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from harp_lib import PruningPlan, apply_plan, config, perplexity, search_alphas
 from harp_lib.accounting import removed_fraction, top_groups_plan
 from harp_lib.measure.registry import SHAPE
-from harp_lib.methods import BASELINES, METHODS, TITLES, make_plan, planner
+from harp_lib.methods import BASELINES, CATALOGUE, EVALUATED, METHODS, TITLES, make_plan, planner
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 
@@ -108,19 +108,42 @@ def test_windows_visited_in_any_order_are_as_fresh_ones(tiny, tokens, method):
 
 
 def test_every_method_is_described():
-    assert METHODS == ("mag-sp", "wanda-sp", "llm-pruner", "flap", "harp", "harp+flap")
+    assert METHODS == ("mag-sp", "llm-pruner", "wanda-sp", "flap", "harp+flap", "harp")
+    assert set(EVALUATED) - set(METHODS) == {"harp+refit"}
     described = pd.read_csv(config.DATA / "methods.csv", keep_default_na=False)
-    assert [name.partition(" (")[0] for name in described["method"]] == list(TITLES.values())[1:]
+    assert sorted(name.partition(" (")[0] for name in described["method"]) == sorted(list(TITLES.values())[1:])
     assert described.all(axis=None)
+
+
+def test_rows_are_in_the_order_of_the_papers_tables():
+    for table in ("generation", "discriminative", "longbench"):
+        printed = pd.read_csv(config.PAPER / f"{table}.csv")["method"].unique()
+        assert [name for name in TITLES if name in printed] == list(printed), table
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_reads_text_as_it_says(tiny, method):
+    """Without alphas HARP searches, so it reads the text; Mag-sp never does."""
+    about = CATALOGUE[method]
+    given = {"alphas": [0.5, 0.5]} if about.takes_alphas else {}
+    budget = {"kv_groups": 4} if about.takes_alphas else {"kv_groups": 6}
+    for arguments in ({}, given):
+        if about.reads_text(arguments.get("alphas")):
+            with pytest.raises(AssertionError, match="the calibration text was read"):
+                make_plan(method, tiny(), Unread(), **budget, **arguments)
+            with pytest.raises(ValueError, match="needs a calibration text"):
+                make_plan(method, tiny(), None, **budget, **arguments)
+        else:
+            assert make_plan(method, tiny(), Unread(), **budget, **arguments).method == method
 
 
 @pytest.mark.parametrize(
     ("method", "arguments", "message"),
     [
-        ("wonda", {}, "unknown method 'wonda'; choose from mag-sp, wanda-sp, llm-pruner, flap, harp, harp"),
-        ("harp", {"layers": [4, 5]}, "harp does not take layers; it is for mag-sp, wanda-sp, llm-pruner, flap"),
+        ("wonda", {}, "unknown method 'wonda'; choose from mag-sp, llm-pruner, wanda-sp, flap, harp.flap, harp"),
+        ("harp", {"layers": [4, 5]}, "harp does not take layers; it is for mag-sp, llm-pruner, wanda-sp, flap"),
         ("harp+flap", {"layers": [4, 5]}, r"harp\+flap does not take layers"),
-        ("flap", {"alphas": [0.1]}, r"flap does not take alphas; it is for harp, harp\+flap"),
+        ("flap", {"alphas": [0.1]}, r"flap does not take alphas; it is for harp\+flap, harp"),
         ("harp", {"target_fraction": 0.1}, r"harp does not take target_fraction; it is for harp\+flap"),
         ("wanda-sp", {"target_fraction": 0.1}, "wanda-sp does not take target_fraction"),
         ("harp", {"kv_groups": 5}, "5 key/value groups are no whole number of layers.* from 2, 4, 6, 8, 10, 12"),

@@ -14,9 +14,11 @@ from matplotlib.colors import to_hex
 from harp_lib import report
 from harp_lib.config import NOTEBOOKS, load_profile
 from harp_lib.methods import CATALOGUE
-from harp_lib.report import data, plots
+from harp_lib.report import data, figures_harp, plots
 from harp_lib.report.figures_costs import LOOK
+from harp_lib.report.figures_harp import TEXTS
 from harp_lib.report.plots import LOOKS
+from harp_lib.report.scores import at_a_glance
 
 FIGURES = {
     "01": ("similarity_by_layer", "uniformity", "attention_entropy", "layer_changes"),
@@ -134,6 +136,71 @@ def test_figures_say_what_is_seen_and_in_which_units(name, profile):
         lines = [line for line in axis.lines if list(line.get_ydata()) != [0, 1]]  # one across the panel is no mark
         points = [y for line in lines for y in np.atleast_1d(line.get_ydata()) if np.isfinite(y)]
         assert not points or sum(low <= y <= high for y in points) > 0.9 * len(points), "marks are cut off"
+
+
+def title_of(corpus: str) -> str:
+    """What panels call a corpus."""
+    return TEXTS.get(corpus, corpus)
+
+
+PERPLEXITIES = {  # a figure: its store, and what the names of the stored tasks end with
+    "alpha_curves": ("alpha_search", "test"),
+    "alpha_held_out": ("alpha_search", "validation"),
+    "baseline_change": ("baselines", "validation"),
+    "frontier": ("frontier", "validation"),
+    "frontier_rivals": ("frontier", "validation"),
+}
+
+
+@pytest.mark.parametrize("profile", ["mini", "small"])
+@pytest.mark.parametrize("name", PERPLEXITIES)
+def test_every_panel_of_perplexities_says_its_number_of_documents(name, profile):
+    store, split = PERPLEXITIES[name]
+    stored = {}  # by text
+    for (_, _, task), cell in data.cells(profile, store).items():
+        corpus, _, end = task.rpartition("-")
+        if end == split and "nll" in cell["result"]:
+            stored.setdefault(title_of(corpus), set()).add(len(cell["result"]["nll"]))
+    drawn = report.entries()[name].make(load_profile(profile))
+    note = drawn.texts[1].get_text().replace("\n", " ")
+    checked = 0
+    for axis, _ in drawn.panels:
+        title = axis.get_title(loc="left").replace("\n", " ")
+        for text in (text for text in stored if text in title and "(paper)" not in title):
+            (count,) = stored[text]
+            said = title if "documents)" in title else note
+            assert re.search(rf"(?<![\d.]){count}( held-out)? documents", said), f"{text} has {count}: {said!r}"
+            checked += 1
+    assert checked >= 2
+
+
+def test_counts_are_of_each_panel():
+    rows = frame().assign(documents=[5] * 6 + [8] * 6)
+    drawn = plots.lines(rows, "layer", "method")
+    assert [axis.get_title(loc="left") for axis, _ in drawn.panels] == ["A (5 documents)", "B (8 documents)"]
+    assert plots.about(rows, "over {documents} documents") == "over 5 to 8 documents"
+    equal = plots.lines(rows.assign(documents=5), "layer", "method")
+    assert [axis.get_title(loc="left") for axis, _ in equal.panels] == ["A", "B"]
+
+
+def test_a_span_has_no_negative_zero():
+    assert plots.span([-0.001, 0.03], ".0f") == "0"
+    assert plots.span([-0.4, 3], "+.0f") == "+0 to +3"
+    assert plots.span([-5.2, 1.5], "+.1f") == "−5.2 to +1.5"
+
+
+def test_tables_of_perplexity_say_their_number_of_documents():
+    small = load_profile("small")
+    held_out = data.cells("small", "baselines")["smollm2-135m", "harp", "wikitext-validation"]["result"]["nll"]
+    assert f"perplexity ({len(held_out)} documents)" in at_a_glance(small)[0]
+    stored = data.cells("small", "frontier")
+    counts = {
+        title_of(task.rpartition("-")[0]): str(len(cell["result"]["nll"]))
+        for (_, _, task), cell in stored.items()
+        if "nll" in cell["result"]
+    }
+    shown = figures_harp.refit_found(small)
+    assert shown["documents"].tolist() == shown["text"].map(counts).tolist()
 
 
 # ---- notebooks

@@ -4,7 +4,7 @@ import pytest
 
 from harp_lib import config
 from harp_lib.experiments import UNITS
-from harp_lib.report.data import AXES, Missing, Source, cells, table, tidy
+from harp_lib.report.data import AXES, Missing, Source, cells, questions, table, tidy
 
 STORES = dict.fromkeys(unit.store for unit in UNITS.values())
 
@@ -15,14 +15,16 @@ def reference(tmp_path, monkeypatch):
     monkeypatch.setattr(config, "RESULTS", tmp_path)
 
 
-def test_scores_as_a_loop_has_them():
+def test_questions_as_a_loop_has_them():
+    columns = ["model", "method", "task", "subtask", "question", "score"]
     expected = [
-        (model, method, task, question, value)
+        (model, method, task, *row)
         for (model, method, task), cell in cells("mini", "main_tables").items()
-        for question, value in enumerate(cell["result"]["scores"])
+        for row in zip(*(cell["result"]["rows"][name] for name in columns[3:]), strict=True)
     ]
-    found = tidy("mini", "main_tables", "scores")
-    assert list(found[["model", "method", "task", "question", "value"]].itertuples(index=False, name=None)) == expected
+    found = questions(cells("mini", "main_tables"))
+    assert list(found[columns].itertuples(index=False, name=None)) == expected
+    assert not found.duplicated(columns[:5]).any()
 
 
 def test_nested_quantities_as_a_loop_has_them():
@@ -68,7 +70,7 @@ def test_tables_of_the_theory():
 
 
 def test_nothing_stored_is_an_empty_frame():
-    frame = tidy("none", "main_tables", "scores")
+    frame = tidy("none", "main_tables", "alphas")
     assert frame.empty
     assert list(frame) == ["model", "method", "task", "quantity", "value"]
     source = Source("none", "main_tables", "m", cells)
@@ -81,7 +83,7 @@ def test_nothing_stored_is_an_empty_frame():
 
 
 def test_answers_are_of_the_tasks_that_all_methods_have():
-    known = {(method, task): {"scores": [1.0]} for method in ("dense", "harp") for task in ("boolq", "piqa")}
+    known = {(method, task): {"rows": {"score": [1.0]}} for method in ("dense", "harp") for task in ("boolq", "piqa")}
     known |= {("harp", "boolq"): {"failed": "out of memory"}}
     known = {("m", *key): {"result": result} for key, result in known.items()}
     source = Source("none", "ablations", "m", lambda profile, store: known if store == "main_tables" else {})

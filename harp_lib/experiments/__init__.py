@@ -18,6 +18,7 @@ class Unit(NamedTuple):
     module: str  # of this folder; its function has the unit's name
     needs: tuple[str, ...]  # units that the same model has to have first
     notebooks: tuple[str, ...]  # that ask for it
+    section: str = ""  # of the profile, where it says which tasks are asked: several jobs may share these
 
 
 UNITS = {
@@ -28,10 +29,12 @@ UNITS = {
     "norms": Unit("norm_change", "theory", ("search",), ("02",)),
     "plans": Unit("baselines", "plans", ("search",), ("04",)),
     "baselines": Unit("baselines", "plans", ("plans", "alpha"), ("04",)),
-    "scores": Unit("main_tables", "scores", ("plans",), ("05",)),
-    "longbench": Unit("longbench", "scores", ("plans",), ("07",)),
+    "scores": Unit("main_tables", "scores", ("plans",), ("05",), "evaluation"),
+    "likelihoods": Unit("likelihoods", "scores", ("plans",), ("05",), "likelihoods"),
+    "longbench": Unit("longbench", "scores", ("plans",), ("07",), "longbench"),
+    "longbench_likelihoods": Unit("likelihoods", "scores", ("plans",), ("07",), "likelihoods"),
     "layers": Unit("ablations", "scores", ("search",), ("06",)),
-    "ablations": Unit("ablations", "scores", ("layers",), ("06",)),
+    "ablations": Unit("ablations", "scores", ("layers",), ("06",), "evaluation"),
     "efficiency": Unit("efficiency", "efficiency", ("search",), ("08",)),
     "frontier": Unit("frontier", "frontier", ("search",), ("09",)),
 }
@@ -41,7 +44,7 @@ NOTEBOOKS = {
     for number in range(10)
 }
 """The units that each notebook asks for; what these need comes first by itself."""
-IN_PARTS = ("scores", "longbench", "ablations")
+IN_PARTS = tuple(name for name, unit in UNITS.items() if unit.section)
 """Units whose tasks several jobs may share."""
 
 

@@ -10,16 +10,22 @@ from typing import Any
 import torch
 
 from harp_lib import accounting
-from harp_lib.experiments.job import CALIBRATION, HELD_OUT, REFIT, SEARCHED, Job
-from harp_lib.methods import BASELINES, EVALUATED, make_plan, planner
+from harp_lib.experiments.job import CALIBRATION, HELD_OUT, SEARCHED, Job
+from harp_lib.methods import BASELINES, CATALOGUE, EVALUATED, Method, make_plan, planner
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import PruningPlan
 
-SQUARED = "flap-squared"  # FLAP as upstream has it: the scores of W_O are squared once more than the paper prints
-CALIBRATED = tuple(method for method in EVALUATED if method not in ("mag-sp", "harp"))  # their plans depend on a sample
+OTHER_READINGS = {"flap-squared": ("flap", {"squared": True})}
+"""Methods with other options. Upstream squares FLAP's scores of W_O once more than the paper prints."""
 CALIBRATION_SIZE = (128, 128)  # samples, tokens of each, of a baseline that the profile does not name
+
+
+def entry_of(method: str) -> Method | None:
+    """What the catalogue says of a method or of the method that a variant is of; None for the dense model."""
+    name, _ = OTHER_READINGS.get(method, (method, {}))
+    return CATALOGUE.get(name)
 
 
 def search(job: Job) -> None:
@@ -57,9 +63,12 @@ class Setting:
         self.planner = functools.cache(self._planner)
 
     def size(self, method: str) -> tuple[int, int] | None:
-        """Samples of a method's calibration, and tokens of each; None where it needs none."""
-        method = method.removesuffix("-squared")
-        return self.settings["calibration"].get(method, CALIBRATION_SIZE) if method in CALIBRATED else None
+        """Samples of a method's calibration, and tokens of each; None if its plan depends on no sample."""
+        about = entry_of(method)
+        if about is None or not about.needs_text:
+            return None
+        name, _ = OTHER_READINGS.get(method, (method, {}))
+        return self.settings["calibration"].get(name, CALIBRATION_SIZE)
 
     def calibration(self, method: str) -> torch.Tensor | None:
         """Tokens (samples, tokens of each) that a method is calibrated on."""
@@ -68,14 +77,16 @@ class Setting:
 
     def _planner(self, method: str) -> tuple[Callable[[int, range], PruningPlan], float]:
         """Plans of a baseline for any range, from statistics that are computed once; the seconds these took."""
-        begin, options = time.perf_counter(), {"squared": True} if method == SQUARED else {}
-        found = planner(method.removesuffix("-squared"), self.job.model, self.calibration(method), **options)
-        return found, time.perf_counter() - begin
+        begin = time.perf_counter()
+        name, options = OTHER_READINGS.get(method, (method, {}))
+        plan_for = planner(name, self.job.model, self.calibration(method), **options)
+        return plan_for, time.perf_counter() - begin
 
     def windows(self, method: str) -> list[range]:
         """The layer ranges among which a method is tuned: all of each length, from the bottom up."""
         total, name = self.job.num_layers, self.job.name
-        if method == "flap":  # from a bit more than a third of the layers to all, as the paper tunes LLaMA3.1-8B
+        if CATALOGUE[method].one_threshold:
+            # From a bit more than a third of the layers to all, as the paper tunes FLAP on LLaMA3.1-8B.
             steps = {round(total * eighths / 8) for eighths in range(3, 9)}
             able = [count for count in steps if count * self.groups >= self.kv_groups]
             counts = self.settings["flap_layers"].get(name) or able
@@ -89,18 +100,20 @@ class Setting:
         if size := self.size(method):
             inputs |= {"calibration": size, "calibration_split": CALIBRATION, "seed": self.job.seed}
             inputs |= {"source": self.text.source, "sha256": self.text.sha256}
-        return inputs | ({"squared": True} if method == SQUARED else {})
+        _, options = OTHER_READINGS.get(method, (method, {}))
+        return inputs | options
 
 
 def plans(job: Job) -> None:
     """The tuned range of every baseline, and the plan of every method with what it costs."""
     setting, cells = Setting(job), []
     tuned, found = _tune(job, setting), job.read("alpha_search", "harp", f"search-{setting.corpus}")
-    for method in ("dense", *EVALUATED, SQUARED):
-        inputs, layers = setting.inputs(method) | {"cost_tokens": setting.settings["cost_tokens"]}, tuned.get(method)
+    for method in ("dense", *EVALUATED, *OTHER_READINGS):
+        inputs = setting.inputs(method) | {"cost_tokens": setting.settings["cost_tokens"]}
+        layers, about = tuned.get(method), entry_of(method)
         if layers:
             inputs["layers"] = [layers.start, layers.stop]
-        elif method in ("harp", "harp+flap"):
+        elif about and about.takes_alphas:
             inputs["alphas"] = found["alphas"]
         cells.append((method, "plan", inputs, _planned, setting, method, layers, found))
     job.cells("plans", cells)
@@ -124,15 +137,16 @@ def _tune(job: Job, setting: Setting) -> dict[str, range]:
         loss = sum(found["nll"]) / sum(found["tokens"])
         ranks[method][window] = (math.isnan(loss), loss, len(window), window.start)
     best = {method: min(of, key=of.get) for method, of in ranks.items()}
-    return best | {SQUARED: best["flap"]}
+    return best | {variant: best[method] for variant, (method, _) in OTHER_READINGS.items()}
 
 
 def _planned(setting: Setting, method: str, layers: range | None, search: dict[str, Any]) -> dict[str, Any]:
     """A method's plan, a baseline's for the tuned ``layers``, and what it costs: to find, and to run."""
-    job, kv_groups = setting.job, setting.kv_groups
-    if method == "dense":
+    job, kv_groups, about = setting.job, setting.kv_groups, entry_of(method)
+    folded = about is not None and about.updates_weights
+    if about is None:  # the dense model
         plan, seconds = PruningPlan(job.num_layers, {}), 0.0
-    elif method == REFIT:
+    elif about.updates_weights:
         refit = job.refit()
         plan, seconds = refit.plan, refit.seconds
     elif layers:
@@ -143,12 +157,12 @@ def _planned(setting: Setting, method: str, layers: range | None, search: dict[s
         begin, calibration = time.perf_counter(), setting.calibration(method)
         plan = make_plan(method, job.model, calibration, kv_groups=kv_groups, alphas=search["alphas"])
         seconds = search["seconds"] + time.perf_counter() - begin
-    config, tokens, folded = job.model.config, setting.settings["cost_tokens"], method == REFIT
+    config, tokens = job.model.config, setting.settings["cost_tokens"]
     result = {
         "plan": plan.to_dict() if plan.layers else None,
         "calibration_tokens": math.prod(setting.size(method) or (0,)),
         "seconds": seconds,
-        "searched_tokens": search["tokens"] if method in ("harp", "harp+flap") else 0,
+        "searched_tokens": search["tokens"] if about and about.takes_alphas else 0,
         "parameters": accounting.parameters(config, plan, folded),
         "removed_fraction": accounting.removed_fraction(config, plan),
         "head_ratio": accounting.head_ratio(config, plan),
@@ -159,7 +173,10 @@ def _planned(setting: Setting, method: str, layers: range | None, search: dict[s
         "groups_per_layer": setting.groups,
         "ffn_channels": config.intermediate_size,
     }
-    return result | (_difference(job.plan("flap"), plan) if method == SQUARED else {})
+    if method in OTHER_READINGS:
+        printed, _ = OTHER_READINGS[method]
+        result |= _difference(job.plan(printed), plan)
+    return result
 
 
 def _difference(printed: PruningPlan, squared: PruningPlan) -> dict[str, Any]:
@@ -174,7 +191,7 @@ def _difference(printed: PruningPlan, squared: PruningPlan) -> dict[str, Any]:
 def baselines(job: Job) -> None:
     """Every plan on the searched text and on held-out texts, document by document."""
     first, second = job.corpora
-    plans = {method: job.plan(method) for method in ("dense", *EVALUATED, SQUARED)}
+    plans = {method: job.plan(method) for method in ("dense", *EVALUATED, *OTHER_READINGS)}
     lowest_first = sorted(plans, key=lambda method: min(plans[method].layers, default=job.num_layers))
     known = {"dense": "dense", "harp": f"searched-on-{first}"}  # computed for notebook 03
     for corpus, split in ((first, SEARCHED), (first, HELD_OUT), (second, HELD_OUT)):
@@ -182,6 +199,6 @@ def baselines(job: Job) -> None:
         for method in lowest_first:
             inputs = text.inputs | job.plan_inputs(plans[method]) | {"documents": len(text.documents)}
             found = (job.read, "alpha_search", known[method], task) if method in known else (text.nll, plans[method])
-            if method != SQUARED or (corpus, split) == (first, HELD_OUT):
+            if method not in OTHER_READINGS or (corpus, split) == (first, HELD_OUT):
                 cells.append((method, task, inputs, *found))
         job.cells(f"perplexities, {corpus}", cells)

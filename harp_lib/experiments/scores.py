@@ -1,19 +1,31 @@
 """Notebooks 05 to 07: every plan scored on every benchmark; other layers than the top ones; one layer at a time."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from harp_lib import config
 from harp_lib.accounting import head_ratio, removed_fraction
-from harp_lib.experiments.job import HELD_OUT, Job, Text, described, or_failed
-from harp_lib.measure.evaluation import ALL_BENCHMARKS, DISCRIMINATIVE, Benchmark, Evaluator, MissingTaskError
+from harp_lib.experiments.job import HELD_OUT, REFIT, Job, Text, described, or_failed
+from harp_lib.measure.evaluation import (
+    ALL_BENCHMARKS,
+    BENCHMARKS,
+    DISCRIMINATIVE,
+    LONGBENCH,
+    Benchmark,
+    Evaluator,
+    MissingTaskError,
+)
 from harp_lib.measure.text import Corpus
 from harp_lib.methods import EVALUATED
 from harp_lib.methods.layer_selection import SCORED, layer_scores, lowest_layers
 from harp_lib.pruning.plan import PruningPlan
+from harp_lib.results import digest, write_json
 
 STRATEGIES = ("bottom", "hessian", "similarity", "top")  # the paper's, in its order; all of them at alpha = 1
 SINGLE_ALPHAS = (1.0, 0.0)  # queries and keys removed; the whole attention removed
@@ -21,12 +33,30 @@ SINGLE_ALPHAS = (1.0, 0.0)  # queries and keys removed; the whole attention remo
 
 def scores(job: Job, section: str = "evaluation") -> None:
     """Every method's plan on the eleven benchmarks."""
-    _score(job, job.tasks(section), {method: job.plan(method) for method in ("dense", *EVALUATED)}, section)
+    plans = {method: job.plan(method) for method in ("dense", *EVALUATED)}
+    tasks = job.tasks(section)
+    chosen = [task for task in tasks if ALL_BENCHMARKS[task].choices]
+    written = [task for task in tasks if not ALL_BENCHMARKS[task].choices]
+    writers = job.profile[section].get("written_by", {}).get(job.name, plans)
+    _score(job, chosen, plans, section)
+    _score(job, written, {method: plan for method, plan in plans.items() if method in writers}, section)
 
 
 def longbench(job: Job) -> None:
     """Every method's plan on LongBench."""
     scores(job, "longbench")
+
+
+def likelihoods(job: Job) -> None:
+    """Likelihood of the reference answers under every method's plan, where answers are written."""
+    plans = {method: job.plan(method) for method in ("dense", *EVALUATED)}
+    _measure_likelihoods(job, [task for task in job.tasks("likelihoods") if task in BENCHMARKS], plans)
+
+
+def longbench_likelihoods(job: Job) -> None:
+    """The same on LongBench."""
+    plans = {method: job.plan(method) for method in ("dense", *EVALUATED)}
+    _measure_likelihoods(job, [task for task in job.tasks("likelihoods") if task in LONGBENCH], plans)
 
 
 def ablations(job: Job) -> None:
@@ -36,23 +66,63 @@ def ablations(job: Job) -> None:
     _score(replace(job, store="main_tables", force=False), tasks, shared)  # for notebook 05 too
     chosen = {strategy: job.read("ablations", strategy, "selection")["layers"] for strategy in STRATEGIES}
     plans = {name: PruningPlan.value_only(total, dict.fromkeys(layers, 1.0)) for name, layers in chosen.items()}
+    of_likelihoods = replace(job, store="likelihoods", force=False)
+    written = [task for task in job.tasks("likelihoods") if task in BENCHMARKS]
+    _measure_likelihoods(of_likelihoods, written, shared | {"top": plans["top"]})
     _score(job, tasks, {"top": plans.pop("top")})
     _score(job, [task for task in tasks if ALL_BENCHMARKS[task].kind == DISCRIMINATIVE], plans)
 
 
 def _score(job: Job, tasks: Iterable[str], plans: Mapping[str, PruningPlan], section: str = "evaluation") -> None:
     """Score plans on tasks. A cell that fails says why and is shown as missing; the others go on."""
-    evaluator, cells = Evaluator(job.profile, job.seed, section), []
+    evaluator = Evaluator(job.profile, job.seed, section)
+    cells = []
     for task, (method, plan) in product(tasks, plans.items()):
-        inputs, benchmark = job.inputs | job.plan_inputs(plan), ALL_BENCHMARKS[task]
-        try:
-            inputs |= evaluator.inputs(benchmark)
-        except MissingTaskError as error:
-            inputs |= {"task": task, "missing": str(error)}
-            cells.append((method, task, inputs, dict, {"failed": str(error)}))
+        inputs, missing = _inputs(job, evaluator, task, plan)
+        twin = _method_with_equal_plan(plans, method)
+        if missing:
+            cells.append((method, task, inputs, dict, {"failed": missing}))
+        elif twin:
+            cells.append((method, task, inputs, or_failed, job.read, job.store, twin, task))
         else:
-            cells.append((method, task, inputs, or_failed, _result, job, evaluator, plan, benchmark))
+            cells.append((method, task, inputs, or_failed, _result, job, evaluator, plan, ALL_BENCHMARKS[task]))
     job.cells("scores", cells)
+
+
+def _measure_likelihoods(job: Job, tasks: Iterable[str], plans: Mapping[str, PruningPlan]) -> None:
+    """Likelihoods of the reference answers of tasks under plans, of which the first is the dense model's."""
+    evaluator = Evaluator(job.profile, job.seed, "likelihoods")
+    cells = []
+    for task, (method, plan) in product(tasks, plans.items()):
+        inputs, missing = _inputs(job, evaluator, task, plan)
+        twin = _method_with_equal_plan(plans, method)
+        if missing:
+            cells.append((method, task, inputs, dict, {"failed": missing}))
+        elif twin:
+            cells.append((method, task, inputs, or_failed, job.read, job.store, twin, task))
+        else:
+            arguments = (job, evaluator, plan, ALL_BENCHMARKS[task])
+            cells.append((method, task, inputs, or_failed, _likelihoods, *arguments))
+    job.cells("likelihoods", cells)
+
+
+def _inputs(job: Job, evaluator: Evaluator, task: str, plan: PruningPlan) -> tuple[dict[str, Any], str | None]:
+    """What a cell of a task depends on, and why it cannot be computed where there are no rows."""
+    inputs = job.inputs | job.plan_inputs(plan)
+    try:
+        return inputs | evaluator.inputs(ALL_BENCHMARKS[task]), None
+    except MissingTaskError as error:
+        return inputs | {"task": task, "missing": str(error)}, str(error)
+
+
+def _method_with_equal_plan(plans: Mapping[str, PruningPlan], method: str) -> str | None:
+    """An earlier method whose plan removes the same, so that its results are this method's too."""
+    for other, plan in plans.items():
+        if other == method:
+            return None
+        if plan.layers == plans[method].layers and REFIT not in (plan.method, plans[method].method):
+            return other
+    return None
 
 
 def _result(job: Job, evaluator: Evaluator, plan: PruningPlan, benchmark: Benchmark) -> dict[str, Any]:
@@ -60,7 +130,34 @@ def _result(job: Job, evaluator: Evaluator, plan: PruningPlan, benchmark: Benchm
     model = job.model
     ratios = {"removed_fraction": removed_fraction(model.config, plan), "head_ratio": head_ratio(model.config, plan)}
     with job.pruned(plan):
-        return evaluator.evaluate(model, job.tokenizer, benchmark) | ratios
+        result = evaluator.evaluate(model, job.tokenizer, benchmark)
+    if not plan.layers and benchmark.chain_of_thought:
+        write_json(_replies_file(job, evaluator, benchmark), result["answers"])
+    return result | ratios
+
+
+def _likelihoods(job: Job, evaluator: Evaluator, plan: PruningPlan, benchmark: Benchmark) -> dict[str, Any]:
+    """Bits per byte of the reference answers; where the paper asks for a chain of thought, after the dense model's."""
+    replies = _dense_replies(job, evaluator, benchmark) if benchmark.chain_of_thought else None
+    with job.pruned(plan):
+        return evaluator.likelihoods(job.model, job.tokenizer, benchmark, replies)
+
+
+def _dense_replies(job: Job, evaluator: Evaluator, benchmark: Benchmark) -> dict[str, list[str]]:
+    """What the dense model writes, by subtask: once, and kept beside the results, not among them.
+
+    Replies may repeat their questions, and BBH asks not to be published again.
+    """
+    file = _replies_file(job, evaluator, benchmark)
+    if not file.is_file():
+        write_json(file, evaluator.evaluate(job.model, job.tokenizer, benchmark)["answers"])
+    return json.loads(file.read_bytes())
+
+
+def _replies_file(job: Job, evaluator: Evaluator, benchmark: Benchmark) -> Path:
+    """Its name says what the replies depend on."""
+    inputs = job.inputs | evaluator.inputs(benchmark)
+    return config.RESULTS / job.profile["name"] / ".replies" / f"{config.slug(job.name)}-{digest(inputs)}.json"
 
 
 def layers(job: Job) -> None:

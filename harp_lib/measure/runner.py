@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 import lm_eval
@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from harp_lib.measure import longbench
 from harp_lib.measure.evaluation import LONGBENCH, Benchmark, at_hand, folder_of
 from harp_lib.measure.fast import PrefixLM
+from harp_lib.measure.likelihood import reference_answer
 from harp_lib.measure.registry import quiet
 
 
@@ -67,10 +68,33 @@ class Runner(PrefixLM):
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def generate_until(self, requests: list, disable_tqdm: bool = True) -> list[str]:
-        if self.context is not None:  # a model with a short context reads what leaves room for the answer
-            self.cut_to = min(self.context, self.max_length - requests[0].args[1]["max_gen_toks"])
-            requests = [longbench.official_request(request, self.tokenizer, self.cut_to) for request in requests]
-        return super().generate_until(requests, disable_tqdm=True)
+        return super().generate_until(self.officially(requests), disable_tqdm=True)
+
+    def answer_log_likelihoods(self, asked: list["ReferenceAnswer"]) -> list[float]:
+        """Log-likelihood of each answer after its prompt, in nats.
+
+        A prompt's tokens are those after which an answer would be written. lm-eval's ``loglikelihood`` would count
+        white space at its end to the answer, or lose it where a tokenizer joins it to what stands before.
+        """
+        requests = []
+        for question in asked:
+            prompt = self.tok_encode(question.prompt)
+            whole = self.tok_encode(question.prompt + question.answer)
+            if whole[: len(prompt)] == prompt and len(whole) > len(prompt):
+                answer = whole[len(prompt) :]
+            else:
+                answer = self.tok_encode(question.answer, add_special_tokens=False)
+            requests.append(((question.prompt, question.answer), prompt, answer))
+        answers = self._loglikelihood_tokens(requests, disable_tqdm=True) if requests else []
+        return [log_likelihood for log_likelihood, _ in answers]
+
+    def officially(self, requests: list) -> list:
+        """LongBench's generation requests as its authors make them; those of other tasks as they are."""
+        if self.context is None:
+            return requests
+        # A model with a short context reads what leaves room for the answer.
+        self.cut_to = min(self.context, self.max_length - requests[0].args[1]["max_gen_toks"])
+        return [longbench.official_request(request, self.tokenizer, self.cut_to) for request in requests]
 
 
 @quiet_lm_eval()
@@ -80,6 +104,40 @@ def evaluate(runner: Runner, loaded: dict[str, Any], rows: int | None, shots_see
     for task in loaded["tasks"].values():
         task.set_fewshot_seed(shots_seed)
     return lm_eval.evaluate(runner, loaded, limit=rows, bootstrap_iters=0)
+
+
+class ReferenceAnswer(NamedTuple):
+    """A prompt, and the reference answer in the place where a model would write its own."""
+
+    subtask: str
+    number: int  # of the question, in its subtask
+    prompt: str
+    reference: str
+
+    @property
+    def answer(self) -> str:
+        """The reference as it follows the prompt: after a blank, unless the prompt ends in white space."""
+        return self.reference if self.prompt[-1:].isspace() else f" {self.reference}"
+
+    def after(self, reasoning: str) -> "ReferenceAnswer":
+        """The same with a chain of thought at the end of the prompt."""
+        return self._replace(prompt=self.prompt + reasoning)
+
+
+@quiet_lm_eval()
+@quiet()
+def reference_answers(
+    runner: Runner, loaded: dict[str, Any], benchmark: Benchmark, rows: int | None, shots_seed: int
+) -> list[ReferenceAnswer]:
+    """The reference answer of each question, after the very prompt that a model would answer."""
+    found = []
+    for subtask, task in loaded["tasks"].items():
+        task.set_fewshot_seed(shots_seed)
+        task.build_all_requests(limit=rows, rank=0, world_size=1)
+        for request in runner.officially(task.instances):
+            reference = reference_answer(request.doc, benchmark.reference)
+            found.append(ReferenceAnswer(subtask, request.doc_id, request.args[0], reference))
+    return found
 
 
 @quiet_lm_eval()

@@ -28,18 +28,23 @@ def harp_plan(
 
 
 def harp_flap_plan(
-    model: PreTrainedModel, calibration: Tokens, kv_groups: int, alphas: Sequence[float] | None, target: float | None
+    model: PreTrainedModel,
+    calibration: Tokens,
+    kv_groups: int,
+    alphas: Sequence[float] | None,
+    target_fraction: float | None,
 ) -> PruningPlan:
     """HARP's plan, and FFN channels of all layers less, chosen by FLAP on the model as HARP prunes it.
 
     HARP removes fewer parameters than a baseline that takes the same groups whole; the channels close the difference
-    (paper, Section 3, rows "HARP + FLAP"), or bring it as near to a ``target`` fraction as whole channels can.
+    (paper, Section 3, rows "HARP + FLAP"), or bring it as near to ``target_fraction`` as whole channels can.
     """
     # With no alpha at zero HARP removes least: a target below that fails before the search.
     least = PruningPlan.value_only(len(decoder_layers(model)), [1.0] * layers_from_top(model, kv_groups))
-    channels_to_go(model, least, kv_groups, target)
+    channels_to_go(model, least, kv_groups, target_fraction)
     plan = replace(harp_plan(model, calibration, kv_groups, alphas), method="harp+flap")
-    return without_channels(model, calibration, plan, channels_to_go(model, plan, kv_groups, target))
+    count = channels_to_go(model, plan, kv_groups, target_fraction)
+    return without_channels(model, calibration, plan, count)
 
 
 def channels_to_go(model: PreTrainedModel, plan: PruningPlan, kv_groups: int, target: float | None) -> int:

@@ -1,9 +1,8 @@
 """LLM-Pruner: first-order Taylor importance of key/value groups (Ma et al., 2023), and the gradients it takes."""
 
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +44,27 @@ def group_importance(model: PreTrainedModel, calibration: Tokens, layers: Iterab
     return importance
 
 
+@contextmanager
+def checkpointed(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Within the context each layer keeps only its input, and is computed again in the backward pass.
+
+    What transformers has for this works in training mode only, which brings dropout. There is no dropout here, so no
+    random state has to be kept.
+    """
+    # accelerate gives a layer a forward of its own, which has to come back.
+    replaced = [(layer, vars(layer).get("forward")) for layer in layers]
+    try:
+        for layer in layers:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        yield
+    finally:
+        for layer, forward in replaced:
+            if forward is None:
+                vars(layer).pop("forward", None)  # the method of its class is seen again
+            else:
+                layer.forward = forward
+
+
 def weight_gradients(
     model: PreTrainedModel, calibration: Tokens, layers: Iterable[int], parts: Sequence[str]
 ) -> dict[int, list[tuple[torch.Tensor, torch.Tensor]]]:
@@ -60,12 +80,7 @@ def weight_gradients(
     weights = {layer: [getattr(found[layer].self_attn, part).weight for part in parts] for layer in layers}
     wanted = [weight for of_layer in weights.values() for weight in of_layer]
     sums = {weight: torch.zeros_like(weight, dtype=torch.float32) for weight in wanted}
-    with torch.enable_grad(), evaluating(model), ExitStack() as undo:
-        for layer in found:
-            # It keeps its input only, and is computed again in the backward pass. What transformers has for this works
-            # in training mode only, which brings dropout; without, no random state has to be kept.
-            again = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-            undo.enter_context(patch.object(layer, "forward", again))
+    with torch.enable_grad(), evaluating(model), checkpointed(found):
         for batch in tqdm(batches, desc="gradients", unit="batch", delay=10, leave=False):
             for ids in batch.ids.split(max(1, TOKENS_PER_PASS // batch.ids.shape[1])):
                 logits = model(ids.to(model.device), use_cache=False, logits_to_keep=batch.scored + 1).logits

@@ -17,7 +17,7 @@ from matplotlib import pyplot
 from harp_lib import config
 
 FORMATS = {"png": None, "pdf": {"CreationDate": None}, "svg": {"Date": None}}  # and what dates a file
-MODULES = ("figures_layers", "figures_harp", "figures_costs", "scores", "tables", "claims")
+MODULES = ("figures_layers", "figures_harp", "figures_costs", "scores", "likelihoods", "tables", "claims")
 _ENTRIES: dict[str, "Entry"] = {}
 BLOCK = re.compile(r"(<!-- begin (\w+)(?: of (\w+))? -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 

@@ -99,6 +99,24 @@ def paired_difference(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) 
     return Interval(float(np.mean(means)), float(centre - reach), float(centre + reach), sum(len(a) for a, _ in pairs))
 
 
+def paired_mean_difference(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interval:
+    """How much larger the first of two measures is than the second, averaged over tasks, on the same questions.
+
+    Of each task it takes both measures, question by question. The tasks have equal weight; the standard error is that
+    of independent questions within each task. A task with one question has no error, and so the interval is nan.
+    """
+    means = []
+    squared_errors = []
+    for first, second in pairs:
+        differences = np.asarray(first, float) - np.asarray(second, float)
+        means.append(differences.mean())
+        squared_errors.append(stats.sem(differences) ** 2 if len(differences) > 1 else np.nan)
+    value = np.mean(means)
+    reach = stats.norm.ppf(0.975) * np.sqrt(np.sum(squared_errors)) / len(pairs)
+    number = sum(len(first) for first, _ in pairs)
+    return Interval(float(value), float(value - reach), float(value + reach), number)
+
+
 def bootstrap(tasks: Sequence[np.ndarray], seed: int = 0) -> np.ndarray:
     """Mean scores (DRAWS, M, T) on questions drawn with replacement, the same questions for all methods.
 
@@ -126,24 +144,71 @@ def resampled(*sides: tuple[Callable[[np.ndarray], np.ndarray], Sequence[np.ndar
         with np.errstate(divide="ignore", invalid="ignore"):  # a draw in which a share is of nothing
             found.append((statistic(means), statistic(bootstrap(tasks, seed))))
     value, draws = (first - sum(second) for first, *second in zip(*found, strict=True))
-    low, high = np.percentile(draws, (2.5, 97.5), method="inverted_cdf")
+    defined = draws[np.isfinite(draws)]
+    low, high = np.percentile(defined, (2.5, 97.5), method="inverted_cdf") if len(defined) else (np.nan, np.nan)
     number = sum(scores.shape[1] for _, tasks in sides for scores in tasks)
     return Interval(float(value), float(low), float(high), number)
 
 
-def floor(tasks: Sequence[tuple[Sequence[float], float]]) -> str | None:
-    """Why nothing can be lost on some tasks together: ``FLOOR``, ``FEW``, or None if the dense model is above chance.
+def floor(dense: Sequence[float], chances: Sequence[float]) -> str | None:
+    """Why nothing can be lost on a task: ``FLOOR``, ``FEW``, or None if the dense model is above chance.
 
-    Of each task it takes the scores of the dense model (0 to 1, by question) and what guessing would get. Above is by
-    two standard errors, at least those of guessing, so that a few lucky guesses are not taken for skill. At the floor
-    means that there were questions enough to see a lead of five points, and there is none.
+    It takes the scores of the dense model (0 to 1, by question) and what a guess in the right format would get. Above
+    is by two standard errors, at least those of guessing, so that a few lucky guesses are not taken for skill. At the
+    floor means that there were questions enough to see a lead of five points, and there is none.
     """
-    if not tasks or any(len(dense) < 2 for dense, _ in tasks):
+    number = len(dense)
+    if number < 2:
         return FEW
-    number, mean, chance = np.array([(len(dense), np.mean(dense), chance) for dense, chance in tasks]).T
-    error = np.maximum([stats.sem(dense) for dense, _ in tasks], np.sqrt(chance * (1 - chance) / number))
-    if np.mean(mean - chance) > ABOVE * np.sqrt(np.sum(error**2)) / len(tasks):
+    chance = np.mean(chances)
+    error_of_guessing = np.sqrt(np.mean(chances) * (1 - np.mean(chances)) / number)
+    error = max(stats.sem(dense), error_of_guessing)
+    if np.mean(dense) - chance > ABOVE * error:
         return None
-    rate = (mean * number + 2) / (number + 4)  # Agresti and Coull
-    error = np.sqrt(np.sum(rate * (1 - rate) / (number + 4))) / len(tasks)
-    return FLOOR if np.mean(rate - chance) + stats.norm.ppf(0.975) * error < SEEN else FEW
+    rate, error = _agresti_coull(np.sum(dense), number)
+    highest = rate + stats.norm.ppf(0.975) * error
+    return FLOOR if highest - chance < SEEN else FEW
+
+
+def score_error(scores: Sequence[float]) -> float:
+    """Standard error of a mean score, nan for one question.
+
+    Of scores that are all 0 or 1 it is that of Agresti and Coull (1998), so that 0 of 10 is not known exactly.
+    """
+    scores = np.asarray(scores, float)
+    if len(scores) < 2:
+        return np.nan
+    if np.isin(scores, (0, 1)).all():
+        return float(_agresti_coull(scores.sum(), len(scores))[1])
+    return float(stats.sem(scores))
+
+
+def _agresti_coull(successes: float, number: int) -> tuple[float, float]:
+    """A share with two successes and two failures added, and its standard error."""
+    rate = (successes + 2) / (number + 4)
+    return rate, np.sqrt(rate * (1 - rate) / (number + 4))
+
+
+def holm(intervals: Sequence[Interval], goals: Sequence[float]) -> list[Interval]:
+    """Intervals of several comparisons, widened after Holm (1979), so that all hold together at 95 %.
+
+    The comparison that is furthest from its goal, in standard errors, is judged at 0.05 divided by their number, the
+    next at 0.05 divided by one less, and so on; from the first that does not decide, all others have its level. An
+    interval without width stays as it is.
+    """
+    usual = stats.norm.ppf(0.975)
+    distances = []
+    for interval, goal in zip(intervals, goals, strict=True):
+        error = (interval.high - interval.low) / (2 * usual)
+        distances.append(abs((interval.low + interval.high) / 2 - goal) / error if error > 0 else np.inf)
+    widened = list(intervals)
+    left = len(intervals)
+    for place in np.argsort(distances)[::-1]:
+        interval = intervals[place]
+        needed = stats.norm.ppf(1 - 0.05 / (2 * left))
+        middle = (interval.low + interval.high) / 2
+        reach = (interval.high - interval.low) / 2 * needed / usual
+        widened[place] = interval._replace(low=float(middle - reach), high=float(middle + reach))
+        if distances[place] > needed:
+            left = max(1, left - 1)
+    return widened

@@ -8,12 +8,10 @@ from typing import Any
 import pandas as pd
 
 from harp_lib import config
-from harp_lib.measure.evaluation import ALL_BENCHMARKS
-from harp_lib.report.comparisons import floor
+from harp_lib.report.comparisons import FEW, FLOOR, floor
 from harp_lib.results import Cells, read_results
 
 _QUANTITIES = {
-    ("question",): "scores, beside, answer_tokens",
     ("document",): "nll, tokens",
     ("layer",): "alphas, 1, 0, v, explained",  # 1 and 0: one layer value-only, at that α
     ("layer", "alpha"): "perplexities",
@@ -106,6 +104,25 @@ def paper(name: str) -> pd.DataFrame:
     return pd.read_csv(config.PAPER / f"{name}.csv")
 
 
+def questions(stored: Cells) -> pd.DataFrame:
+    """Every question that stored cells asked, one row each.
+
+    Columns: model, method, task, subtask, question (its number in the subtask), and what was measured of it: ``score``,
+    ``margin``, ``choice``, ``bits_per_byte`` and so on (:meth:`harp_lib.measure.evaluation.Evaluator.evaluate`).
+    """
+    parts = [
+        pd.DataFrame({"model": model, "method": method, "task": task, **cell["result"]["rows"]})
+        for (model, method, task), cell in stored.items()
+        if cell["result"].get("rows")
+    ]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def answered(result: Mapping[str, Any], quantity: str = "score") -> list[float] | None:
+    """A quantity of every question that a cell of scores or likelihoods asked, in order; None if it has none."""
+    return result.get("rows", {}).get(quantity)
+
+
 class Missing(Exception):
     """What is asked for is not stored; the message says what it needs."""
 
@@ -139,26 +156,36 @@ class Source:
         return found
 
     def answers(self, methods: Iterable[str], tasks: Iterable[str]) -> dict[str, pd.DataFrame]:
-        """By task, question × method, of the tasks that the dense model and all methods have: averages are of these."""
+        """By task, question × method, of the tasks that the dense model and all methods have: averages are of these.
+
+        The column ``chance`` is what a guess in the right format scores.
+        """
         known = self.cells("main_tables") | self.cells(self.store)  # the ablations' HARP and dense model are there
-        known = {key: cell["result"].get("scores") for key, cell in known.items()}
-        asked = {task: {method: known.get((method, task)) for method in ("dense", *methods)} for task in tasks}
-        found = {task: pd.DataFrame(scores) for task, scores in asked.items() if all(scores.values())}
+        found = {}
+        for task in tasks:
+            scores = {}
+            for method in ("dense", *methods):
+                cell = known.get((method, task), {"result": {}})
+                scores[method] = answered(cell["result"])
+            if all(scores.values()):
+                guesses = answered(known["dense", task]["result"], "chance")
+                found[task] = pd.DataFrame(scores).assign(chance=guesses or 0.0)
         if not found:
             raise Missing(f"needs scores of {self.store}")
         return found
 
 
-def lacking(answers: Mapping[str, pd.DataFrame]) -> str | None:
-    """Why the dense model has nothing to lose on some tasks together, if it has not (:func:`comparisons.floor`)."""
-    return floor([(asked["dense"], chance(task)) for task, asked in answers.items()])
+def lacking(asked: pd.DataFrame) -> str | None:
+    """Why the dense model has nothing to lose on a task, if it has not (:func:`comparisons.floor`)."""
+    return floor(asked["dense"], asked["chance"])
 
 
 def above(answers: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """Those of some tasks on which the dense model is above chance."""
-    return {task: asked for task, asked in answers.items() if not lacking({task: asked})}
+    return {task: asked for task, asked in answers.items() if not lacking(asked)}
 
 
-def chance(task: str) -> float:
-    """What guessing scores on a task."""
-    return 1 / ALL_BENCHMARKS[task].choices if ALL_BENCHMARKS[task].choices else 0.0
+def lacking_all(answers: Mapping[str, pd.DataFrame]) -> str:
+    """Why there is nothing to lose on any of some tasks: at the floor on all, or too few questions on one."""
+    reasons = {lacking(asked) for asked in answers.values()}
+    return FLOOR if reasons == {FLOOR} else FEW

@@ -7,6 +7,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from harp_lib.measure.text import TITLES as TEXTS
 from harp_lib.methods import BASELINES, TITLES
 from harp_lib.report import data, figure, plots
+from harp_lib.report.plans import one_row_per_plan
 from harp_lib.report.plots import LOOKS, PAPER, Look
 from harp_lib.report.tables import ENDS, VARIANTS, efficiency, lines, paper_times, perplexities, stacked
 
@@ -19,24 +20,27 @@ TIMED = {"harp": LOOKS[HARP]} | {name: Look(VARIANTS[name], *look) for name, loo
 @figure("baselines")
 def baseline_groups(profile: dict) -> Figure:
     """Which share of each layer's key/value groups goes, or of HARP loses its queries and keys."""
-    rows, names = [], TITLES | {"flap-squared": "FLAP (upstream)"}
-    for (model, method, task), cell in data.cells(profile["name"], "baselines").items():
+    rows, stored = [], data.cells(profile["name"], "baselines")
+    names = TITLES | {"flap-squared": "FLAP (upstream)"}
+    for (model, method, task), cell in stored.items():
         plan = cell["result"].get("plan") if task == "plan" else None
         for part in plan["layers"] if plan else ():
             gone = len(part.get("removed_groups") or ()) / cell["result"]["groups_per_layer"]
             share = 1.0 if part.get("alpha") is not None else gone
             rows.append((model, method, names[method], part["layer"], share, plan["num_layers"]))
-    frame = pd.DataFrame(rows, columns=["model", "method", "title", "layer", "value", "layers"])
-    drawn = plots.panels(frame, size=(5.2, 2.8), wrap=2, share=(False, True), x="layer")
+    whole = pd.DataFrame(rows, columns=["model", "method", "title", "layer", "value", "layers"])
+    whole = whole.sort_values("method", key=lambda part: part.map(list(names).index), kind="stable", ignore_index=True)
+    frame = one_row_per_plan(whole, stored).replace({"methods": names})
+    drawn = plots.panels(frame, size=(5.2, 2.8), wrap=2, share=(False, False), x="layer")
     for axis, part in drawn.panels:
         for row, (method, own) in enumerate(part.groupby("method", sort=False)):
             colour = LOOKS[method.removesuffix("-squared")].colour
             axis.scatter(own["layer"], [row] * len(own), 70 * own["value"], colour, marker="s")
-        axis.set_yticks(range(row + 1), part["title"].unique())
+        axis.set_yticks(range(row + 1), [plots.in_lines(names) for names in part["methods"].unique()])
         axis.set(xlim=(-1, part["layers"].iloc[0]), ylim=(row + 0.5, -0.5))
         axis.locator_params(axis="x", integer=True)
-    upper = frame["value"].where(2 * frame["layer"] >= frame["layers"], 0).groupby(frame["title"]).sum()
-    shares = (upper / frame.groupby("title")["value"].sum()).drop("HARP+FLAP", errors="ignore")
+    upper = whole["value"].where(2 * whole["layer"] >= whole["layers"], 0).groupby(whole["title"], sort=False).sum()
+    shares = (upper / whole.groupby("title", sort=False)["value"].sum()).drop("HARP+FLAP", errors="ignore")
     title = "From the upper half of the layers is, of what goes: "
     title += ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
     return plots.finish(drawn, title, "{model}a square is as large as the share of the layer's groups that goes")
@@ -47,14 +51,15 @@ def baseline_change(profile: dict) -> Figure:
     """How many times the held-out perplexity of HARP and HARP+FLAP each baseline has."""
     found, parts = perplexities(profile, "baselines", HARP, FLAPPED), []
     found = found.query("method in @BASELINES and split == 'validation'")
+    found = one_row_per_plan(found, data.cells(profile["name"], "baselines"))
     for reference, equal in ((HARP, "heads"), (FLAPPED, "parameters")):
-        part = found[["model", "method", "documents"]].assign(reference=reference)
+        part = found[["model", "method", "methods", "documents"]].assign(reference=reference)
         part[list(ENDS)] = 1 + found[[reference + end for end in ENDS.values()]].to_numpy()
         parts.append(part.assign(panel=f"as many {equal} as {TITLES[reference]}\n" + found["corpus"].map(TEXTS)))
     frame = pd.concat(parts, ignore_index=True).dropna(subset="value")
-    frame["title"] = frame["method"].map(TITLES)
     frame = frame.sort_values("method", key=lambda part: part.map(list(BASELINES).index), kind="stable")
-    layout = {"size": (4.4, 1.8), "wrap": 2, "x": "perplexity, as a multiple (log scale)"}
+    frame["title"] = frame["methods"].map(plots.in_lines)
+    layout = {"size": (4.4, 1.8), "wrap": 2, "share": (True, False), "x": "perplexity, as a multiple (log scale)"}
     drawn = plots.dots(frame, "title", "method", panel=["model", "panel"], **layout)
     for axis, part in drawn.panels:
         axis.axvline(1, color=LOOKS[part["reference"].iloc[0]].colour, linewidth=1.5)

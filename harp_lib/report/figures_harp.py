@@ -35,6 +35,8 @@ COSTS = ("prefill left", "decode left", "cache left", "counted at", "seconds")
 def alpha_curves(profile: dict) -> Figure:
     """Perplexity against α, a line for each searched layer: those above have their best α, those below are dense."""
     frame = data.tidy(profile["name"], "alpha_search", "perplexities")
+    searched = perplexities(profile, "alpha_search").query("split == 'test'").drop_duplicates(["model", "corpus"])
+    frame = frame.merge(searched[["model", "corpus", "documents"]], how="left")
     frame["text"] = frame["corpus"].map(TITLES)
     frame["depth"] = frame.groupby("model")["layer"].transform("max") - frame["layer"]
     depths = sorted(frame["depth"].unique())
@@ -49,7 +51,8 @@ def alpha_curves(profile: dict) -> Figure:
         axis.scatter(mine["alpha"], mine["value"], s=60, facecolor="none", edgecolor="black", zorder=3, label="best α")
     inner = best["alpha"].between(0, 1, inclusive="neither").sum()
     title = f"The best α lies between 0 and 1 in {inner} of {len(best)} searches"
-    return plots.finish(drawn, title, "{model}", log="y")
+    note = "{model}{documents} documents, those that α is searched on"
+    return plots.finish(drawn, title, note, log="y")
 
 
 @figure("alpha_search")
@@ -175,7 +178,7 @@ def refit_found(profile: dict) -> pd.DataFrame:
     frame["which"] = frame["kind"].map({REFIT: "at the top", CHOSEN: "explained best, fitted on both texts"})
     columns = {"model": "{model}", "layers": "{layers} {which}", "text": "{text}", "dense": "{dense:.1f}"}
     columns |= {"HARP": "{harp:.1f}", "refitted": "{perplexity:.1f}"}
-    columns |= {"times HARP's": "{value:.2f} [{low:.2f}, {high:.2f}]"}
+    columns |= {"times HARP's": "{value:.2f} [{low:.2f}, {high:.2f}]", "documents": "{documents:.0f}"}
     return stacked(lines(pd.concat([frame[top], frame[chosen]]).sort_values("model", kind="stable"), columns))
 
 
@@ -209,7 +212,7 @@ def frontier_rivals(profile: dict) -> Figure:
     said = {kind: span(part["perplexity"], ".1f") for kind, part in keys.groupby("kind")}
     title = f"Finding a key: perplexity {span(keys['dense'], '.1f')} dense, {said[REFIT]} refitted, "
     title += f"{said['windowed']} with a window, {said['boundary']} with keys and values from below"
-    return plots.finish(drawn, title, "{model}95 % intervals", log="x")
+    return plots.finish(drawn, title, "{model}95 % intervals over {documents} documents", log="x")
 
 
 @figure("frontier")

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from harp_lib.report import data, figure, plots
 from harp_lib.report.comparisons import mean_interval, rank_correlation
 from harp_lib.report.plots import FIRST, HARP, LOOKS, RANDOM, SECOND, Look, span
-from harp_lib.report.tables import ENDS, perplexities
+from harp_lib.report.tables import ENDS, lines, perplexities, stacked
 
 TOP = 0.8  # from here up is the top fifth of the layers
 TRAINED = {"trained": Look("trained weights", plots.DENSE, "."), "random": Look("random weights", RANDOM, ".", "--")}
@@ -89,6 +89,41 @@ def layer_changes(profile: dict) -> Figure:
     return plots.finish(plots.lines(frame, "layer", "method", TRAINED, **layout), title, log="y")
 
 
+def layers_found(profile: dict) -> pd.DataFrame:
+    """What the layers of each model show, a row for each model: depths, ranks and the factor v of Lemma 2."""
+    quantities = ("similarity", "branch gap", "block influence")
+    found = data.tidy(profile["name"], "similarity", *quantities)
+    found = found.query("method == 'trained' and task != 'repeated-tokens'").astype({"value": float})
+    bounds = data.tidy(profile["name"], "similarity", "v").set_index("model")["value"]
+    rows = []
+    for model, part in found.groupby("model", sort=False):
+        means = part.groupby(["quantity", "layer"])["value"].mean()
+        similarity = means["similarity"]
+        influence = means["block influence"]
+        ranks = influence.rank(ascending=False)
+        rows.append(
+            {
+                "model": model,
+                "layers": len(influence),
+                "depths": len(similarity),
+                "near": (similarity >= 0.95).sum(),
+                "least_changed": means["branch gap"].idxmin(),
+                "top_rank": ranks.loc[influence.index.max()],
+                "least_v": bounds[model].min(),
+                "small_v": (bounds[model] < 1).sum(),
+            }
+        )
+    columns = {
+        "model": "{model}",
+        "Sim ≥ 0.95": "at {near} of {depths} depths",
+        "stream changes least in": "layer {least_changed} (of {layers}, from 0)",
+        "rank of the top layer in BI": "{top_rank:.0f} of {layers}",
+        "v < 1": "in {small_v} of {layers} layers",
+        "lowest v": "{least_v:,.2g}",
+    }
+    return lines(pd.DataFrame(rows), columns)
+
+
 @figure("theory")
 def norm_change(profile: dict) -> Figure:
     """‖ÂH‖/‖H‖ from one-hot rows to uniform ones, for three kinds of rows of H."""
@@ -147,6 +182,25 @@ def rescaling_perplexity(profile: dict) -> Figure:
     title = f"The α that keeps the norm has {norm} % perplexity against the searched α"
     note = "{model}95 % intervals over {documents} held-out documents; the searched α is at 0"
     return plots.finish(plots.dots(frame, "name", "method", RULES, **axes), title, note)
+
+
+def rules_found(profile: dict) -> pd.DataFrame:
+    """Of each model and way to choose α: the mean α, and its share of what the search wins over α = 1."""
+    alphas = data.tidy(profile["name"], "norm_change", "inputs.alphas")
+    alphas = alphas.groupby(["model", "method"])["value"].mean()
+    losses = data.tidy(profile["name"], "norm_change", "nll")
+    documents = losses.groupby("model")["document"].nunique()
+    losses = losses.groupby(["model", "method"])["value"].sum()
+    rows = []
+    for model in losses.index.unique("model"):
+        won_by_search = losses[model, "alpha-1"] - losses[model, "searched"]
+        for rule in ("searched", "norm-matching", "reconstructing", "constant"):
+            won = losses[model, "alpha-1"] - losses[model, rule]
+            row = {"model": model, "rule": RULES[rule].label, "alpha": alphas[model, rule]}
+            rows.append(row | {"share": won / won_by_search, "documents": documents[model]})
+    columns = {"model": "{model}", "α": "{rule}", "mean α": "{alpha:.2f}"}
+    columns |= {"wins, of what the search wins": "{share:.0%}", "documents": "{documents}"}
+    return stacked(lines(pd.DataFrame(rows), columns))
 
 
 def over_documents(frame: pd.DataFrame, *keys: str) -> pd.DataFrame:

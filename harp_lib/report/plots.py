@@ -54,7 +54,8 @@ def use_style() -> None:
 def panels(frame: pd.DataFrame, panel="model", *, size=(4.4, 3.4), wrap=4, share=(True, True), x="", y="") -> Figure:
     """An empty panel for each value of ``panel`` (or of several columns), named if there are several.
 
-    The figure has them, with their rows, as ``panels``. ``x`` and ``y`` are what axes show, with units.
+    Where panels differ in their number of documents, each names its own. The figure has the panels, with their rows, as
+    ``panels``. ``x`` and ``y`` are what axes show, with units.
     """
     keys = [panel] if isinstance(panel, str) else panel
     parts = [part for _, part in frame.groupby(keys, sort=False, dropna=False)]
@@ -64,8 +65,12 @@ def panels(frame: pd.DataFrame, panel="model", *, size=(4.4, 3.4), wrap=4, share
     drawn, axes = plt.subplots(rows, columns, squeeze=False, **grid)
     drawn.numbers, drawn.panels = frame, list(zip(axes.flat, parts, strict=False))  # the numbers are written beside it
     named = [key for key in keys if len(frame[key].unique()) > 1]
+    counts = [_documents(part) for part in parts]
+    counts_differ = len(set(filter(None, counts))) > 1
     for place, (axis, part) in enumerate(drawn.panels):
         name = ", ".join((short if key == "model" else str)(part[key].iloc[0]) for key in named)
+        if counts_differ and counts[place]:
+            name += f" ({counts[place]} documents)"
         axis.set_title("\n".join(textwrap.fill(line, int(10 * width)) for line in name.splitlines()))
         axis.set_ylabel(y if place % columns == 0 else "")
         if place + columns >= len(parts):
@@ -153,15 +158,30 @@ def with_paper(ours: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
 
 def about(frame: pd.DataFrame, note: str) -> str:
     """A note with how many ``{documents}`` there are, and the ``{model}`` where there is one and no panel names it."""
-    models, documents = set(frame.get("model", ())), frame["documents"].max() if "documents" in frame else 0
+    models = set(frame.get("model", ()))
     model = f"{display_name(*models)}; " if len(models) == 1 else ""
-    return note.format(model=model, documents=f"{documents:.0f}").removesuffix("; ")
+    return note.format(model=model, documents=_documents(frame)).removesuffix("; ")
+
+
+def _documents(frame: pd.DataFrame) -> str:
+    """How many documents the rows are over: one number, or the lowest and the highest; empty without any."""
+    if "documents" not in frame or frame["documents"].isna().all():
+        return ""
+    return span(frame["documents"], ".0f")
 
 
 def span(values: Iterable[float], form: str = ".2f") -> str:
     """One number, or the lowest and the highest of several, for a title or a sentence."""
-    shown = [format(value, form).replace("-", "−") for value in sorted(v for v in values if np.isfinite(v))] or ["–"]
+    sign = "+" if form.startswith("+") else ""
+    form = f"{sign}z{form.removeprefix('+')}"  # z: what is rounded to zero has no minus
+    finite = sorted(value for value in values if np.isfinite(value))
+    shown = [format(value, form).replace("-", "−") for value in finite] or ["–"]
     return shown[0] if shown[0] == shown[-1] else f"{shown[0]} to {shown[-1]}"
+
+
+def in_lines(methods: str) -> str:
+    """The joined titles of equal plans, each in a line of its own, for the side of a panel."""
+    return methods.replace(" = ", " =\n")
 
 
 def short(model: str) -> str:

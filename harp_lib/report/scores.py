@@ -12,13 +12,14 @@ from matplotlib.pyplot import setp
 
 from harp_lib.measure.evaluation import ALL_BENCHMARKS, BENCHMARKS, CATEGORIES, LONGBENCH, task_title
 from harp_lib.measure.models import display_name
-from harp_lib.methods import BASELINES, TITLES
+from harp_lib.methods import BASELINES, CATALOGUE, TITLES
 from harp_lib.report import comparisons, data, figure, plots, table
-from harp_lib.report.plots import LOOKS, short, span, with_paper
-from harp_lib.report.tables import ENDS, MISSING, Table, block, perplexities, stacked, told, written
+from harp_lib.report.claims.score_tests import score_lead
+from harp_lib.report.plans import dropped_attention, one_row_per_plan
+from harp_lib.report.plots import LOOKS, Look, short, span, with_paper
+from harp_lib.report.tables import MISSING, Table, block, perplexities, stacked, told, written
 
 HARP, FLAPPED, REFIT = "harp", "harp+flap", "harp+refit"
-ROWS = ("dense", "mag-sp", "llm-pruner", "wanda-sp", "flap", FLAPPED, HARP, REFIT)  # the paper's order
 STRATEGIES = {"dense": "dense", "bottom": "Bottom", "hessian": "Hessian", "similarity": "Similarity", "top": "Top"}
 ALPHAS = {"dense": "dense", "top": "HARP, α = 1", "harp": "HARP, α searched"}
 ABLATED = ("ablations", "main_tables")  # HARP and the dense model are in the second
@@ -32,18 +33,19 @@ def of_kind(kind: str) -> list[str]:
     return [name for name, benchmark in BENCHMARKS.items() if benchmark.kind == kind]
 
 
-def scores(profile: dict, stores: str | tuple, tasks: Iterable[str], methods: Iterable[str] = ROWS) -> pd.DataFrame:
-    """Mean score and standard error of each method on each task, and on average of the tasks that no method lacks.
+def scores(profile: dict, stores: str | tuple, tasks: Iterable[str], methods: Iterable[str] = TITLES) -> pd.DataFrame:
+    """Mean score and standard error of each plan on each task, and on average of the tasks that no method lacks.
 
     Columns: model, method, task, value, error (in per cent), questions, reason (of no score), removed_fraction and
-    head_ratio (fractions of 1). Of several stores together, the models that all of them have.
+    head_ratio (fractions of 1), methods (by :func:`one_row_per_plan`). Of several stores together, the models that all
+    of them have.
     """
     rows, tasks, names = [], list(tasks), list(methods)
     found = [data.cells(profile["name"], store) for store in ((stores,) if isinstance(stores, str) else stores)]
     models = set.intersection(*({model for model, *_ in cells} for cells in found))
     for key, cell in (item for cells in found for item in cells.items()):
         if key[0] in models and key[1] in names and key[2] in tasks:
-            result, asked = cell["result"], pd.Series(cell["result"].get("scores"), dtype=float)
+            result, asked = cell["result"], pd.Series(data.answered(cell["result"]), dtype=float)
             numbers = (100 * asked.mean(), 100 * asked.sem(), len(asked) or np.nan)
             rows.append((*key, *numbers, result.get("failed"), *map(result.get, RATIOS)))
     columns = [*CELL, "value", "error", "questions", "reason", *RATIOS]
@@ -52,7 +54,7 @@ def scores(profile: dict, stores: str | tuple, tasks: Iterable[str], methods: It
     frame[list(RATIOS)] = frame.groupby(CELL[:2])[list(RATIOS)].transform("first").astype(float)
     order = {name: i for i, name in enumerate([*tasks, AVERAGE, *names])}
     frame = frame.sort_values(CELL, key=lambda part: part.map(order) if part.name != "model" else part)
-    return frame.reset_index(drop=True)
+    return one_row_per_plan(frame.reset_index(drop=True), data.cells(profile["name"], "baselines"))
 
 
 def _average(part: pd.DataFrame) -> pd.DataFrame:
@@ -64,20 +66,37 @@ def _average(part: pd.DataFrame) -> pd.DataFrame:
 
 
 def differences(profile: dict, store: str, groups: Mapping[str, Iterable[str]], reference: str) -> pd.DataFrame:
-    """By how many points a reference scores higher than each other method, paired by question, with its interval.
+    """By how many points a reference scores higher than each other plan, paired by question, with its interval.
 
     Columns: model, method, group (the key of the tasks that are averaged), value, low, high, questions, silent (both
-    scored zero on all of these). Tasks that one of the two lacks are left out.
+    scored zero on all of these), methods (by :func:`one_row_per_plan`). Tasks that one of the two lacks are left out.
     """
     stored, rows = data.cells(profile["name"], store), []
-    asked = {key: cell["result"]["scores"] for key, cell in stored.items() if "scores" in cell["result"]}
-    for model, (group, tasks), method in product(dict.fromkeys(key[0] for key in asked), groups.items(), ROWS):
+    asked = {key: scores for key, cell in stored.items() if (scores := data.answered(cell["result"]))}
+    for model, (group, tasks), method in product(dict.fromkeys(key[0] for key in asked), groups.items(), TITLES):
         both = [(asked.get((model, reference, task)), asked.get((model, method, task))) for task in tasks]
         both = [pair for pair in both if None not in pair]
         if both and method != reference:
             silent = not any(any(scores) for pair in both for scores in pair)
             rows.append((model, method, group, *comparisons.paired_difference(both) * 100, silent))
-    return pd.DataFrame(rows, columns=["model", "method", "group", "value", "low", "high", "questions", "silent"])
+    frame = pd.DataFrame(rows, columns=["model", "method", "group", "value", "low", "high", "questions", "silent"])
+    return one_row_per_plan(frame, data.cells(profile["name"], "baselines"))
+
+
+def closest_baselines(profile: dict) -> pd.DataFrame:
+    """The baseline that decides whether HARP+FLAP leads on generation tasks, for each model, as the claims name it.
+
+    Columns: model, rival (the joined titles of equal plans), value, low, high (points ahead), questions.
+    """
+    rows = []
+    for model in dict.fromkeys(model for model, *_ in data.cells(profile["name"], "main_tables")):
+        source = data.Source(profile["name"], "main_tables", model, data.cells)
+        try:
+            (lead,) = score_lead(source, FLAPPED, "baselines", "generation")
+        except data.Missing:
+            continue
+        rows.append((model, lead.rival, *lead.interval))
+    return pd.DataFrame(rows, columns=["model", "rival", "value", "low", "high", "questions"])
 
 
 def score_table(
@@ -87,14 +106,20 @@ def score_table(
 
     An ablation has ``titles`` of what it compares; else HARP, which removes less, competes for no bold number.
     """
-    rows, bold, titles = (titles, titles, titles) if titles else (ROWS, ROWS[1:6], TITLES)
-    ours = scores(profile, stores, tasks, rows)
+    ours = scores(profile, stores, tasks, titles or TITLES)
+    if titles:
+        competing = list(titles)
+        ours["methods"] = ours["method"].map(titles)
+    else:
+        competing = [name for name, method in CATALOGUE.items() if method.at_equal_parameters]
     printed = data.paper(name).replace({"task": {f"average {ALL_BENCHMARKS[tasks[0]].kind}": AVERAGE}})
     paper = printed[(printed["quantity"] == "score") & printed["task"].isin([*tasks, AVERAGE])]
     about = printed[printed["task"] == "all"].pivot_table("value", CELL[:2], "quantity")
     paper = paper.join(about, on=CELL[:2])
-    highest = paper["value"].where(paper["method"].isin(bold)).groupby([paper["model"], paper["task"]]).transform("max")
-    paper["best"] = paper["method"].isin(bold) & (paper["value"] == highest)
+    paper["methods"] = paper["method"].map(titles or TITLES)
+    competes = paper["method"].isin(competing)
+    highest = paper["value"].where(competes).groupby([paper["model"], paper["task"]]).transform("max")
+    paper["best"] = competes & (paper["value"] == highest)
     numbers = pd.concat([paper.assign(source="paper"), ours.assign(source="ours")])
     tasks, here, blocks = list(paper["task"].unique()), profile["datasets"], []
     for (source, model), part in numbers.groupby(["source", "model"], sort=False):
@@ -103,7 +128,7 @@ def score_table(
         first = part.groupby("method").first().reindex(columns=list(RATIOS)).loc[shown["method"]]
         shown["removed_fraction"] = [written({"share": scale * r}, unit) for r in first["removed_fraction"]]
         shown["head_ratio"] = [str(Fraction(r).limit_denominator(1000)) for r in first["head_ratio"].fillna(0)]
-        shown["method"] = [titles[method] for method in shown["method"]]
+        shown["method"] = shown["method"].map(part.groupby("method")["methods"].first())
         if source == "ours":
             own = [{task: named(task, here) for task in tasks}] if here == "embedded" else []
             asked = part.groupby("task")["questions"].max().map("{:.0f}".format).to_dict() | {"method": "questions"}
@@ -163,8 +188,8 @@ def dataset_statistics(profile: dict) -> pd.DataFrame:
     paper, asked, counts = paper.rename(index={"documents": "# Tasks", "choices": "# Choices"}), {}, {}
     for (*_, name), cell in data.cells(profile["name"], "main_tables").items():
         inputs, result, benchmark = cell["inputs"], cell["result"], BENCHMARKS[name]
-        if "scores" in result:
-            counts.setdefault(name, []).append(len(result["scores"]))  # of every model
+        if scores := data.answered(result):
+            counts.setdefault(name, []).append(len(scores))  # of every model
             asked[name] = {
                 "called": task_title(name, profile["datasets"]),
                 "in lm-eval": f"{name}, version {next(iter(result['versions'].values())):g}",
@@ -181,29 +206,55 @@ def dataset_statistics(profile: dict) -> pd.DataFrame:
 
 @table("main_tables", "baselines")
 def at_a_glance(profile: dict) -> Table:
-    """One line for each method: what was removed, held-out perplexity, and the average score of each kind of task."""
-    texts = perplexities(profile, "baselines").query("method in @ROWS and split == 'validation'")
-    parts = [texts[texts["corpus"] == texts["corpus"].iloc[0]].assign(what="perplexity")]
+    """One line for each plan: what was removed, held-out perplexity, and the average score of each kind of task.
+
+    The numbers say beside each plan which layers lose their whole attention.
+    """
+    stored = data.cells(profile["name"], "baselines")
+    texts = perplexities(profile, "baselines").query("method in @TITLES and split == 'validation'")
+    texts = one_row_per_plan(texts, stored)
+    texts = texts[texts["corpus"] == texts["corpus"].iloc[0]]
+    parts = [texts.assign(what=f"perplexity ({span(texts['documents'], '.0f')} documents)")]
+    source = "home-made questions" if profile["datasets"] == "embedded" else "questions"
     for kind in KINDS:
         frame = scores(profile, "main_tables", of_kind(kind)).query("task == @AVERAGE")
-        asked = f"{span(frame['questions'], '.0f')} {'home-made ' * (profile['datasets'] == 'embedded')}questions"
-        parts.append(frame.assign(what=f"{kind} ({asked})"))
-    numbers = pd.concat([frame[["model", "method", "what", "value", "error"]] for frame in parts])
+        parts.append(frame.assign(what=f"{kind} ({span(frame['questions'], '.0f')} {source})"))
+    numbers = pd.concat([frame[["model", "method", "methods", "what", "value", "error"]] for frame in parts])
     removed = frame.assign(what="parameters removed (%)", value=100 * frame["removed_fraction"], error=np.nan)
+
     shown = block(pd.concat([removed, numbers]), ["model", "method"], "what", "{value:.1f} ± {error:.1f}")
-    shown = shown.sort_values("method", key=lambda part: part.map(list(ROWS).index)).sort_values("model", kind="stable")
-    return stacked(shown.replace({"method": TITLES}).assign(model=shown["model"].map(display_name))), numbers
+    shown = shown.sort_values("method", key=_rank).sort_values("model", kind="stable")
+    names = numbers.drop_duplicates(["model", "method"]).set_index(["model", "method"])["methods"]
+    shown["method"] = [names[model, method] for model, method in zip(shown["model"], shown["method"], strict=True)]
+    shown["model"] = shown["model"].map(display_name)
+
+    notes = []
+    for model, method in zip(numbers["model"], numbers["method"], strict=True):
+        result = stored.get((model, method, "plan"), {"result": {}})["result"]
+        notes.append(dropped_attention(result.get("plan"), result.get("groups_per_layer", 0)))
+    return stacked(shown), numbers.assign(note=notes)
+
+
+def _rank(methods: pd.Series) -> pd.Series:
+    """Where methods stand in tables and figures."""
+    return methods.map(list(TITLES).index)
 
 
 AVERAGES = {f"{kind} tasks": of_kind(kind) for kind in KINDS}
 
 
-def _bars(profile: dict, frame: pd.DataFrame, methods: Any, title: str, **layout: Any) -> Figure:
-    """The paper's scores and then ours, a bar for each method on each task."""
+def looks_of_plans(frame: pd.DataFrame) -> dict[str, Look]:
+    """How the plans of a frame are drawn, by their joined names: as the first of the methods that made them."""
+    plans = frame.drop_duplicates("methods").sort_values("method", key=_rank, kind="stable")
+    return {plan.methods: LOOKS[plan.method]._replace(label=plan.methods) for plan in plans.itertuples()}
+
+
+def _bars(profile: dict, frame: pd.DataFrame, hue: str, looks: Mapping[str, Look], title: str, **layout: Any) -> Figure:
+    """The paper's scores and then ours, a bar for each look on each task."""
     origin = frame["source"].map({"paper": "hub", "ours": profile["datasets"]})
     frame["title"] = [named(task, source) for task, source in zip(frame["task"], origin, strict=True)]
-    looks, layout = {method: LOOKS[method] for method in methods}, {"wrap": 1, "size": (9.5, 2.4)} | layout
-    drawn = plots.bars(frame, "title", "method", looks, share=(False, False), y="score (%)", **layout)
+    layout = {"wrap": 1, "size": (9.5, 2.4)} | layout
+    drawn = plots.bars(frame, "title", hue, looks, share=(False, False), y="score (%)", **layout)
     for axis, _ in drawn.panels:
         setp(axis.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor", size="small")
     return plots.finish(drawn, title, "lines: ± standard error, which the paper does not print")
@@ -214,14 +265,14 @@ def teaser_left(profile: dict) -> Figure | None:
     """The paper's Figure 1, left: scores on generation tasks, the paper's first model and then ours."""
     tasks = of_kind("generation")
     printed = data.paper("generation").query("model == 'LLaMA3.1-8B' and quantity == 'score'")
+    printed = printed.assign(methods=printed["method"].map(TITLES))
     frame = with_paper(scores(profile, "main_tables", tasks), printed)
-    leads = differences(profile, "main_tables", {AVERAGE: tasks}, FLAPPED)
-    closest = leads[leads["method"].isin(BASELINES)].sort_values("value").drop_duplicates("model")
+    closest = closest_baselines(profile)
     if closest.empty:
         return None
-    said = [f"{told(*r[list(ENDS)])} ({TITLES[r['method']]}, {short(r['model'])})" for _, r in closest.iterrows()]
-    title = f"At equal parameters HARP+FLAP is ahead of the closest baseline by {', '.join(said)} points"
-    return _bars(profile, frame, ROWS, title)
+    leads = [f"{told(row.value, row.low, row.high)} ({row.rival}, {short(row.model)})" for row in closest.itertuples()]
+    title = f"At equal parameters HARP+FLAP is ahead of the closest baseline by {', '.join(leads)} points"
+    return _bars(profile, frame, "methods", looks_of_plans(frame), title)
 
 
 @figure("ablations")
@@ -239,7 +290,8 @@ def teaser_right(profile: dict) -> Figure:
     asked = mean.index.unique("kind")
     gains = [f"{span(mean[kind]['harp'] - mean[kind]['alpha-1'], '+.1f')} points on {kind}" for kind in asked]
     title = f"Searching α changes the average by {' and '.join(gains)} tasks"
-    return _bars(profile, frame, methods.values(), title, panel=["model", "kind"])
+    looks = {method: LOOKS[method] for method in methods.values()}
+    return _bars(profile, frame, "method", looks, title, panel=["model", "kind"])
 
 
 def _leads(frame: pd.DataFrame, whole: pd.DataFrame, **layout: Any) -> Figure | None:
@@ -247,7 +299,9 @@ def _leads(frame: pd.DataFrame, whole: pd.DataFrame, **layout: Any) -> Figure | 
     if frame.empty:
         return None
     frame = frame.assign(name=[f"{row.group} ({row.questions})" for row in frame.itertuples()])
-    drawn = plots.dots(frame, "name", "method", wrap=2, share=(True, False), x="points ahead", **layout)
+    drawn = plots.dots(
+        frame, "name", "methods", looks_of_plans(frame), wrap=2, share=(True, False), x="points ahead", **layout
+    )
     for axis, part in drawn.panels:
         axis.axvline(0, color=LOOKS[part["reference"].iloc[0]].colour, linewidth=1.5)
     title = f"{TITLES[whole['reference'].iloc[0]]} leads in {(whole['low'] > 0).sum()} of {len(whole)} comparisons "
@@ -261,7 +315,8 @@ def score_differences(profile: dict) -> Figure | None:
     """By how many points HARP+FLAP and HARP score higher than each baseline, task by task, paired by question."""
     groups = {named(task, profile["datasets"]): [task] for kind in KINDS for task in of_kind(kind)} | AVERAGES
     parts = [differences(profile, "main_tables", groups, one).assign(reference=one) for one in (FLAPPED, HARP)]
-    frame = pd.concat(parts).query("method in @BASELINES and not silent").sort_values("model", kind="stable")
+    whole = pd.concat(parts)
+    frame = whole[whole["method"].isin(BASELINES) & ~whole["silent"].astype(bool)].sort_values("model", kind="stable")
     frame["panel"] = frame["reference"].map(TITLES)
     tasks = frame[(frame["reference"] == FLAPPED) & ~frame["group"].isin(AVERAGES)]
     return _leads(frame, tasks, panel=["model", "panel"], size=(5.2, 5.6))

@@ -13,10 +13,17 @@ from IPython.display import Markdown
 from harp_lib import config
 from harp_lib.measure.models import display_name
 from harp_lib.report import data, markdown, table
-from harp_lib.report.claims import layer_tests, score_tests
+from harp_lib.report.claims import layer_tests, likelihood_tests, score_tests
 from harp_lib.report.claims.score_tests import NOTHING, Finding, Outcome, paper_model, weakest
 
 TESTS = vars(score_tests) | vars(layer_tests)  # by name
+MARKS = {  # of an outcome, in front of what decides it on a model
+    Outcome.REPRODUCED: "✓",
+    Outcome.PARTLY: "~",
+    Outcome.NOT: "✗",
+    Outcome.INCONCLUSIVE: "?",
+    Outcome.NOT_RUN: "–",
+}
 ORDER = ("measured", "ours", "counted", "theorem")  # of the kinds, in a notebook's verdict
 TRUTHS = ("not run", "unclear", "false", "true if", "true")  # the first that applies to a part decides
 UNITS = {  # the format of a number, what it is multiplied by before, and the unit around it
@@ -25,6 +32,8 @@ UNITS = {  # the format of a number, what it is multiplied by before, and the un
     "%": ("+.1f", 100, "{} %"),
     "share": (".0f", 100, "{} %"),
     "ρ": ("+.2f", 1, "ρ {}"),
+    "nats": ("+.2f", 1, "{} nats"),
+    "bits per byte": ("+.3f", 1, "{} bits per byte"),
 }
 
 
@@ -54,7 +63,9 @@ def judge(profile: dict, notebook: str | None = None) -> pd.DataFrame:
 
     Columns: id, kind, notebook, statement, where, model ("" where none has to run), outcome (an :class:`Outcome`; of a
     theorem true, false, true if). Of the finding that decides: value, low, high, n, unit, about, reason and paper
-    (the same number there, of each of its models); ``held`` of ``parts`` findings are reproduced.
+    (the same number there, of each of its models), goal and threshold (what the number has to be); ``held`` of
+    ``parts`` findings are reproduced. ``by likelihood`` is the outcome of the same comparison by the likelihood of the
+    right answer, None where a claim has no such comparison, with its numbers in the columns that begin so.
     """
     truths, read, rows = theorems(profile).set_index("statement"), cache(data.cells), []
     for claim in load_claims():
@@ -73,18 +84,35 @@ def judge(profile: dict, notebook: str | None = None) -> pd.DataFrame:
         for model in dict.fromkeys(model for model, *_ in stored) or [""]:
             if paper_model(model) in claim.get("not_of", ()):
                 continue
+            source = data.Source(profile["name"], store, model, read)
             try:
-                findings = list(TESTS[test](data.Source(profile["name"], store, model, read), **arguments))
+                findings = list(TESTS[test](source, **arguments))
                 decides = weakest(findings, f"texts of {store}")
             except data.Missing as missing:
-                findings = [decides := Finding(NOTHING, reason=str(missing))]
+                findings = [decides := Finding(NOTHING, goal=float("nan"), reason=str(missing))]
             outcomes = [found.outcome for found in findings]
             row = about | {"model": model} | decides.interval._asdict()
             row |= {"unit": decides.unit, "about": decides.about, "reason": decides.reason}
+            row |= {"goal": decides.goal, "threshold": decides.threshold}
             row["paper"] = tuple(value for found in findings for value in found.paper)
             row |= {"outcome": together(outcomes), "held": outcomes.count("reproduced"), "parts": len(outcomes)}
-            rows.append(row)
+            rows.append(row | _by_likelihood(test, source, arguments))
     return pd.DataFrame(rows)
+
+
+def _by_likelihood(test: str, source: data.Source, arguments: dict) -> dict:
+    """The second outcome of a claim about scores, and the numbers of the finding that decides it."""
+    compare = likelihood_tests.TESTS.get(test)
+    if compare is None:
+        return {"by likelihood": None}
+    try:
+        findings = list(compare(source, **arguments))
+    except data.Missing as missing:
+        return {"by likelihood": Outcome.NOT_RUN, "by likelihood reason": str(missing)}
+    decides = weakest(findings)
+    numbers = decides.interval._asdict() | {"unit": decides.unit, "about": decides.about}
+    found = {f"by likelihood {name}": value for name, value in numbers.items()}
+    return {"by likelihood": together(finding.outcome for finding in findings)} | found
 
 
 def theorems(profile: dict) -> pd.DataFrame:
@@ -111,7 +139,8 @@ def over_all(judged: pd.DataFrame) -> pd.DataFrame:
     """One row for each claim: what it is about, and its outcome over all models."""
     claims = judged.groupby("id", sort=False)
     about = claims[["kind", "notebook", "statement", "where"]].first()
-    return about.assign(outcome=claims["outcome"].agg(over_models)).reset_index()
+    likelihood = claims["by likelihood"].agg(lambda found: over_models(found) if found.notna().all() else None)
+    return about.assign(outcome=claims["outcome"].agg(over_models), likelihood=likelihood).reset_index()
 
 
 def counts(judged: pd.DataFrame) -> pd.Series:
@@ -133,17 +162,60 @@ def listed(judged: pd.DataFrame, kind: str) -> Markdown:
 
 
 def worded(judged: pd.DataFrame) -> pd.DataFrame:
-    """Claims in words, one a row: what is said, what is found here, on how much, in the paper, and the outcome."""
-    rows, all_models = [], over_all(judged)
+    """Claims in words, one a row: what is said, our number and the paper's, what the number has to be, the outcome."""
+    rows = []
+    all_models = over_all(judged)
     for claim in all_models.to_dict("records"):
         mine = judged[judged["id"] == claim["id"]].to_dict("records")
-        here = [(f"{display_name(row['model'])}: " if len(mine) > 1 else "") + _here(row) for row in mine]
+        here = [_of_model(row, len(mine) > 1, row["outcome"], _here(row)) for row in mine]
+        by_likelihood = [
+            _of_model(row, len(mine) > 1, row["by likelihood"], _likelihood_here(row))
+            for row in mine
+            if isinstance(row.get("by likelihood"), str)
+        ]
         number = ", ".join(dict.fromkeys(f"{row['n']:,.0f}" for row in mine if row["n"] > 0))
         told = [(row["unit"], sorted(row["paper"])) for row in mine if isinstance(row.get("paper"), tuple)]
         ends = dict.fromkeys(_number(unit, *dict.fromkeys((own[0], own[-1]))) for unit, own in told if own)
-        said = claim["statement"] + " *(ours)*" * (claim["kind"] == "ours")
-        rows.append((said, "<br>".join(here), number, "<br>".join(ends), f"**{claim['outcome']}**"))
-    return pd.DataFrame(rows, all_models["notebook"], ["claim", "here", "n", "the paper", "outcome"])
+        needed = {display_name(row["model"]): _needed(row) for row in mine if _needed(row)}
+        if len(set(needed.values())) > 1:
+            needed = {model: f"{model}: {threshold}" for model, threshold in needed.items()}
+        rows.append(
+            {
+                "claim": claim["statement"] + (" *(ours)*" if claim["kind"] == "ours" else ""),
+                "here": "<br>".join(here),
+                "n": number,
+                "the paper": "<br>".join(ends),
+                "needed": "<br>".join(dict.fromkeys(needed.values())),
+                "outcome": f"**{claim['outcome']}**",
+                "by likelihood": "<br>".join([*by_likelihood, f"**{claim['likelihood']}**"] if by_likelihood else ()),
+            }
+        )
+    shown = pd.DataFrame(rows, all_models["notebook"])
+    return shown if shown["by likelihood"].any() else shown.drop(columns="by likelihood")
+
+
+def _of_model(row: dict, several: bool, outcome: str, number: str) -> str:
+    """What decides on a model, behind the mark of its outcome; the model is named where there are several."""
+    mark = MARKS.get(outcome, "")
+    name = f"{display_name(row['model'])}:" if several else ""
+    return " ".join(filter(None, (mark, name, number)))
+
+
+def _likelihood_here(row: dict) -> str:
+    """The number that decides by likelihood, with its interval."""
+    if row["by likelihood"] == Outcome.NOT_RUN:
+        return row["by likelihood reason"]
+    value, low, high, unit = (row[f"by likelihood {name}"] for name in ("value", "low", "high", "unit"))
+    return f"{_number(unit, value, low, high)} {row['by likelihood about']}"
+
+
+def _needed(row: dict) -> str:
+    """What the number that decides has to be: the claim's threshold, in words."""
+    if row["kind"] == "theorem" or pd.isna(row["goal"]):
+        return ""
+    _, factor, whole = UNITS[row["unit"]]
+    goal = format(row["goal"] * factor, "g").replace("-", "−")
+    return whole.format(row["threshold"].format(goal))
 
 
 def _number(unit: str, *values: float) -> str:

@@ -1,0 +1,68 @@
+"""How likely the right answer to each question is, as a frame.
+
+Of multiple choice the measure is the log-odds margin of the right choice, of written answers the bits per byte of the
+reference answer (:mod:`harp_lib.measure.likelihood`).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from harp_lib.measure.evaluation import ALL_BENCHMARKS
+from harp_lib.report import data
+from harp_lib.results import Cells
+
+ITEM = ["subtask", "question"]  # what a question is called within a task
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """A measure of how likely the right answer is."""
+
+    stores: tuple[str, ...]  # of the same name in two stores is the same cell
+    quantity: str  # the column of its rows
+    unit: str
+    sign: int  # 1 where more is better, -1 where less is
+
+    def of(self, questions: pd.DataFrame) -> pd.Series:
+        """The measure of each question."""
+        if self.quantity == "margin":  # a guess among n choices has 0, however many there are
+            return questions["margin"] + np.log(1 / questions["chance"] - 1)
+        return questions[self.quantity]
+
+
+MARGIN = Likelihood(("ablations", "main_tables"), "margin", "nats", 1)
+BITS = Likelihood(("likelihoods",), "bits_per_byte", "bits per byte", -1)
+
+
+def measure_of(task: str) -> Likelihood:
+    """The margin where one of several choices is right, bits per byte where the answer is written."""
+    return MARGIN if ALL_BENCHMARKS[task].choices else BITS
+
+
+def right_answers(profile: str, tasks: Iterable[str], read: Callable[[str, str], Cells] = data.cells) -> pd.DataFrame:
+    """How likely the right answer to each question is; ``read`` gives the cells of a store, as :func:`data.cells`.
+
+    Columns: model, method, task, subtask, question, value (nats of the margin, or bits per byte).
+    """
+    tasks = list(tasks)
+    parts = []
+    for measure in (MARGIN, BITS):
+        wanted = [task for task in tasks if measure_of(task) is measure]
+        cells = {key: cell for store in measure.stores for key, cell in read(profile, store).items()}
+        asked = data.questions(cells)
+        if not wanted or measure.quantity not in asked:
+            continue
+        asked = asked[asked["task"].isin(wanted)].dropna(subset=measure.quantity)
+        parts.append(asked[["model", "method", "task", *ITEM]].assign(value=measure.of(asked)))
+    columns = ["model", "method", "task", *ITEM, "value"]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+
+
+def paired(answers: pd.DataFrame, task: str, methods: Iterable[str]) -> pd.DataFrame:
+    """Question × method of one model and task, of the questions that all methods have."""
+    mine = answers[answers["task"] == task]
+    wide = mine.pivot_table("value", ITEM, "method", sort=False)
+    return wide.reindex(columns=list(methods)).dropna()

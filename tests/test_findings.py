@@ -1,0 +1,255 @@
+"""Findings that an author wrote, in README and notebooks: their numbers are compared with the stored cells of small.
+
+A finding is a sentence with ``{}`` in the place of its numbers, and a function that reads these numbers from
+``data/reference/small``. The page has to hold the sentence with exactly these numbers. To add one, write the sentence
+on the page, then add it here under ``@finding``. The function also asserts what the sentence says in words.
+"""
+
+import json
+import re
+from functools import cache
+
+import nbformat
+import numpy as np
+import pytest
+from conftest import CHECKOUT
+
+from harp_lib import config
+from harp_lib.measure.evaluation import BENCHMARKS
+from harp_lib.methods import BASELINES
+from harp_lib.report import comparisons, data
+
+SMOLLM, GEMMA, CODER = "smollm2-135m", "gemma3-270m", "qwen2.5-coder-0.5b"
+MODELS = (SMOLLM, GEMMA, CODER)
+FINDINGS = []
+AUTHORED = "**What we found** (profile `small`)."  # how a finding begins in a notebook
+
+
+def finding(page: str, sentence: str):
+    """Register a sentence of a page; the function gives the numbers in it, in their order and as they are written."""
+
+    def register(numbers):
+        FINDINGS.append(pytest.param(page, sentence, numbers, id=numbers.__name__))
+        return numbers
+
+    return register
+
+
+@pytest.fixture(autouse=True)
+def only_the_reference(tmp_path, monkeypatch):
+    """What is committed decides, not what this checkout has computed."""
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
+
+
+@cache
+def text_of(page: str) -> str:
+    """A page on one line, without its links' targets."""
+    if page.endswith(".md"):
+        text = (CHECKOUT / page).read_text(encoding="utf-8")
+    else:
+        cells = nbformat.read(CHECKOUT / "notebooks" / page, as_version=4).cells
+        text = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    return re.sub(r"\s+", " ", text)
+
+
+# ---- notebook 01
+
+
+def stored_numbers(model: str, quantity: str) -> np.ndarray:
+    """Of the trained model: (documents, layers, …), the documents of all texts together."""
+    cells = data.cells("small", "similarity")
+    found = []
+    for (name, method, task), cell in cells.items():
+        if (name, method) == (model, "trained") and task != "repeated-tokens" and quantity in cell["result"]:
+            found.append(np.array(cell["result"][quantity], dtype=float))
+    return np.concatenate(found)
+
+
+def rank_of_the_top_layer(model: str) -> tuple[int, int]:
+    """Of a model's layers by block influence, where the top one stands (1: most), and how many there are."""
+    means = stored_numbers(model, "block influence").mean(axis=0)  # (layers,)
+    return int((means > means[-1]).sum()) + 1, len(means)
+
+
+@finding(
+    "01_similarity.ipynb",
+    "The top layer ranks {} of {} on SmolLM2 135M, where it turns its tokens nearly most, but {} of {} on Gemma-3 270M "
+    "and {} of {} on Qwen-Coder 0.5B.",
+)
+def top_layers():
+    return [number for model in MODELS for number in rank_of_the_top_layer(model)]
+
+
+def factors(model: str) -> np.ndarray:
+    """The factor v of Lemma 2 in every layer, (layers,)."""
+    return np.array(data.cells("small", "similarity")[model, "trained", "block-bound"]["result"]["v"])
+
+
+@finding(
+    "01_similarity.ipynb",
+    "On Gemma-3 270M v is below 1 in {} of {} layers, and on the text that v was computed on d(H) shrinks in none of "
+    "them, because Lemma 2 is about post-norm blocks, which these models do not have.",
+)
+def small_factors():
+    v = factors(GEMMA)
+    read = data.cells("small", "similarity")[GEMMA, "trained", "wikitext"]["result"]
+    distances = np.array(read["distance"][0])  # of the document that v is computed on: (layers + 1,)
+    assert not (np.diff(distances)[v < 1] < 0).any()
+    return (v < 1).sum(), len(v)
+
+
+@finding(
+    "01_similarity.ipynb",
+    "On SmolLM2 135M and Qwen-Coder 0.5B v is above {} in every layer, so the lemma says nothing there.",
+)
+def large_factors():
+    least = min(factors(SMOLLM).min(), factors(CODER).min())
+    return [int(least // 100 * 100)]
+
+
+@finding(
+    "01_similarity.ipynb", "No trained head is nearly uniform (an entropy of {} or more) on any of the three models."
+)
+def uniform_heads():
+    bound = 0.95
+    shares = {}
+    for model in MODELS:
+        for method in ("trained", "random"):
+            heads = data.tidy("small", "similarity", "entropy")
+            heads = heads.query("model == @model and method == @method and task != 'repeated-tokens'")
+            means = heads.groupby(["layer", "head"])["value"].mean()
+            shares[model, method] = (means >= bound).mean()
+    assert [shares[model, "trained"] for model in MODELS] == [0, 0, 0]
+    assert [shares[model, "random"] for model in MODELS] == [1, 0, 1]  # all, none on Gemma, all
+    return [bound]
+
+
+# ---- README
+
+
+def perplexity_of(model: str, method: str, corpus: str = "wikitext") -> float:
+    """Perplexity on held-out text."""
+    result = data.cells("small", "baselines")[model, method, f"{corpus}-validation"]["result"]
+    return np.exp(sum(result["nll"]) / sum(result["tokens"]))
+
+
+@finding(
+    "README.md",
+    "At equal heads HARP has the lowest perplexity on Gemma: {:.1f}, where the baselines have {:.1f} to {:.1f}.",
+)
+def equal_heads():
+    baselines = [perplexity_of(GEMMA, method) for method in BASELINES]
+    assert perplexity_of(GEMMA, "harp") < min(baselines)
+    for model in (SMOLLM, CODER):
+        assert perplexity_of(model, "harp") > min(perplexity_of(model, method) for method in BASELINES)
+    return perplexity_of(GEMMA, "harp"), min(baselines), max(baselines)
+
+
+@finding(
+    "README.md",
+    "At equal parameters HARP+FLAP has a lower perplexity than the best baseline on no model: {:.1f} against {:.1f} on "
+    "Gemma, {:.1f} against {:.1f} on the coder and {:.1f} against {:.1f} on SmolLM2.",
+)
+def equal_parameters():
+    numbers = []
+    for model in (GEMMA, CODER, SMOLLM):
+        for corpus in ("python-docs", "wikitext"):  # on either text
+            ours = perplexity_of(model, "harp+flap", corpus)
+            best = min(perplexity_of(model, method, corpus) for method in BASELINES)
+            assert ours > best
+        numbers += [ours, best]
+    return numbers
+
+
+@finding(
+    "README.md",
+    "On the coder HARP has a higher perplexity than the baselines, and yet keeps most of what the dense model",
+)
+def coder_against_the_baselines():
+    assert perplexity_of(CODER, "harp") > max(perplexity_of(CODER, method) for method in BASELINES)
+    stored = data.cells("small", "main_tables")
+    methods = ("dense", "harp", *BASELINES)
+    dense, harp, *baselines = (np.mean(stored[CODER, name, "bbh_cot_fewshot"]["result"]["scores"]) for name in methods)
+    assert harp > 0.75 * dense
+    assert max(baselines) < 0.05
+    return []
+
+
+@finding(
+    "README.md",
+    "counting baselines that make the same plan once, HARP+FLAP leads a baseline in {} of {} comparisons and is led in "
+    "{}. All that it leads in are the coder on BBH.",
+)
+def comparisons_task_by_task():
+    scores = {key: cell["result"].get("scores") for key, cell in data.cells("small", "main_tables").items()}
+    plans = data.cells("small", "baselines")
+    leads, number, led = [], 0, 0
+    for model in MODELS:
+        distinct = {json.dumps(plans[model, name, "plan"]["result"]["plan"]["layers"]): name for name in BASELINES}
+        for task in BENCHMARKS:
+            for method in distinct.values():
+                ours, theirs = scores.get((model, "harp+flap", task)), scores.get((model, method, task))
+                if ours is None or theirs is None or not any(ours + theirs):
+                    continue  # not asked, or both scored zero on all questions
+                difference = comparisons.paired_difference([(ours, theirs)])
+                number += 1
+                led += difference.high < 0
+                if difference.low > 0:
+                    leads.append((model, task))
+    assert set(leads) == {(CODER, "bbh_cot_fewshot")}
+    return len(leads), number, led
+
+
+def prefill(model: str, variant: str, against: str = "dense") -> comparisons.Interval:
+    """Time of reading 4,096 tokens, as a multiple of another variant's."""
+    seconds = data.cells("small", "efficiency")[model, "all", "prefill-4096"]["result"]["seconds"]
+    return comparisons.time_ratio(seconds[against], seconds[variant])
+
+
+@finding(
+    "README.md",
+    "Plain HARP takes {:.2f} times the dense model's time on Gemma. On the coder and on SmolLM2 the interval includes "
+    "1, so no saving is shown. Against the model that is thinned out evenly, no difference is shown on any of the three.",
+)
+def time_of_plain_harp():
+    for model in (CODER, SMOLLM):
+        assert prefill(model, "harp").low < 1 < prefill(model, "harp").high
+    for model in MODELS:
+        assert prefill(model, "harp", "thinned").low < 1 < prefill(model, "harp", "thinned").high
+    assert prefill(GEMMA, "harp").high < 1
+    return [prefill(GEMMA, "harp").value]
+
+
+@finding(
+    "README.md",
+    "With it the time is {:.2f} times the dense model's on Gemma and {:.2f} times on the coder; on SmolLM2 the "
+    "interval still includes 1.",
+)
+def time_of_tail_only_prefill():
+    assert prefill(GEMMA, "harp-tail").high < 1
+    assert prefill(CODER, "harp-tail").high < 1
+    assert prefill(SMOLLM, "harp-tail").low < 1 < prefill(SMOLLM, "harp-tail").high
+    return prefill(GEMMA, "harp-tail").value, prefill(CODER, "harp-tail").value
+
+
+# ---- the tests
+
+
+@pytest.mark.parametrize(("page", "sentence", "numbers"), FINDINGS)
+def test_a_finding_has_the_stored_numbers(page, sentence, numbers):
+    expected = sentence.format(*numbers())
+    assert expected in text_of(page), f"by the stored cells {page} should say: {expected}"
+
+
+def test_every_number_of_an_authored_paragraph_is_compared():
+    """A paragraph that begins as a finding holds no number outside of the sentences above."""
+    for file in sorted((CHECKOUT / "notebooks").glob("*.ipynb")):
+        checked = [param.values[1].format(*param.values[2]()) for param in FINDINGS if param.values[0] == file.name]
+        for cell in nbformat.read(file, as_version=4).cells:
+            if cell.cell_type != "markdown" or AUTHORED not in cell.source:
+                continue
+            rest = re.sub(r"\s+", " ", cell.source[cell.source.index(AUTHORED) :].partition("\n#")[0])
+            for sentence in checked:
+                rest = rest.replace(sentence, "")
+            rest = re.sub(r"SmolLM2 135M|Gemma-3 270M|Qwen-Coder [\d.]+B|Lemma \d", "", rest)
+            assert not re.search(r"\d", rest), f"{file.name}: no test compares the numbers of: {rest}"

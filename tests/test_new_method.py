@@ -1,0 +1,142 @@
+"""A method that somebody adds as CONTRIBUTING says, at the end of the catalogue: it is planned, scored, shown."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import CHECKOUT, Checkout
+
+MODULE = '''
+"""The first groups of each layer go."""
+
+import torch
+
+from harp_lib.methods.calibration import lowest_per_layer
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.layers import num_groups
+
+
+def planner(model, calibration, layers):
+    found = decoder_layers(model)
+    scores = {layer: torch.arange(num_groups(found[layer].self_attn)) for layer in layers}
+    return lowest_per_layer(scores, len(found), "first-groups")
+'''
+ROW = """    "first-groups": Method("First groups", "first_groups", "#123456", "h", is_baseline=True),\n"""
+MODEL = "smollm2-135m"
+
+
+def synthetic_stores():
+    """Scores and perplexities of every method of the catalogue, each with a plan of its own."""
+    from harp_lib.measure.evaluation import BENCHMARKS, LONGBENCH
+    from harp_lib.methods import TITLES
+
+    ratios = {"removed_fraction": 0.05, "head_ratio": 0.2}
+    stores = {"main_tables": {}, "longbench": {}, "baselines": {}}
+    for place, method in enumerate(TITLES):
+        for store, tasks in (("main_tables", BENCHMARKS), ("longbench", LONGBENCH)):
+            for task in tasks:
+                scores = [float(question % (place + 2) == 0) for question in range(40)]
+                result = ratios | {"scores": scores, "versions": {task: 1.0}}
+                stores[store][MODEL, method, task] = {"inputs": {}, "result": result}
+        layers = [{"layer": place, "removed_groups": [0]}]
+        result = {"plan": {"method": method, "num_layers": 30, "layers": layers}, "groups_per_layer": 3}
+        stores["baselines"][MODEL, method, "plan"] = {"inputs": {}, "result": result}
+        likelihood = {"nll": [300.0 + place, 310.0, 290.0], "tokens": [100, 100, 100]}
+        for corpus in ("wikitext", "python-docs"):
+            stores["baselines"][MODEL, method, f"{corpus}-validation"] = {"inputs": {}, "result": likelihood}
+    return stores
+
+
+def observe():
+    """Where the catalogue's last method is seen; printed by the process that has it in its catalogue."""
+    import torch
+
+    from harp_lib import METHODS, make_plan
+    from harp_lib.config import load_profile
+    from harp_lib.experiments import job, plans
+    from harp_lib.measure.registry import tiny_model
+    from harp_lib.methods import CATALOGUE
+    from harp_lib.report import data, figures_costs, plots, scores
+
+    name = list(CATALOGUE)[-1]
+    stores = synthetic_stores()
+    data.cells = lambda profile, store: stores.get(store, {})
+    profile = load_profile("mini")
+    plots.use_style()
+
+    def legend(figure):
+        return [text.get_text() for box in figure.legends for text in box.get_texts()]
+
+    def down_the_side(figure):
+        return sorted({text.get_text() for axis in figure.axes for text in axis.get_yticklabels()})
+
+    plan = make_plan(name, tiny_model("tiny-llama"), torch.arange(96).view(2, 48), kv_groups=6)
+    setting = plans.Setting(job.Job("baselines", load_profile("smoke", models=["tiny-llama"]), "tiny-llama"))
+    tables = (scores.scores_generation, scores.scores_discriminative, scores.longbench_scores, scores.at_a_glance)
+    return {
+        "name": name,
+        "METHODS": METHODS,
+        "removed": {layer: part.removed_groups for layer, part in plan.layers.items()},
+        "ranges": [len(window) for window in setting.windows(name)],
+        "tables": {table.__name__: list(table(profile)[0]["method"]) for table in tables},
+        "at a glance": scores.at_a_glance(profile)[0].set_index("method").loc["First groups"].tolist(),
+        "csv": list(scores.at_a_glance(profile)[1]["method"].unique()),
+        "legends": {
+            figure.__name__: legend(figure(profile))
+            for figure in (scores.teaser_left, scores.score_differences, scores.longbench_differences)
+        },
+        "perplexity": down_the_side(figures_costs.baseline_change(profile)),
+        "groups": down_the_side(figures_costs.baseline_groups(profile)),
+    }
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """What a copy of the library shows whose catalogue has one more row."""
+    folder = tmp_path_factory.mktemp("new_method")
+    library = folder / "code" / "harp_lib"
+    shutil.copytree(CHECKOUT / "harp_lib", library, ignore=shutil.ignore_patterns("__pycache__"))
+    (library / "methods" / "first_groups.py").write_text(MODULE, encoding="utf-8")
+    catalogue = library / "methods" / "__init__.py"
+    begin, rest = catalogue.read_text(encoding="utf-8").split("CATALOGUE = {\n")
+    rows, end = rest.split("\n}\n", 1)
+    catalogue.write_text(f"{begin}CATALOGUE = {{\n{rows}\n{ROW}}}\n{end}", encoding="utf-8")
+
+    work = Checkout(folder / "work", {"01_one": ""})
+    environment = {"HARP_ROOT": str(work.root), "PYTHONPATH": str(library.parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, __file__], env=os.environ | environment, cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_it_is_planned(seen):
+    assert seen["name"] == "first-groups"
+    assert "first-groups" in seen["METHODS"]
+    assert seen["removed"] == {str(layer): [0] for layer in range(6)}
+    assert seen["ranges"], "it is tuned among layer ranges, as every baseline is"
+
+
+def test_it_stands_in_the_tables(seen):
+    for name, methods in seen["tables"].items():
+        ours = methods[len(methods) - 1 - methods[::-1].index("dense") :]  # the last block, beneath the paper's
+        baselines = [method for method in ours if method in ("Mag-sp", "FLAP", "First groups")]
+        assert baselines == ["Mag-sp", "FLAP", "First groups"], name
+        assert ours.index("First groups") < ours.index("HARP+FLAP"), name
+    assert "first-groups" in seen["csv"]
+    assert "–" not in seen["at a glance"], "nothing of it is missing"
+
+
+def test_it_stands_in_the_figures(seen):
+    for name, labels in seen["legends"].items():
+        assert "First groups" in labels, name
+    assert "First groups" in seen["perplexity"]
+    assert "First groups" in seen["groups"]
+
+
+if __name__ == "__main__":
+    print(json.dumps(observe()))
