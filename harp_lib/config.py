@@ -88,7 +88,8 @@ def asked_of(model: str, profile: dict[str, Any]) -> dict[str, Any]:
             if isinstance(settings["rows"], dict) and model not in settings["rows"]:
                 continue
             tasks[name] = {key: _own(value, model) for key, value in settings.items()}
-        asked[section] = profile[section] | {"tasks": tasks}
+        margins = model not in profile[section].get("without_margins", ())
+        asked[section] = profile[section] | {"tasks": tasks, "margins": margins}
     return asked
 
 

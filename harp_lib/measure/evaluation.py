@@ -178,7 +178,7 @@ class Evaluator:
             "shots_seed": None if self.settings.get("same_shots") else SHOTS_SEED + self.seed,
             "lm_eval": importlib.metadata.version("lm_eval"),
         }
-        if benchmark.choices:
+        if benchmark.choices and self.settings.get("margins", True):
             inputs["measures"] = ["score", "margin"]
         return inputs
 
