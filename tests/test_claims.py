@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from harp_lib import config
-from harp_lib.measure.evaluation import BENCHMARKS, LONGBENCH
+from harp_lib.measure.evaluation import ALL_BENCHMARKS, BENCHMARKS, LONGBENCH
 from harp_lib.methods import BASELINES
 from harp_lib.report import claims, data
-from harp_lib.report.claims import TESTS
+from harp_lib.report.claims import TESTS, likelihood_tests
 from harp_lib.report.claims.score_tests import Finding, Outcome, weakest
 from harp_lib.report.comparisons import Interval
 
@@ -21,7 +21,12 @@ CLAIMS = {claim["id"]: claim for claim in claims.load_claims()}
 JUDGED = [name for name, claim in CLAIMS.items() if claim["kind"] in ("measured", "ours")]
 UP, DOWN = np.linspace(0.1, 1, LAYERS + 1), np.linspace(1, 0.1, LAYERS + 1)
 SIGNS = np.resize([1.0, -1.0], DOCUMENTS)  # documents that disagree
-ELSEWHERE = {"alpha-alike", "pruning-changes-norm", "similarity-near-top"}  # cannot be all three in these worlds
+ELSEWHERE = {  # cannot be all three in these worlds
+    "alpha-alike",
+    "lemma-2-use",
+    "pruning-changes-norm",
+    "similarity-near-top",
+}
 
 
 def nll(level, wave=0.01):
@@ -29,9 +34,12 @@ def nll(level, wave=0.01):
     return {"nll": list(300 + np.arange(DOCUMENTS) + 100 * (level + wave * SIGNS)), "tokens": [100] * DOCUMENTS}
 
 
-def scores(rate, number):
-    """Questions of which a method gets the easier ones right."""
-    return {"rows": {"score": [float(i < rate * number) for i in range(number)]}}
+def scores(rate, number, measure="margin"):
+    """Questions of which a method gets the easier ones right, and finds their right answers the more likely."""
+    right = [float(i < rate * number) for i in range(number)]
+    likely = {"margin": [2 * score - 1 for score in right], "bits_per_byte": [2 - score for score in right]}
+    questions = {"subtask": ["all"] * number, "question": list(range(number)), "chance": [0.1] * number}
+    return {"rows": questions | {"score": right, measure: likely[measure]}}
 
 
 def documents(right, wrong, world):
@@ -49,6 +57,17 @@ def main_tables(world):
             rate = 0.95 if method == "dense" else sides[benchmark.kind == "discriminative"]
             rate = special.get(task, rate) if method == "harp" else rate
             found[method, task] = scores(rate, 30 if world == O else 100)
+    return found
+
+
+def likelihoods(world):
+    """The same questions where answers are written: bits per byte of the reference answer."""
+    found = {}
+    for cells in (main_tables(world), ablations(world), longbench(world)):
+        for (method, task), result in cells.items():
+            if task in ALL_BENCHMARKS and not ALL_BENCHMARKS[task].choices:
+                right = result["rows"]["score"]
+                found[method, task] = scores(sum(right) / len(right), len(right), "bits_per_byte")
     return found
 
 
@@ -140,8 +159,8 @@ def efficiency(world):
     return found
 
 
-def judged(claim, monkeypatch, stores):
-    """The outcome of a claim in a made-up world."""
+def judged(claim, monkeypatch, stores, tests=TESTS):
+    """The outcome of a claim in a made-up world; ``tests`` are those by accuracy, or those by likelihood."""
     inputs = {"alphas": {"9": 0.5, "8": 0.5}}
     stores = {
         name: {(MODEL, *key): {"inputs": inputs, "result": result} for key, result in cells.items()}
@@ -150,16 +169,22 @@ def judged(claim, monkeypatch, stores):
     monkeypatch.setattr(data, "cells", lambda profile, store: stores.get(store, {}))
     ((name, arguments),) = CLAIMS[claim]["test"].items()
     source = data.Source("none", CLAIMS[claim]["store"], MODEL, data.cells)
-    return claims.together(found.outcome for found in TESTS[name](source, **arguments))
+    return claims.together(found.outcome for found in tests[name](source, **arguments))
 
 
-STORES = (main_tables, ablations, longbench, alpha_search, baselines, similarity, norm_change, efficiency)
+STORES = (main_tables, ablations, longbench, likelihoods, alpha_search, baselines, similarity, norm_change, efficiency)
 WORLDS = {world: {build.__name__: build(world) for build in STORES} for world in (R, N, O)}
 
 
 @pytest.mark.parametrize("claim", sorted(set(JUDGED) - ELSEWHERE))
 def test_every_claim_is_right_wrong_or_open(claim, monkeypatch):
     assert [judged(claim, monkeypatch, WORLDS[world]) for world in (R, N, O)] == [R, N, O]
+
+
+@pytest.mark.parametrize("claim", [name for name in JUDGED if set(CLAIMS[name]["test"]) & set(likelihood_tests.TESTS)])
+def test_likelihood_decides_what_it_can(claim, monkeypatch):
+    outcomes = [judged(claim, monkeypatch, WORLDS[world], likelihood_tests.TESTS) for world in (R, N, O)]
+    assert outcomes == [R, N, O]
 
 
 def test_claims_that_cannot_be_all_three(monkeypatch):
@@ -170,6 +195,8 @@ def test_claims_that_cannot_be_all_three(monkeypatch):
     assert found == [R, N, O]
     assert [judged("pruning-changes-norm", monkeypatch, WORLDS[world]) for world in (R, O)] == [R, O]
     assert [judged("similarity-near-top", monkeypatch, WORLDS[world]) for world in (R, N)] == [R, N]  # counted
+    lemma = {judged("lemma-2-use", monkeypatch, WORLDS[world]) for world in (R, N, O)}
+    assert lemma == {Outcome.NOT_RUN}  # no architecture of the library is post-norm
 
 
 @pytest.mark.parametrize(
@@ -275,6 +302,7 @@ def test_claims_are_well_formed():
 def test_every_claim_is_judged_on_the_reference(reference):
     missing = reference[reference["outcome"] == Outcome.NOT_RUN]["id"]
     other = {"tuned-ranges", "sixteen-percent"}  # of other models than this one
+    other.add("lemma-2-use")  # of post-norm models
     assert other <= set(missing) <= other | {"longbench-mag-sp"}  # not in this profile
     assert set(claims.theorems(MINI)["truth"]) == {"true", "false", "true if"}
     measured = claims.over_all(reference).query("kind == 'measured'")
