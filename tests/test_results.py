@@ -84,13 +84,17 @@ def test_what_an_interrupted_computation_kept_is_there_for_equal_inputs_only(roo
             ResultStore("mini", "experiment").cell("model", "harp", "task", {"seed": 0}, killed)
     (half,) = root.rglob("*.partial")
     half.with_name(".task-_0aZ9xy1.tmp").write_text("{")  # of a process that was killed while writing the cell
-    read = ResultStore("mini", "experiment").cell("model", "harp", "task", {"seed": 0}, lambda kept: [kept.read_text()])
-    assert read == ["half"]
+    read = ResultStore("mini", "experiment").cell(
+        "model", "harp", "task", {"seed": 0}, lambda kept: {"kept": kept.read_text()}
+    )
+    assert read == {"kept": "half"}
     assert files(root) == ["task.json"], "leftovers are removed"
     with pytest.raises(KeyboardInterrupt):
         ResultStore("mini", "experiment").cell("model", "harp", "task", {"seed": 1}, killed)
-    other = ResultStore("mini", "experiment").cell("model", "harp", "task", {"seed": 2}, lambda kept: [kept.exists()])
-    assert other == [False]
+    other = ResultStore("mini", "experiment").cell(
+        "model", "harp", "task", {"seed": 2}, lambda kept: {"kept": kept.exists()}
+    )
+    assert other == {"kept": False}
 
 
 def test_killed_while_writing(tmp_path):

@@ -35,6 +35,8 @@ class Method:
     one_threshold : bool
         The groups of all layers of the range compete, so that layers may lose different numbers of groups. A method
         without it takes equally many from each layer.
+    standardises_per_layer : bool
+        Scores are standardised within each layer before layers compete, so that a layer's only group says nothing.
     takes_alphas : bool
         It rescales value-only layers. Alphas that are not given are searched on the calibration text.
     removes_channels : bool
@@ -51,6 +53,7 @@ class Method:
     is_baseline: bool = False
     needs_text: bool = False
     one_threshold: bool = False
+    standardises_per_layer: bool = False
     takes_alphas: bool = False
     removes_channels: bool = False
     updates_weights: bool = False
@@ -69,7 +72,16 @@ CATALOGUE = {
     "mag-sp": Method("Mag-sp", "magnitude", "#d55e00", "v", is_baseline=True),
     "llm-pruner": Method("LLM-Pruner", "llm_pruner", "#cc78bc", "D", is_baseline=True, needs_text=True),
     "wanda-sp": Method("Wanda-sp", "wanda", "#029e73", "^", is_baseline=True, needs_text=True),
-    "flap": Method("FLAP", "flap", "#de8f05", "P", is_baseline=True, needs_text=True, one_threshold=True),
+    "flap": Method(
+        "FLAP",
+        "flap",
+        "#de8f05",
+        "P",
+        is_baseline=True,
+        needs_text=True,
+        one_threshold=True,
+        standardises_per_layer=True,
+    ),
     "harp+flap": Method(
         "HARP+FLAP",
         "harp",

@@ -67,7 +67,10 @@ def dropped_attention(plan: Mapping[str, Any] | None, groups_per_layer: int) -> 
     if not layers:
         return ""
     noun = "layers" if len(layers) > 1 else "layer"
-    return f"attention of {noun} {runs_in_words(sorted(layers))} dropped"
+    text = f"attention of {noun} {runs_in_words(sorted(layers))} dropped"
+    top = range(plan["num_layers"] - len(layers), plan["num_layers"])
+    is_harp_at_zero = sorted(layers) == list(top) and len(plan["layers"]) == len(layers)
+    return text + " (HARP with α = 0)" if is_harp_at_zero else text
 
 
 def runs_in_words(numbers: list[int]) -> str:

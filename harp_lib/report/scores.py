@@ -12,12 +12,14 @@ from matplotlib.pyplot import setp
 
 from harp_lib.measure.evaluation import ALL_BENCHMARKS, BENCHMARKS, CATEGORIES, LONGBENCH, task_title
 from harp_lib.measure.models import display_name
+from harp_lib.measure.text import TITLES as CORPORA
 from harp_lib.methods import BASELINES, CATALOGUE, TITLES
 from harp_lib.report import comparisons, data, figure, plots, table
 from harp_lib.report.claims.score_tests import score_lead
 from harp_lib.report.plans import dropped_attention, one_row_per_plan
 from harp_lib.report.plots import LOOKS, Look, short, span, with_paper
 from harp_lib.report.tables import MISSING, Table, block, perplexities, stacked, told, written
+from harp_lib.results import Cells
 
 HARP, FLAPPED, REFIT = "harp", "harp+flap", "harp+refit"
 STRATEGIES = {"dense": "dense", "bottom": "Bottom", "hessian": "Hessian", "similarity": "Similarity", "top": "Top"}
@@ -25,6 +27,8 @@ ALPHAS = {"dense": "dense", "top": "HARP, α = 1", "harp": "HARP, α searched"}
 ABLATED = ("ablations", "main_tables")  # HARP and the dense model are in the second
 KINDS, AVERAGE = ("generation", "discriminative"), "average"
 CELL = ["model", "method", "task"]
+WITHOUT_ONE = "average without one task"
+FEWEST_QUESTIONS = 10  # of a task: a score of fewer is not shown as one
 RATIOS = {"removed_fraction": "parameters removed", "head_ratio": "heads removed"}  # and their columns
 
 
@@ -37,17 +41,24 @@ def scores(profile: dict, stores: str | tuple, tasks: Iterable[str], methods: It
     """Mean score and standard error of each plan on each task, and on average of the tasks that no method lacks.
 
     Columns: model, method, task, value, error (in per cent), questions, reason (of no score), removed_fraction and
-    head_ratio (fractions of 1), methods (by :func:`one_row_per_plan`). Of several stores together, the models that all
-    of them have.
+    head_ratio (fractions of 1), least and most (of an average: its range when one task is left out), methods (by
+    :func:`one_row_per_plan`). A task with fewer than ``FEWEST_QUESTIONS`` has no score. Of several stores together,
+    the models that all of them have.
     """
     rows, tasks, names = [], list(tasks), list(methods)
     found = [data.cells(profile["name"], store) for store in ((stores,) if isinstance(stores, str) else stores)]
     models = set.intersection(*({model for model, *_ in cells} for cells in found))
     for key, cell in (item for cells in found for item in cells.items()):
         if key[0] in models and key[1] in names and key[2] in tasks:
-            result, asked = cell["result"], pd.Series(data.answered(cell["result"]), dtype=float)
-            numbers = (100 * asked.mean(), 100 * asked.sem(), len(asked) or np.nan)
-            rows.append((*key, *numbers, result.get("failed"), *map(result.get, RATIOS)))
+            result = cell["result"]
+            asked = data.answered(result) or []
+            if len(asked) >= FEWEST_QUESTIONS:
+                numbers = (100 * np.mean(asked), 100 * comparisons.score_error(asked), len(asked), None)
+            elif asked:
+                numbers = (np.nan, np.nan, len(asked), f"{len(asked)} questions")
+            else:
+                numbers = (np.nan, np.nan, np.nan, result.get("failed"))
+            rows.append((*key, *numbers, *map(result.get, RATIOS)))
     columns = [*CELL, "value", "error", "questions", "reason", *RATIOS]
     frame = pd.DataFrame(rows, columns=columns).drop_duplicates(CELL)  # what two stores have
     frame = pd.concat([frame, *(_average(part) for _, part in frame.groupby("model", sort=False))], ignore_index=True)
@@ -62,21 +73,31 @@ def _average(part: pd.DataFrame) -> pd.DataFrame:
     whole = part.pivot_table("value", "task", "method").dropna().index
     rows = part[part["task"].isin(whole)].groupby(["model", "method"])
     error = rows["error"].agg(lambda errors: np.sqrt((errors.to_numpy() ** 2).sum()) / len(errors))
-    return rows.agg({"value": "mean", "questions": "sum"}).assign(error=error, task=AVERAGE).reset_index()
+    average = rows.agg({"value": "mean", "questions": "sum"}).assign(error=error, task=AVERAGE)
+    return average.join(rows["value"].apply(_without_one).unstack()).reset_index()
+
+
+def _without_one(values: pd.Series) -> pd.Series:
+    """The least and the most that the average of some tasks is when one of them is left out."""
+    number = len(values)
+    averages = (values.sum() - values) / (number - 1) if number > 1 else values * np.nan
+    return pd.Series({"least": averages.min(), "most": averages.max()})
 
 
 def differences(profile: dict, store: str, groups: Mapping[str, Iterable[str]], reference: str) -> pd.DataFrame:
     """By how many points a reference scores higher than each other plan, paired by question, with its interval.
 
     Columns: model, method, group (the key of the tasks that are averaged), value, low, high, questions, silent (both
-    scored zero on all of these), methods (by :func:`one_row_per_plan`). Tasks that one of the two lacks are left out.
+    scored zero on all of these), methods (by :func:`one_row_per_plan`). Tasks that one of the two lacks are left out,
+    and groups with fewer than ``FEWEST_QUESTIONS``.
     """
     stored, rows = data.cells(profile["name"], store), []
     asked = {key: scores for key, cell in stored.items() if (scores := data.answered(cell["result"]))}
     for model, (group, tasks), method in product(dict.fromkeys(key[0] for key in asked), groups.items(), TITLES):
         both = [(asked.get((model, reference, task)), asked.get((model, method, task))) for task in tasks]
         both = [pair for pair in both if None not in pair]
-        if both and method != reference:
+        asked_together = sum(len(ours) for ours, _ in both)
+        if asked_together >= FEWEST_QUESTIONS and method != reference:
             silent = not any(any(scores) for pair in both for scores in pair)
             rows.append((model, method, group, *comparisons.paired_difference(both) * 100, silent))
     frame = pd.DataFrame(rows, columns=["model", "method", "group", "value", "low", "high", "questions", "silent"])
@@ -128,15 +149,25 @@ def score_table(
         first = part.groupby("method").first().reindex(columns=list(RATIOS)).loc[shown["method"]]
         shown["removed_fraction"] = [written({"share": scale * r}, unit) for r in first["removed_fraction"]]
         shown["head_ratio"] = [str(Fraction(r).limit_denominator(1000)) for r in first["head_ratio"].fillna(0)]
+        shown[WITHOUT_ONE] = [_range_without_one(part[part["method"] == method]) for method in shown["method"]]
         shown["method"] = shown["method"].map(part.groupby("method")["methods"].first())
         if source == "ours":
             own = [{task: named(task, here) for task in tasks}] if here == "embedded" else []
             asked = part.groupby("task")["questions"].max().map("{:.0f}".format).to_dict() | {"method": "questions"}
             shown = pd.concat([pd.DataFrame(own), shown, pd.DataFrame([asked])])
         blocks.append(shown.assign(model=f"{model} (paper)" if source == "paper" else display_name(model)))
-    shown = stacked(*blocks)[["model", "method", *ratios, *tasks]]
+    averages = [WITHOUT_ONE] if AVERAGE in tasks else []
+    shown = stacked(*blocks)[["model", "method", *ratios, *tasks, *averages]]
     shown = shown.rename(columns={task: named(task, "hub") for task in tasks} | RATIOS)
     return shown, numbers.drop(columns=["quantity", "best"])
+
+
+def _range_without_one(scored: pd.DataFrame) -> str:
+    """The range of a method's average when one task is left out, in words."""
+    values = scored.loc[scored["task"] != AVERAGE, "value"].dropna()
+    if AVERAGE not in set(scored["task"]):
+        return MISSING
+    return written(_without_one(values).to_dict(), "{least:.1f} to {most:.1f}")
 
 
 def named(task: str, source: str) -> str:
@@ -206,33 +237,66 @@ def dataset_statistics(profile: dict) -> pd.DataFrame:
 
 @table("main_tables", "baselines")
 def at_a_glance(profile: dict) -> Table:
-    """One line for each plan: what was removed, held-out perplexity, and the average score of each kind of task.
+    """One line for each plan: what it removes, held-out perplexity of both texts, average scores, and what is special.
 
-    The numbers say beside each plan which layers lose their whole attention.
+    The plans that remove as many parameters as each other stand together; HARP and its refit, which remove fewer,
+    beneath them.
     """
     stored = data.cells(profile["name"], "baselines")
     texts = perplexities(profile, "baselines").query("method in @TITLES and split == 'validation'")
-    texts = one_row_per_plan(texts, stored)
-    texts = texts[texts["corpus"] == texts["corpus"].iloc[0]]
-    parts = [texts.assign(what=f"perplexity ({span(texts['documents'], '.0f')} documents)")]
+    parts = []
+    for corpus, of_corpus in one_row_per_plan(texts, stored).groupby("corpus", sort=False):
+        documents = span(of_corpus["documents"], ".0f")
+        parts.append(of_corpus.assign(what=f"perplexity, {CORPORA.get(corpus, corpus)} ({documents} documents)"))
     source = "home-made questions" if profile["datasets"] == "embedded" else "questions"
     for kind in KINDS:
         frame = scores(profile, "main_tables", of_kind(kind)).query("task == @AVERAGE")
         parts.append(frame.assign(what=f"{kind} ({span(frame['questions'], '.0f')} {source})"))
-    numbers = pd.concat([frame[["model", "method", "methods", "what", "value", "error"]] for frame in parts])
-    removed = frame.assign(what="parameters removed (%)", value=100 * frame["removed_fraction"], error=np.nan)
+    numbers = pd.concat(parts, ignore_index=True)
+    columns = ["model", "method", "methods", "what", "value", "error", "least", "most"]
+    numbers = numbers.reindex(columns=columns)
+    numbers["note"] = [_note(stored, *plan) for plan in zip(numbers["model"], numbers["method"], strict=True)]
 
-    shown = block(pd.concat([removed, numbers]), ["model", "method"], "what", "{value:.1f} ± {error:.1f}")
-    shown = shown.sort_values("method", key=_rank).sort_values("model", kind="stable")
-    names = numbers.drop_duplicates(["model", "method"]).set_index(["model", "method"])["methods"]
-    shown["method"] = [names[model, method] for model, method in zip(shown["model"], shown["method"], strict=True)]
-    shown["model"] = shown["model"].map(display_name)
+    ratios = frame.set_index(["model", "method"])["removed_fraction"]
+    measured = list(numbers["what"].unique())
+    blocks = []
+    for model, part in numbers.groupby("model"):
+        wide = _glance(part.sort_values("method", key=_rank, kind="stable"), measured)
+        wide.insert(1, "parameters removed (%)", [f"{100 * ratios[model, method]:.1f}" for method in wide["method"]])
+        wide["what is special"] = wide["method"].map(part.groupby("method")["note"].first())
+        at_equal = wide["method"].map(lambda method: method == "dense" or CATALOGUE[method].at_equal_parameters)
+        wide["method"] = wide["method"].map(part.groupby("method")["methods"].first())
+        heading = pd.DataFrame([{"method": "*fewer parameters removed:*"}])
+        shown = pd.concat([wide[at_equal], heading, wide[~at_equal]])
+        blocks.append(shown.assign(model=display_name(model)))
+    return stacked(*blocks)[["model", *blocks[0].columns.drop("model")]], numbers
 
-    notes = []
-    for model, method in zip(numbers["model"], numbers["method"], strict=True):
-        result = stored.get((model, method, "plan"), {"result": {}})["result"]
-        notes.append(dropped_attention(result.get("plan"), result.get("groups_per_layer", 0)))
-    return stacked(shown), numbers.assign(note=notes)
+
+def _glance(part: pd.DataFrame, measured: list[str]) -> pd.DataFrame:
+    """One model's numbers, a line for each plan and a column for each measured quantity; beside an average its range when one task is left out."""
+    without_range = "{value:.1f} ± {error:.1f}"
+    texts = []
+    for row in part.to_dict("records"):
+        whole = without_range if pd.isna(row["most"]) else without_range + " ({least:.1f} to {most:.1f})"
+        texts.append(written(row, whole))
+    wide = part.assign(text=texts).pivot_table("text", "method", "what", aggfunc="first", sort=False)
+    return (
+        wide.astype(object)
+        .reindex(columns=measured, fill_value=MISSING)
+        .fillna(MISSING)
+        .rename_axis(columns=None)
+        .reset_index()
+    )
+
+
+def _note(stored: Cells, model: str, method: str) -> str:
+    """What a reader has to know of a plan: which layers lose their attention, and whether it is a choice at all."""
+    result = stored.get((model, method, "plan"), {"result": {}})["result"]
+    groups = result.get("groups_per_layer", 0)
+    notes = [dropped_attention(result.get("plan"), groups)]
+    if groups == 1 and method != "dense" and CATALOGUE[method].standardises_per_layer:
+        notes.append("arbitrary: scores standardised in each layer cannot rank layers of one key/value group")
+    return "; ".join(filter(None, notes))
 
 
 def _rank(methods: pd.Series) -> pd.Series:
