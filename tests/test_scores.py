@@ -119,10 +119,12 @@ def test_flap_may_empty_a_layer(tokens):
     assert np.isfinite(perplexity(apply_plan(model, plan), tokens))
 
 
+@pytest.mark.parametrize("evenly", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_harp_flap_measures_channels_in_the_pruned_model(tiny, tokens, name):
+def test_harp_flap_measures_channels_in_the_pruned_model(tiny, tokens, name, evenly):
     model = tiny(name)
-    plan = make_plan("harp+flap", model, tokens, kv_groups=4, alphas=[0.3, 0.0], target_fraction=0.2)
+    options = {"alphas": [0.3, 0.0], "target_fraction": 0.2}
+    plan = make_plan("harp+flap", model, tokens, kv_groups=4, evenly=evenly, **options)
     harp, scores, means = PruningPlan.value_only(6, [0.3, 0.0]), {}, {}
     for layer in range(6):
         inputs = output_inputs(model, tokens, f"model.layers.{layer}.mlp.down_proj", harp)
@@ -131,6 +133,11 @@ def test_harp_flap_measures_channels_in_the_pruned_model(tiny, tokens, name):
             scores[layer, channel], means[layer, channel] = score, inputs[:, channel].mean()
     count = sum(len(layer.removed_channels) for layer in plan.layers.values())
     chosen = sorted(sorted(scores, key=scores.get)[:count])
+    if evenly:  # the lowest layers lose one more where it does not come out even
+        chosen = []
+        for layer in range(6):
+            own = sorted((pair for pair in scores if pair[0] == layer), key=scores.get)
+            chosen += sorted(own[: count // 6 + (layer < count % 6)])
     assert [(layer, channel) for layer, one in plan.layers.items() for channel in one.removed_channels] == chosen
     found = [mean for one in plan.layers.values() for mean in one.channel_means or ()]
     np.testing.assert_allclose(found, [means[pair] for pair in chosen], rtol=1e-3, atol=1e-5)

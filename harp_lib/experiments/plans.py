@@ -17,8 +17,12 @@ from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import PruningPlan
 
-OTHER_READINGS = {"flap-squared": ("flap", {"squared": True})}
-"""Methods with other options. Upstream squares FLAP's scores of W_O once more than the paper prints."""
+OTHER_READINGS = {"flap-squared": ("flap", {"squared": True}), "harp+flap-even": ("harp+flap", {"evenly": True})}
+"""Methods with other options.
+
+Upstream squares FLAP's scores of W_O once more than the paper prints. HARP+FLAP with as many FFN channels from each
+layer is a control: it tells what the rule costs by which FLAP chooses channels.
+"""
 CALIBRATION_SIZE = (128, 128)  # samples, tokens of each, of a baseline that the profile does not name
 
 
@@ -137,7 +141,7 @@ def _tune(job: Job, setting: Setting) -> dict[str, range]:
         loss = sum(found["nll"]) / sum(found["tokens"])
         ranks[method][window] = (math.isnan(loss), loss, len(window), window.start)
     best = {method: min(of, key=of.get) for method, of in ranks.items()}
-    return best | {variant: best[method] for variant, (method, _) in OTHER_READINGS.items()}
+    return best | {variant: best[method] for variant, (method, _) in OTHER_READINGS.items() if method in best}
 
 
 def _planned(setting: Setting, method: str, layers: range | None, search: dict[str, Any]) -> dict[str, Any]:
@@ -155,7 +159,8 @@ def _planned(setting: Setting, method: str, layers: range | None, search: dict[s
         plan, seconds = plan_for(kv_groups, layers), before + time.perf_counter() - begin
     else:
         begin, calibration = time.perf_counter(), setting.calibration(method)
-        plan = make_plan(method, job.model, calibration, kv_groups=kv_groups, alphas=search["alphas"])
+        name, options = OTHER_READINGS.get(method, (method, {}))
+        plan = make_plan(name, job.model, calibration, kv_groups=kv_groups, alphas=search["alphas"], **options)
         seconds = search["seconds"] + time.perf_counter() - begin
     config, tokens = job.model.config, setting.settings["cost_tokens"]
     result = {
@@ -173,7 +178,7 @@ def _planned(setting: Setting, method: str, layers: range | None, search: dict[s
         "groups_per_layer": setting.groups,
         "ffn_channels": config.intermediate_size,
     }
-    if method in OTHER_READINGS:
+    if method in OTHER_READINGS and layers:
         printed, _ = OTHER_READINGS[method]
         result |= _difference(job.plan(printed), plan)
     return result
@@ -199,6 +204,6 @@ def baselines(job: Job) -> None:
         for method in lowest_first:
             inputs = text.inputs | job.plan_inputs(plans[method]) | {"documents": len(text.documents)}
             found = (job.read, "alpha_search", known[method], task) if method in known else (text.nll, plans[method])
-            if method not in OTHER_READINGS or (corpus, split) == (first, HELD_OUT):
+            if method not in OTHER_READINGS or split == HELD_OUT:
                 cells.append((method, task, inputs, *found))
         job.cells(f"perplexities, {corpus}", cells)

@@ -145,7 +145,8 @@ def make_plan(
     target_fraction : float, optional
         harp+flap only: the ``removed_fraction`` to reach by FFN channels; default: that of these groups, V and O too.
     **options
-        Of a baseline's own planner: ``squared=True`` of FLAP, as upstream computes it.
+        Of a baseline's own planner: ``squared=True`` of FLAP, as upstream computes it. Of harp+flap: ``evenly=True``,
+        as many FFN channels from each layer.
 
     Raises
     ------
@@ -160,6 +161,7 @@ def make_plan(
         raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
     chosen = CATALOGUE[method]
     takers = {"alphas": with_property("takes_alphas"), "target_fraction": with_property("removes_channels")}
+    takers["evenly"] = takers["target_fraction"]
     given = {"layers": layers, "alphas": alphas, "target_fraction": target_fraction, **options}
     for name, value in given.items():
         allowed = takers.get(name, BASELINES)
@@ -176,7 +178,7 @@ def make_plan(
         arguments["alphas"] = alphas
     if chosen.removes_channels:
         arguments["target_fraction"] = target_fraction
-    return make(model, calibration, kv_groups, **arguments)
+    return make(model, calibration, kv_groups, **arguments, **options)
 
 
 def planner(

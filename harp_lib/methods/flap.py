@@ -42,14 +42,20 @@ def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int], 
     return plan
 
 
-def without_channels(model: PreTrainedModel, calibration: Tokens, plan: PruningPlan, count: int) -> PruningPlan:
-    """``plan``, and ``count`` FFN channels less: those that fluctuate least in the model as ``plan`` prunes it."""
+def without_channels(
+    model: PreTrainedModel, calibration: Tokens, plan: PruningPlan, count: int, evenly: bool = False
+) -> PruningPlan:
+    """``plan``, and ``count`` FFN channels less: those that fluctuate least in the model as ``plan`` prunes it.
+
+    The channels of all layers compete; ``evenly``, every layer loses as many (the lowest ones one more, if need be).
+    """
     with temporarily_pruned(model, plan):
         outputs = {index: layer.mlp.down_proj for index, layer in enumerate(decoder_layers(model))}
         statistics = input_statistics(model, calibration, outputs)
     scores = {layer: fluctuation(output, statistics[layer]) for layer, output in outputs.items()}
     plans = dict(plan.layers)  # no channel goes in these yet
-    for layer, channels in lowest_of_all(scores, count).items():
+    chosen = lowest_of_each(scores, count) if evenly else lowest_of_all(scores, count)
+    for layer, channels in chosen.items():
         if len(channels) == len(scores[layer]):
             wanted = f"remove less than {count} in all"
             raise ValueError(f"layer {layer} would lose all of its {len(channels)} FFN channels; {wanted}")
@@ -72,6 +78,17 @@ def lowest_of_all(scores: Mapping[int, torch.Tensor], count: int) -> dict[int, t
     where = [(layer, index) for layer, values in scores.items() for index in range(len(values))]
     places = [where[position] for position in lowest(torch.cat(list(scores.values())), count)]  # by layer, rising
     return {layer: tuple(index for _, index in of) for layer, of in groupby(places, key=itemgetter(0))}
+
+
+def lowest_of_each(scores: Mapping[int, torch.Tensor], count: int) -> dict[int, tuple[int, ...]]:
+    """Indices of the smallest values of each layer, ``count`` in all and as many of each layer as of the others."""
+    each, more = divmod(count, len(scores))
+    chosen = {}
+    for number, (layer, values) in enumerate(scores.items()):
+        size = each + 1 if number < more else each
+        if size:
+            chosen[layer] = tuple(lowest(values, size))
+    return chosen
 
 
 def _written(values: torch.Tensor) -> tuple[float, ...]:

@@ -33,18 +33,20 @@ def harp_flap_plan(
     kv_groups: int,
     alphas: Sequence[float] | None,
     target_fraction: float | None,
+    evenly: bool = False,
 ) -> PruningPlan:
     """HARP's plan, and FFN channels of all layers less, chosen by FLAP on the model as HARP prunes it.
 
     HARP removes fewer parameters than a baseline that takes the same groups whole; the channels close the difference
     (paper, Section 3, rows "HARP + FLAP"), or bring it as near to ``target_fraction`` as whole channels can.
+    FLAP's rule lets the channels of all layers compete, which can empty a few layers; ``evenly`` is the control.
     """
     # With no alpha at zero HARP removes least: a target below that fails before the search.
     least = PruningPlan.value_only(len(decoder_layers(model)), [1.0] * layers_from_top(model, kv_groups))
     channels_to_go(model, least, kv_groups, target_fraction)
     plan = replace(harp_plan(model, calibration, kv_groups, alphas), method="harp+flap")
     count = channels_to_go(model, plan, kv_groups, target_fraction)
-    return without_channels(model, calibration, plan, count)
+    return without_channels(model, calibration, plan, count, evenly)
 
 
 def channels_to_go(model: PreTrainedModel, plan: PruningPlan, kv_groups: int, target: float | None) -> int:

@@ -24,7 +24,7 @@ def baseline_groups(profile: dict) -> Figure:
     names = TITLES | {"flap-squared": "FLAP (upstream)"}
     for (model, method, task), cell in stored.items():
         plan = cell["result"].get("plan") if task == "plan" else None
-        for part in plan["layers"] if plan else ():
+        for part in plan["layers"] if plan and method in names else ():
             gone = len(part.get("removed_groups") or ()) / cell["result"]["groups_per_layer"]
             share = 1.0 if part.get("alpha") is not None else gone
             rows.append((model, method, names[method], part["layer"], share, plan["num_layers"]))

@@ -74,14 +74,16 @@ def _average(part: pd.DataFrame) -> pd.DataFrame:
     rows = part[part["task"].isin(whole)].groupby(["model", "method"])
     error = rows["error"].agg(lambda errors: np.sqrt((errors.to_numpy() ** 2).sum()) / len(errors))
     average = rows.agg({"value": "mean", "questions": "sum"}).assign(error=error, task=AVERAGE)
-    return average.join(rows["value"].apply(_without_one).unstack()).reset_index()
+    average["least"] = rows["value"].agg(lambda values: _without_one(values).min())
+    average["most"] = rows["value"].agg(lambda values: _without_one(values).max())
+    return average.reset_index()
 
 
 def _without_one(values: pd.Series) -> pd.Series:
-    """The least and the most that the average of some tasks is when one of them is left out."""
-    number = len(values)
-    averages = (values.sum() - values) / (number - 1) if number > 1 else values * np.nan
-    return pd.Series({"least": averages.min(), "most": averages.max()})
+    """The average of some tasks when each of them is left out; nan of a single task."""
+    if len(values) < 2:
+        return values * np.nan
+    return (values.sum() - values) / (len(values) - 1)
 
 
 def differences(profile: dict, store: str, groups: Mapping[str, Iterable[str]], reference: str) -> pd.DataFrame:
@@ -167,7 +169,8 @@ def _range_without_one(scored: pd.DataFrame) -> str:
     values = scored.loc[scored["task"] != AVERAGE, "value"].dropna()
     if AVERAGE not in set(scored["task"]):
         return MISSING
-    return written(_without_one(values).to_dict(), "{least:.1f} to {most:.1f}")
+    averages = _without_one(values)
+    return written({"least": averages.min(), "most": averages.max()}, "{least:.1f} to {most:.1f}")
 
 
 def named(task: str, source: str) -> str:
@@ -273,7 +276,10 @@ def at_a_glance(profile: dict) -> Table:
 
 
 def _glance(part: pd.DataFrame, measured: list[str]) -> pd.DataFrame:
-    """One model's numbers, a line for each plan and a column for each measured quantity; beside an average its range when one task is left out."""
+    """One model's numbers, a line for each plan and a column for each measured quantity.
+
+    Beside an average stands its range when one task is left out.
+    """
     without_range = "{value:.1f} ± {error:.1f}"
     texts = []
     for row in part.to_dict("records"):

@@ -15,6 +15,7 @@ import pandas as pd
 from harp_lib import accounting
 from harp_lib.config import DATA
 from harp_lib.measure.models import display_name
+from harp_lib.measure.text import TITLES as CORPORA
 from harp_lib.methods import TITLES
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.report import comparisons, data, table
@@ -134,6 +135,41 @@ def baseline_tuning(profile: dict) -> Table:
     more = {"perplexity": "{value:.2f} ± {error:.2f}", "documents": "{documents}", "ranges tried": "{tried}"}
     more["not told from the best"] = "{others}"
     return stacked(lines(paper.assign(model=paper["model"] + " (paper)"), columns), lines(ours, columns | more)), frame
+
+
+FILLERS = {"harp": "HARP", "harp+flap": "HARP+FLAP", "harp+flap-even": "HARP+FLAP, channels taken evenly (control)"}
+
+
+@table("baselines")
+def channel_filler(profile: dict) -> Table:
+    """What the choice of FFN channels does to HARP+FLAP: perplexity with FLAP's channels, and with as many a layer.
+
+    The change is against HARP+FLAP, paired by document. Channels that go are counted in the three layers that lose
+    most.
+    """
+    frame = perplexities(profile, "baselines", "harp+flap").query("method in @FILLERS and split == 'validation'")
+    shares = {}
+    for (model, method, task), cell in data.cells(profile["name"], "baselines").items():
+        if task == "plan" and method in FILLERS and cell["result"]["plan"]:
+            lost = sorted(len(part.get("removed_channels", ())) for part in cell["result"]["plan"]["layers"])
+            shares[model, method] = (sum(lost), sum(lost[-3:]))
+    plans = list(zip(frame["model"], frame["method"], strict=True))
+    frame = frame.assign(
+        channels=[shares[plan][0] for plan in plans],
+        in_three_layers=[shares[plan][1] for plan in plans],
+        plan=[FILLERS[method] for _, method in plans],
+        text=[CORPORA.get(corpus, corpus) for corpus in frame["corpus"]],
+        change=100 * frame["harp+flap"],
+        change_low=100 * frame["harp+flap low"],
+        change_high=100 * frame["harp+flap high"],
+    )
+    order = ["model", "corpus", "method"]
+    frame = frame.sort_values(order, key=lambda part: part.map(list(FILLERS).index) if part.name == "method" else part)
+    columns = {"model": "{model}", "text": "{text}", "plan": "{plan}", "channels removed": "{channels:,}"}
+    columns |= {"in the three layers that lose most": "{in_three_layers:,}", "documents": "{documents}"}
+    columns |= {"perplexity": "{value:.1f} ± {error:.1f}"}
+    columns |= {"against HARP+FLAP (%)": "{change:+.1f} [{change_low:+.1f}, {change_high:+.1f}]"}
+    return stacked(lines(frame, columns)), frame
 
 
 @table()
