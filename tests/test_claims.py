@@ -103,7 +103,7 @@ def alpha_search(world):
     for own, far in (("python-docs", "scipy-docs"), ("scipy-docs", "python-docs")):
         for split in ("test", "validation"):
             plans = {"dense": nll(-1), "alpha-1": nll(level, -wave), f"searched-on-{own}": nll(0)}
-            plans[f"searched-on-{far}"] = nll(other, wave)
+            plans[f"searched-on-{far}"] = plans[f"resampled-on-{own}"] = nll(other, wave)
             found |= {(plan, f"{own}-{split}"): result for plan, result in plans.items()}
         alphas = {R: DOWN[:8], N: UP[:8], O: [0.1, 0.8, 0.3, 0.6, 0.5, 0.4, 0.7, 0.2][:: 1 if far > own else -1]}[world]
         found["harp", f"search-{own}"] = {"alphas": list(alphas), "num_model_layers": LAYERS}

@@ -14,7 +14,7 @@ from harp_lib.experiments import NOTEBOOKS, UNITS, compute, job, models_of, run
 from harp_lib.experiments.plans import Setting
 from harp_lib.measure.evaluation import ALL_BENCHMARKS, Evaluator
 from harp_lib.measure.models import load_model
-from harp_lib.measure.text import make_batches, perplexity_from_nll, total_nll
+from harp_lib.measure.text import load_corpus, make_batches, perplexity_from_nll, total_nll
 from harp_lib.methods import BASELINES, EVALUATED, alpha_search, layer_selection, make_plan
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.pruning.plan import PruningPlan
@@ -164,6 +164,32 @@ def test_the_search_is_algorithm_1_on_the_stored_text():
     best = min(found.perplexities[4].values())
     nll = cells("alpha_search")[f"searched-on-{FIRST}", f"{FIRST}-test"]
     assert perplexity_from_nll(sum(nll["nll"]), sum(nll["tokens"])) == pytest.approx(best, rel=1e-4)
+
+
+def test_a_second_sample_shares_no_document_with_the_first():
+    this = the_job()
+    first, second = (text.corpus.documents for text in (this.text(FIRST, "test"), this.second_sample(FIRST)))
+    assert len(first) == len(second) == 2
+    assert not set(first) & set(second)
+    pages = load_corpus(FIRST, "test").documents
+    assert [page.startswith(first) for page in pages].count(True) == 2, "cut at the same length"
+    found = {key: cell["inputs"] for key, cell in read_results("smoke", "alpha_search").items()}
+    searched = {method: found[MODEL, method, f"search-{FIRST}"]["sha256"] for method in ("harp", "harp-resampled")}
+    assert searched["harp"] == this.text(FIRST, "test").corpus.sha256
+    assert searched["harp-resampled"] == this.second_sample(FIRST).corpus.sha256
+
+
+def test_where_held_out_pages_are_too_few_test_pages_follow_that_no_search_reads():
+    this = the_job()
+    held_out = this.text(FIRST, "validation", (10_000, 32)).corpus
+    more = this.unread(FIRST, 10_000, 32).corpus
+    assert more.documents[: len(held_out.documents)] == held_out.documents
+    others = more.documents[len(held_out.documents) :]
+    assert len(others) > 0
+    for searched in (this.text(FIRST, "test").corpus, this.second_sample(FIRST).corpus):
+        assert not [page for page in searched.documents if page.startswith(others)]
+    few = this.unread(FIRST, 3, 32).corpus
+    assert (few.documents, few.split) == (held_out.documents[:3], "validation")
 
 
 def test_gain_and_single_layers():

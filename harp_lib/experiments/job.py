@@ -4,7 +4,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -115,9 +115,29 @@ class Job:
         """The beginning of the first documents of a corpus, by default as many as alpha is searched or reported on."""
         settings = self.profile["alpha_search"]
         usual = settings["held_out"] if split == HELD_OUT else (settings["documents"], settings["tokens"])
-        corpus = excerpt(self.corpus(name, split), self.tokenizer, *(size or usual))
+        return self._read(excerpt(self.corpus(name, split), self.tokenizer, *(size or usual)))
+
+    def _read(self, corpus: Corpus) -> "Text":
         windows = [rolling_windows(self.tokenizer, [text], self.context) for text in corpus.texts]
         return Text(corpus, windows, self)
+
+    def second_sample(self, name: str) -> "Text":
+        """As many documents as alpha is searched on, of the same corpus and split: the next ones."""
+        settings = self.profile["alpha_search"]
+        others = without(self.corpus(name, SEARCHED), self.text(name, SEARCHED).corpus)
+        return self._read(excerpt(others, self.tokenizer, settings["documents"], settings["tokens"]))
+
+    def unread(self, name: str, documents: int, tokens: int) -> "Text":
+        """Held-out documents; where there are too few, then test pages that no search of alpha reads."""
+        held_out = self.text(name, HELD_OUT, (documents, tokens))
+        missing = documents - len(held_out.documents)
+        if not missing or self.profile["alpha_search"]["documents"] is None:  # all test pages are searched
+            return held_out
+        searched = (self.text(name, SEARCHED), self.second_sample(name))
+        pages = without(self.corpus(name, SEARCHED), *(text.corpus for text in searched))
+        more = excerpt(pages, self.tokenizer, missing, tokens)
+        both = (*held_out.corpus.documents, *more.documents)
+        return self._read(replace(more, split=f"{HELD_OUT} and {SEARCHED}", documents=both))
 
     def store_of(self, experiment: str) -> ResultStore:
         """The store of any experiment; only the unit's own is forced."""
@@ -189,10 +209,16 @@ class Job:
         """:func:`temporarily_pruned`, with the weights of a plan that has some."""
         return temporarily_pruned(self.model, plan, weights=self.refit().weights if plan.method == REFIT else None)
 
-    def alphas(self, corpus: str) -> dict[int, float]:
+    def alphas(self, corpus: str, method: str = "harp") -> dict[int, float]:
         """The alphas searched on a corpus, by layer, the top layer first."""
-        found = self.read("alpha_search", "harp", f"search-{corpus}")["alphas"]
+        found = self.read("alpha_search", method, f"search-{corpus}")["alphas"]
         return {self.num_layers - 1 - depth: alpha for depth, alpha in enumerate(found)}
+
+
+def without(corpus: Corpus, *read: Corpus) -> Corpus:
+    """The documents of a corpus that do not begin with one of those that were read, which may be cut."""
+    beginnings = tuple(text for excerpted in read for text in excerpted.documents)
+    return replace(corpus, documents=tuple(text for text in corpus.documents if not text.startswith(beginnings)))
 
 
 def described(corpus: Corpus) -> dict[str, Any]:

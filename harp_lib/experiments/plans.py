@@ -5,12 +5,13 @@ import itertools
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from harp_lib import accounting
-from harp_lib.experiments.job import CALIBRATION, HELD_OUT, SEARCHED, Job
+from harp_lib.experiments.job import CALIBRATION, HELD_OUT, SEARCHED, Job, Text
 from harp_lib.methods import BASELINES, CATALOGUE, EVALUATED, Method, make_plan, planner
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.pruning.architecture import decoder_layers
@@ -23,6 +24,7 @@ OTHER_READINGS = {"flap-squared": ("flap", {"squared": True}), "harp+flap-even":
 Upstream squares FLAP's scores of W_O once more than the paper prints. HARP+FLAP with as many FFN channels from each
 layer is a control: it tells what the rule costs by which FLAP chooses channels.
 """
+RESAMPLED = "harp-resampled"  # HARP, with alpha searched on a second sample of the same corpus
 CALIBRATION_SIZE = (128, 128)  # samples, tokens of each, of a baseline that the profile does not name
 
 
@@ -33,25 +35,48 @@ def entry_of(method: str) -> Method | None:
 
 
 def search(job: Job) -> None:
-    """Algorithm 1 on each corpus: alphas, perplexity of every candidate, seconds and layer passes."""
+    """Algorithm 1 on each corpus: alphas, perplexity of every candidate, seconds and layer passes.
+
+    It is run again on a second sample of each corpus, unless the first is the whole split: how much alpha, and what it
+    is worth, depend on the sample is the noise against which an alpha of another corpus has to be seen.
+    """
     for corpus in job.corpora:
-        text, cache = job.text(corpus, SEARCHED), job.profile["alpha_search"]["cache_device"]
+        _searched(job, "harp", corpus, job.text(corpus, SEARCHED))
+        if has_second_sample(job):
+            _searched(job, RESAMPLED, corpus, job.second_sample(corpus))
 
-        def compute(kept, text=text, cache=cache) -> dict[str, Any]:
-            found = search_alphas(job.model, text.windows, job.num_pruned, resume=kept, cache_device=cache)
-            return vars(found) | {"tokens": sum(text.tokens)}
 
-        inputs = text.inputs | {"num_layers": job.num_pruned}
-        job.store_of(job.store).cell(job.name, "harp", f"search-{corpus}", inputs, compute)
+def has_second_sample(job: Job) -> bool:
+    """Whether alpha is searched on a part of the test pages only."""
+    return job.profile["alpha_search"]["documents"] is not None
+
+
+def _searched(job: Job, method: str, corpus: str, text: Text) -> dict[str, Any]:
+    """One search, which goes on where it was interrupted."""
+    cache = job.profile["alpha_search"]["cache_device"]
+
+    def compute(kept: Path) -> dict[str, Any]:
+        found = search_alphas(job.model, text.windows, job.num_pruned, resume=kept, cache_device=cache)
+        return vars(found) | {"tokens": sum(text.tokens)}
+
+    inputs = text.inputs | {"num_layers": job.num_pruned}
+    return job.store_of(job.store).cell(job.name, method, f"search-{corpus}", inputs, compute)
 
 
 def alpha(job: Job) -> None:
-    """Dense, alpha = 1, alpha = 0 and each searched alpha on every text, document by document."""
+    """Dense, alpha = 1, alpha = 0 and each searched alpha on every text, document by document.
+
+    The alpha of a second sample is evaluated on held-out text of its own corpus.
+    """
     searched = {f"searched-on-{corpus}": job.alphas(corpus) for corpus in job.corpora}
     ones, zeros = (dict.fromkeys(job.alphas(job.corpora[0]), alpha) for alpha in (1.0, 0.0))
     for corpus, split in itertools.product(job.corpora, (SEARCHED, HELD_OUT)):
-        text, cells = job.text(corpus, split), []  # one text at a time in memory
-        for method, alphas in {"alpha-1": ones, "alpha-0": zeros, **searched, "dense": {}}.items():
+        text = job.text(corpus, split)  # one text at a time in memory
+        plans = {"alpha-1": ones, "alpha-0": zeros, **searched}
+        if has_second_sample(job) and split == HELD_OUT:
+            plans[f"resampled-on-{corpus}"] = job.alphas(corpus, RESAMPLED)
+        cells = []
+        for method, alphas in {**plans, "dense": {}}.items():
             plan = PruningPlan.value_only(job.num_layers, alphas)
             cells.append((method, f"{corpus}-{split}", text.inputs | {"alphas": alphas}, text.nll, plan))
         job.cells(f"perplexities, {corpus}", cells)

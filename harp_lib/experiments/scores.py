@@ -171,8 +171,12 @@ def layers(job: Job) -> None:
         cells.append((strategy, "selection", inputs, _select, job, strategy, corpus))
     job.cells("layer selection", cells)
     gain, single = {"alphas": searched}, {"alphas": SINGLE_ALPHAS, "num_layers": count}
+    texts = {
+        "gain": job.text(first, HELD_OUT, settings["gain"]),
+        "single-layer": job.unread(first, *settings["single_layer"]),
+    }
     for method, compute, inputs in (("gain", _gain, gain), ("single-layer", _single_layers, single)):
-        text = job.text(first, HELD_OUT, settings[method.replace("-", "_")])
+        text = texts[method]
         cells = [
             (method, f"document-{i:02d}", text.inputs | {"document": i} | inputs, compute, text, i, inputs["alphas"])
             for i in range(len(text.documents))

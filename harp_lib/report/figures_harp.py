@@ -34,7 +34,7 @@ COSTS = ("prefill left", "decode left", "cache left", "counted at", "seconds")
 @figure("alpha_search")
 def alpha_curves(profile: dict) -> Figure:
     """Perplexity against α, a line for each searched layer: those above have their best α, those below are dense."""
-    frame = data.tidy(profile["name"], "alpha_search", "perplexities")
+    frame = data.tidy(profile["name"], "alpha_search", "perplexities").query("method == 'harp'")
     searched = perplexities(profile, "alpha_search").query("split == 'test'").drop_duplicates(["model", "corpus"])
     frame = frame.merge(searched[["model", "corpus", "documents"]], how="left")
     frame["text"] = frame["corpus"].map(TITLES)
@@ -58,7 +58,7 @@ def alpha_curves(profile: dict) -> Figure:
 @figure("alpha_search")
 def alpha_by_layer(profile: dict) -> Figure:
     """Searched α against layer index: the paper's figure, from its numbers, and ours."""
-    ours = data.tidy(profile["name"], "alpha_search", "alphas")
+    ours = data.tidy(profile["name"], "alpha_search", "alphas").query("method == 'harp'")
     frame = with_paper(ours, data.paper("alpha_search").rename(columns={"task": "corpus"}))
     frame["panel"] = frame["model"].map(plots.short) + "\n" + frame["corpus"].map(TITLES)
     frame["kind"] = frame["source"].replace("ours", "harp")
@@ -81,6 +81,7 @@ def alpha_held_out(profile: dict) -> Figure:
     frame = with_paper(ours, printed.assign(kind="paper"))
     own = frame["method"] == "searched-on-" + frame["corpus"]
     searched = own.map({True: "α searched on this text", False: "α searched on the other"})
+    searched = searched.mask(frame["method"].str.startswith("resampled"), "α of a second sample of this text")
     frame["name"] = frame["method"].map({method: look.label for method, look in LOOKS.items()}).fillna(searched)
     frame["text"] = frame["corpus"].map(TITLES)
     layout = {"panel": ["model", "text"], "size": (3.4, 2.6), "x": "perplexity per token (log scale)"}

@@ -163,6 +163,8 @@ def channel_filler(profile: dict) -> Table:
         change_low=100 * frame["harp+flap low"],
         change_high=100 * frame["harp+flap high"],
     )
+    itself = frame["method"] == "harp+flap"
+    frame.loc[itself, ["change", "change_low", "change_high"]] = np.nan
     order = ["model", "corpus", "method"]
     frame = frame.sort_values(order, key=lambda part: part.map(list(FILLERS).index) if part.name == "method" else part)
     columns = {"model": "{model}", "text": "{text}", "plan": "{plan}", "channels removed": "{channels:,}"}

@@ -122,7 +122,9 @@ def perplexity_change(source, worse, better, splits, at_most=None):
     texts = dict.fromkeys(text for _, text in source.cells(source.store) if text.endswith(tuple(splits)))
     texts = [text.rpartition("-") for text in texts]
     word = paper("alpha_robustness").pivot_table("value", "method", "task").to_numpy()  # searched on × evaluated on
-    told = {"goal": at_most, "less": True, "paper": tuple((word[::-1] / word).diagonal() - 1)} if at_most else {}
+    told = {"goal": at_most, "less": True} if at_most else {}
+    if "searched-on-{other}" in worse:
+        told["paper"] = tuple((word[::-1] / word).diagonal() - 1)
     for own, _, split in texts:
         other, pieces = next((corpus for corpus, *_ in texts if corpus != own), own), []
         for plan in named_in(worse):

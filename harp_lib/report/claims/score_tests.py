@@ -25,6 +25,7 @@ KINDS = ("generation", "discriminative")
 NAMES = {kind: [name for name, task in BENCHMARKS.items() if task.kind == kind] for kind in KINDS}
 NAMES |= {"all": list(BENCHMARKS), "longbench": list(LONGBENCH), "baselines": list(BASELINES)}
 PLANS = TITLES | {"top": "α = 1", "alpha-1": "α = 1", "searched-on-{other}": "the other α"}  # and what they are called
+PLANS["resampled-on-{own}"] = "the α of a second sample"
 PLANS |= {"bottom": "Bottom", "hessian": "Hessian", "similarity": "Similarity"}
 PRINTED = {"main_tables": KINDS, "longbench": ("longbench",), "ablations": ("layer_selection", "alpha_ablation")}
 SPELLINGS = {hub: name for name, hub in PAPER_MODELS.items()} | {"Llama-3.1-70B": "LLaMA3.1-70B"}
