@@ -209,7 +209,8 @@ def prefill(model: str, variant: str, against: str = "dense") -> comparisons.Int
 @finding(
     "README.md",
     "Plain HARP takes {:.2f} times the dense model's time on Gemma. On the coder and on SmolLM2 the interval includes "
-    "1, so no saving is shown. Against the model that is thinned out evenly, no difference is shown on any of the three.",
+    "1, so no saving is shown. Against the model that is thinned out evenly, no difference is shown on any of the "
+    "three.",
 )
 def time_of_plain_harp():
     for model in (CODER, SMOLLM):
