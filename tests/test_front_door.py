@@ -1,13 +1,10 @@
 """What stands at the front: README and CONTRIBUTING, the drawing, the hours, the citation, the hooks."""
 
-import ast
-import functools
 import re
 import runpy
 import subprocess
 import sys
 import tomllib
-from collections import Counter
 
 import nbformat
 import pandas as pd
@@ -92,38 +89,6 @@ def test_style():
     for source in CHECKOUT.glob("notebooks/*.ipynb"):
         cells = nbformat.read(source, as_version=4).cells
         assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), source.name
-
-
-def imports(file):
-    """Modules of harp_lib that a file imports when it is imported itself."""
-    found = set()
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            inside = file.relative_to(CHECKOUT).parts[:-1]
-            home = ".".join([*inside[: len(inside) - node.level + 1], node.module or ""]) if node.level else node.module
-            found |= {home, *(f"{home}.{alias.name}" for alias in node.names)}
-    return found
-
-
-def test_thin():
-    files = sorted((CHECKOUT / "harp_lib").rglob("*.py"))
-    lines = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in files}
-    assert max(lines.values()) <= 300, max(lines, key=lines.get)
-    assert max(Counter(file.parent for file in files).values()) <= 10
-    assert sum(lines.values()) <= 8_500
-    assert len(files) <= 55
-    names = {
-        file: ".".join(file.relative_to(CHECKOUT).with_suffix("").parts).removesuffix(".__init__") for file in files
-    }
-    needs = {names[file]: (imports(file) & set(names.values())) - {names[file]} for file in files}
-
-    @functools.cache
-    def floors(module):
-        return 1 + max(map(floors, needs[module]), default=0)
-
-    assert max(map(floors, needs)) <= 8
 
 
 def test_a_book_of_nothing_is_refused(tmp_path):
