@@ -12,7 +12,7 @@ import pytest
 import yaml
 from conftest import CHECKOUT, Checkout
 
-from harp_lib import PruningPlan, __version__
+from harp_lib import PruningPlan, __version__, config, methods
 
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 SMALLER = {  # the same code on a random tiny model
@@ -48,8 +48,11 @@ def test_the_code_of_the_front_page_runs(tmp_path, monkeypatch, capsys):
     assert 0 < float(capsys.readouterr().out.splitlines()[-1]) < 1
 
 
+HOURS = str(CHECKOUT / "data" / "costs" / "paper_hours.py")
+
+
 def test_hours_are_counted_and_told():
-    counted = runpy.run_path(str(CHECKOUT / "data" / "costs" / "paper_hours.py"))["table"]()
+    counted = runpy.run_path(HOURS)["table"]()
     stored = pd.read_csv(CHECKOUT / "data" / "costs" / "paper_hours.csv", dtype={"notebook": str})
     pd.testing.assert_frame_equal(counted, stored)
     hours = stored.set_index("notebook").iloc[:, 1]
@@ -58,6 +61,19 @@ def test_hours_are_counted_and_told():
     )
     counted = [*hours[["05", "07", "06"]], round(hours[["03", "04", "08"]].sum())]
     assert [float(number) for number in told.groups()] == counted
+
+
+def test_hours_grow_with_the_catalogue(monkeypatch):
+    profile = config.load_profile("paper")
+    model = profile["models"][0]
+    before = runpy.run_path(HOURS)["hours"](profile, model)
+    monkeypatch.setattr(methods, "TITLES", methods.TITLES | {"another": "Another"})
+    after = runpy.run_path(HOURS)["hours"](profile, model)
+    for notebook in ("05", "07"):
+        plans = after[notebook].total() / before[notebook].total() * (len(methods.TITLES) - 1)
+        assert plans == pytest.approx(len(methods.TITLES))
+    assert after["04"]["perplexities"] > before["04"]["perplexities"]
+    assert after["06"] == before["06"]
 
 
 def test_the_drawing_is_the_committed_one(tmp_path):
