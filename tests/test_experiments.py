@@ -1,15 +1,17 @@
 """Every unit on tiny models, end to end: what cells there are, and that their numbers are what they are said to be."""
 
+import ast
 import itertools
 import json
 import math
 import re
 import shutil
 
+import nbformat
 import pytest
 import torch
 
-from harp_lib import config
+from harp_lib import config, report
 from harp_lib.experiments import NOTEBOOKS, UNITS, compute, job, models_of, run
 from harp_lib.experiments.plans import Setting
 from harp_lib.measure.evaluation import ALL_BENCHMARKS, Evaluator
@@ -26,14 +28,16 @@ FIRST, SECOND = CORPORA = ("python-docs", "scipy-docs")
 ALL = ("dense", *EVALUATED)
 CALIBRATED = ("wanda-sp", "llm-pruner", "flap", "harp+flap")
 TASKS = ("triviaqa", "piqa", "boolq")
+LIKELIHOODS = ("triviaqa", "bbh_cot_fewshot", "longbench_narrativeqa")  # the second after the dense model's reasoning
 CELLS = {"theory": 4, "similarity": 6, "norm_change": 8, "alpha_search": 22, "baselines": 63, "main_tables": 24}
-CELLS |= {"longbench": 16, "ablations": 19, "efficiency": 9, "frontier": 56}
+CELLS |= {"longbench": 16, "ablations": 19, "efficiency": 9, "frontier": 56, "likelihoods": 26}
 
 
 def settings(**changes):
     profile = config.load_profile("smoke", models=[MODEL]) | changes
     profile["evaluation"]["tasks"] = {name: profile["evaluation"]["tasks"][name] for name in TASKS}
     profile["longbench"]["tasks"] = dict(itertools.islice(profile["longbench"]["tasks"].items(), 2))
+    profile["likelihoods"]["tasks"] = {name: profile["likelihoods"]["tasks"][name] for name in LIKELIHOODS}
     return profile
 
 
@@ -45,7 +49,7 @@ def finished(tmp_path_factory):
         patch.setattr(config, "RESULTS", root)
         run("theory", "similarity", "norms", "alpha", "efficiency", "frontier", profile=settings())
         run("ablations", "layers", profile=settings())
-        run("baselines", "scores", "longbench", profile=settings())
+        run("baselines", "scores", "longbench", "likelihoods", "longbench_likelihoods", profile=settings())
         yield root
 
 
@@ -75,10 +79,15 @@ def numbers(value):
         yield value
 
 
+def test_every_store_is_looked_at():
+    assert set(CELLS) == {unit.store for unit in UNITS.values()}
+
+
 @pytest.mark.parametrize(("store", "number"), CELLS.items())
 def test_cells_are_those_of_the_reference(store, number):
     """Those of a run of mini, which reports read, but for the tasks that this profile leaves out."""
-    found, asked = read_results("smoke", store), {*TASKS, *settings()["longbench"]["tasks"]}
+    found = read_results("smoke", store)
+    asked = LIKELIHOODS if store == "likelihoods" else {*TASKS, *settings()["longbench"]["tasks"]}
     left_out = {re.sub(r"\d+", "0", task) for task in ALL_BENCHMARKS if task not in asked} | {"llama_cpp-0"}
     reference = read_results("mini", store) if (config.REFERENCE / "mini" / store).exists() else {}
     assert {cell for cell in kinds(reference) if cell[1] not in left_out} <= kinds(found)
@@ -267,6 +276,8 @@ def test_a_score_that_fails_is_kept_with_its_reason(finished, tmp_path, monkeypa
     files = {task: next(tmp_path.rglob(f"harp/{task}.json")).read_text() for task in TASKS}
     assert json.loads(files["piqa"])["result"]["failed"] == "OutOfMemoryError: CUDA out of memory."
     assert "boolq" in json.loads(files["boolq"])["result"]["failed"]
+    reasons = {json.loads(file.read_text())["result"]["failed"] for file in tmp_path.rglob("piqa.json")}
+    assert reasons == {"OutOfMemoryError: CUDA out of memory."}, "of HARP too, whose plan here is HARP+FLAP's"
 
 
 def test_wrong_requests(tmp_path, monkeypatch):
@@ -278,8 +289,36 @@ def test_wrong_requests(tmp_path, monkeypatch):
             compute(unit, settings(), MODEL)
 
 
+OF_OTHERS = {"refit_scores"}  # shown in 09, where notebooks 05 and 07 have been run
+
+
+def calls(notebook, function):
+    """The plain names that a notebook gives to each call of ``experiments.run`` or ``report.show``."""
+    cells = nbformat.read(notebook, 4).cells
+    tree = ast.parse("\n".join(cell.source for cell in cells if cell.cell_type == "code"))
+    called = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == function]
+    return [tuple(part.value for part in node.args if isinstance(part, ast.Constant)) for node in called]
+
+
+def with_needs(unit):
+    """A unit and what it needs first, and what that needs."""
+    return {unit}.union(*map(with_needs, UNITS[unit].needs))
+
+
+@pytest.mark.parametrize("number", [number for number in NOTEBOOKS if NOTEBOOKS[number]])
+def test_a_notebook_runs_what_is_computed_for_it_and_shows_nothing_else(number):
+    """In Jupyter it computes by itself what a run of everything computes before it."""
+    (notebook,) = config.NOTEBOOKS.glob(f"{number}_*.ipynb")
+    assert calls(notebook, "experiments.run") == [NOTEBOOKS[number]]
+    stores = {UNITS[unit].store for asked in NOTEBOOKS[number] for unit in with_needs(asked)}
+    shown = [name for (name,) in calls(notebook, "report.show")]
+    assert shown
+    for name in set(shown) - OF_OTHERS:
+        assert set(report.entries()[name].stores) <= stores, name
+
+
 def test_units_and_notebooks_fit_together():
-    assert set(itertools.chain(*NOTEBOOKS.values())) == set(UNITS)
+    assert not {unit for unit in UNITS if not any(unit in asked for asked in NOTEBOOKS.values())}, "nobody asks for it"
     for name, unit in UNITS.items():
         assert all(list(UNITS).index(needed) < list(UNITS).index(name) for needed in unit.needs)
         assert models_of(settings(), name) == (["synthetic"] if name == "theory" else [MODEL])

@@ -1,13 +1,10 @@
 """What stands at the front: README and CONTRIBUTING, the drawing, the hours, the citation, the hooks."""
 
-import ast
-import functools
 import re
 import runpy
 import subprocess
 import sys
 import tomllib
-from collections import Counter
 
 import nbformat
 import pandas as pd
@@ -15,7 +12,7 @@ import pytest
 import yaml
 from conftest import CHECKOUT, Checkout
 
-from harp_lib import PruningPlan, __version__
+from harp_lib import PruningPlan, __version__, config, methods
 
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 SMALLER = {  # the same code on a random tiny model
@@ -51,8 +48,11 @@ def test_the_code_of_the_front_page_runs(tmp_path, monkeypatch, capsys):
     assert 0 < float(capsys.readouterr().out.splitlines()[-1]) < 1
 
 
+HOURS = str(CHECKOUT / "data" / "costs" / "paper_hours.py")
+
+
 def test_hours_are_counted_and_told():
-    counted = runpy.run_path(str(CHECKOUT / "data" / "costs" / "paper_hours.py"))["table"]()
+    counted = runpy.run_path(HOURS)["table"]()
     stored = pd.read_csv(CHECKOUT / "data" / "costs" / "paper_hours.csv", dtype={"notebook": str})
     pd.testing.assert_frame_equal(counted, stored)
     hours = stored.set_index("notebook").iloc[:, 1]
@@ -61,6 +61,19 @@ def test_hours_are_counted_and_told():
     )
     counted = [*hours[["05", "07", "06"]], round(hours[["03", "04", "08"]].sum())]
     assert [float(number) for number in told.groups()] == counted
+
+
+def test_hours_grow_with_the_catalogue(monkeypatch):
+    profile = config.load_profile("paper")
+    model = profile["models"][0]
+    before = runpy.run_path(HOURS)["hours"](profile, model)
+    monkeypatch.setattr(methods, "TITLES", methods.TITLES | {"another": "Another"})
+    after = runpy.run_path(HOURS)["hours"](profile, model)
+    for notebook in ("05", "07"):
+        plans = after[notebook].total() / before[notebook].total() * (len(methods.TITLES) - 1)
+        assert plans == pytest.approx(len(methods.TITLES))
+    assert after["04"]["perplexities"] > before["04"]["perplexities"]
+    assert after["06"] == before["06"]
 
 
 def test_the_drawing_is_the_committed_one(tmp_path):
@@ -92,38 +105,6 @@ def test_style():
     for source in CHECKOUT.glob("notebooks/*.ipynb"):
         cells = nbformat.read(source, as_version=4).cells
         assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), source.name
-
-
-def imports(file):
-    """Modules of harp_lib that a file imports when it is imported itself."""
-    found = set()
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            inside = file.relative_to(CHECKOUT).parts[:-1]
-            home = ".".join([*inside[: len(inside) - node.level + 1], node.module or ""]) if node.level else node.module
-            found |= {home, *(f"{home}.{alias.name}" for alias in node.names)}
-    return found
-
-
-def test_thin():
-    files = sorted((CHECKOUT / "harp_lib").rglob("*.py"))
-    lines = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in files}
-    assert max(lines.values()) <= 300, max(lines, key=lines.get)
-    assert max(Counter(file.parent for file in files).values()) <= 10
-    assert sum(lines.values()) <= 8_500
-    assert len(files) <= 55
-    names = {
-        file: ".".join(file.relative_to(CHECKOUT).with_suffix("").parts).removesuffix(".__init__") for file in files
-    }
-    needs = {names[file]: (imports(file) & set(names.values())) - {names[file]} for file in files}
-
-    @functools.cache
-    def floors(module):
-        return 1 + max(map(floors, needs[module]), default=0)
-
-    assert max(map(floors, needs)) <= 8
 
 
 def test_a_book_of_nothing_is_refused(tmp_path):

@@ -1,12 +1,13 @@
 """What make_plan takes and refuses, HARP and HARP+FLAP, and what holds for every method."""
 
 import copy
+import re
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FAMILIES
+from conftest import CHECKOUT, FAMILIES
 from test_surgery import small_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -111,8 +112,15 @@ def test_every_method_is_described():
     assert METHODS == ("mag-sp", "llm-pruner", "wanda-sp", "flap", "harp+flap", "harp")
     assert set(EVALUATED) - set(METHODS) == {"harp+refit"}
     described = pd.read_csv(config.DATA / "methods.csv", keep_default_na=False)
-    assert sorted(name.partition(" (")[0] for name in described["method"]) == sorted(list(TITLES.values())[1:])
+    titles = [name.partition(" (")[0] for name in described["method"]]
+    assert ["dense", *titles] == list(TITLES.values()), "in the order of the catalogue"
     assert described.all(axis=None)
+
+
+def test_the_front_page_names_the_methods_in_their_order():
+    readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    (named,) = re.findall(r"^from harp_lib import METHODS, make_plan  # (.+)$", readme, re.MULTILINE)
+    assert tuple(named.split(", ")) == METHODS
 
 
 def test_rows_are_in_the_order_of_the_papers_tables():

@@ -29,17 +29,26 @@ MODEL = "smollm2-135m"
 
 
 def synthetic_stores():
-    """Scores and perplexities of every method of the catalogue, each with a plan of its own."""
+    """Scores, likelihoods and perplexities of every method of the catalogue, each with a plan of its own."""
     from harp_lib.measure.evaluation import BENCHMARKS, LONGBENCH
     from harp_lib.methods import TITLES
 
     ratios = {"removed_fraction": 0.05, "head_ratio": 0.2}
-    stores = {"main_tables": {}, "longbench": {}, "baselines": {}}
+    questions = range(40)
+    stores = {"main_tables": {}, "longbench": {}, "likelihoods": {}, "baselines": {}}
     for place, method in enumerate(TITLES):
         for store, tasks in (("main_tables", BENCHMARKS), ("longbench", LONGBENCH)):
-            for task in tasks:
-                scores = [float(question % (place + 2) == 0) for question in range(40)]
-                result = ratios | {"scores": scores, "versions": {task: 1.0}}
+            for task, benchmark in tasks.items():
+                asked = {"subtask": [task] * len(questions), "question": list(questions)}
+                scores = [float(question % (place + 2) == 0) for question in questions]
+                rows = asked | {"score": scores, "chance": [0.1] * len(questions)}
+                if benchmark.choices:
+                    rows |= {"margin": [score - 0.1 * place for score in scores], "choice": [0] * len(questions)}
+                else:
+                    bits = [1.0 + 0.1 * place + 0.01 * question for question in questions]
+                    result = {"rows": asked | {"bits_per_byte": bits}}
+                    stores["likelihoods"][MODEL, method, task] = {"inputs": {}, "result": result}
+                result = ratios | {"rows": rows, "versions": {task: 1.0}}
                 stores[store][MODEL, method, task] = {"inputs": {}, "result": result}
         layers = [{"layer": place, "removed_groups": [0]}]
         result = {"plan": {"method": method, "num_layers": 30, "layers": layers}, "groups_per_layer": 3}
@@ -59,7 +68,7 @@ def observe():
     from harp_lib.experiments import job, plans
     from harp_lib.measure.registry import tiny_model
     from harp_lib.methods import CATALOGUE
-    from harp_lib.report import data, figures_costs, plots, scores
+    from harp_lib.report import data, figures_costs, likelihoods, plots, scores
 
     name = list(CATALOGUE)[-1]
     stores = synthetic_stores()
@@ -75,7 +84,11 @@ def observe():
 
     plan = make_plan(name, tiny_model("tiny-llama"), torch.arange(96).view(2, 48), kv_groups=6)
     setting = plans.Setting(job.Job("baselines", load_profile("smoke", models=["tiny-llama"]), "tiny-llama"))
-    tables = (scores.scores_generation, scores.scores_discriminative, scores.longbench_scores, scores.at_a_glance)
+    tables = [scores.scores_generation, scores.scores_discriminative, scores.longbench_scores, scores.at_a_glance]
+    tables += [likelihoods.likelihood_discriminative, likelihoods.likelihood_generation]
+    tables += [likelihoods.likelihood_longbench]
+    figures = [scores.teaser_left, scores.score_differences, scores.longbench_differences]
+    figures += [likelihoods.margin_lost, likelihoods.bits_lost, likelihoods.longbench_bits_lost]
     return {
         "name": name,
         "METHODS": METHODS,
@@ -84,10 +97,7 @@ def observe():
         "tables": {table.__name__: list(table(profile)[0]["method"]) for table in tables},
         "at a glance": scores.at_a_glance(profile)[0].set_index("method").loc["First groups"].tolist(),
         "csv": list(scores.at_a_glance(profile)[1]["method"].unique()),
-        "legends": {
-            figure.__name__: legend(figure(profile))
-            for figure in (scores.teaser_left, scores.score_differences, scores.longbench_differences)
-        },
+        "legends": {figure.__name__: legend(figure(profile)) for figure in figures},
         "perplexity": down_the_side(figures_costs.baseline_change(profile)),
         "groups": down_the_side(figures_costs.baseline_groups(profile)),
     }

@@ -27,27 +27,55 @@ def states(model, ids, layer):
     return {name: values.flatten(0, 1).double() for name, values in seen.items()} | {"logits": logits}
 
 
-def fitted(x, y):
-    x = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
-    return x @ torch.linalg.lstsq(x, y).solution
+def with_one(x):
+    """The features of a token and a constant: (T, d + 1), float64."""
+    return torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
 
 
-@pytest.mark.parametrize(("as_nbl", "read"), [(False, "x"), (True, "stream")])
-def test_a_map_of_full_rank_is_least_squares(tiny, tokens, monkeypatch, as_nbl, read):
-    """NBL reads the stream before the norm, and all its layers are fitted on the dense model."""
+def least_squares(x, y):
+    return torch.linalg.lstsq(with_one(x), y).solution
+
+
+def replaced(model, layer, weight, x):
+    """Until the handle is removed, a layer's attention puts out what a map makes of states ``x`` of the same text."""
+
+    def instead(module, args, output):
+        y = with_one(x) @ weight
+        return y.view_as(output[0]).to(output[0].dtype), None
+
+    return decoder_layers(model)[layer].self_attn.register_forward_hook(instead)
+
+
+@pytest.fixture
+def no_ridge(monkeypatch):
     monkeypatch.setattr(refit, "RIDGE", 0.0)
+
+
+def test_a_map_is_fitted_where_the_layers_below_are_replaced_already(tiny, tokens, no_ridge):
+    """By hand: layer 2 is replaced first, and only then layer 4 is looked at and fitted."""
     model = tiny("tiny-llama")
     dense = {layer: states(model, tokens, layer) for layer in (2, 4)}
-    with mapped(model, LayerStream(model, tokens), [2, 4], as_nbl=as_nbl):
+    handle = replaced(model, 2, least_squares(dense[2]["x"], dense[2]["y"]), dense[2]["x"])
+    above = states(model, tokens, 4)
+    handle.remove()
+    expected = with_one(above["x"]) @ least_squares(above["x"], above["y"])
+    on_dense = with_one(above["x"]) @ least_squares(dense[4]["x"], dense[4]["y"])
+    assert (expected - on_dense).abs().max() > 0.01, "on these weights the order of fitting matters"
+    with mapped(model, LayerStream(model, tokens), [4, 2]):
+        now = states(model, tokens, 4)
+    torch.testing.assert_close(now["x"], above["x"], rtol=0, atol=1e-3)
+    torch.testing.assert_close(now["y"], expected, rtol=0, atol=1e-3)
+    assert torch.equal(states(model, tokens, 2)["logits"], dense[2]["logits"])
+
+
+def test_nbl_reads_the_stream_before_the_norm_and_is_fitted_on_the_dense_model(tiny, tokens, no_ridge):
+    model = tiny("tiny-llama")
+    dense = {layer: states(model, tokens, layer) for layer in (2, 4)}
+    with mapped(model, LayerStream(model, tokens), [2, 4], as_nbl=True):
         for layer in (2, 4):
             now = states(model, tokens, layer)
-            if as_nbl and layer == 4:  # fitted where nothing was changed below
-                x = torch.cat([dense[4][read], torch.ones(len(now["y"]), 1)], dim=1)
-                weight = torch.linalg.lstsq(x.double(), dense[4]["y"]).solution
-                found = torch.cat([now[read], torch.ones(len(now["y"]), 1)], dim=1) @ weight
-            else:
-                found = fitted(dense[2][read], dense[2]["y"]) if layer == 2 else now["y"]
-            torch.testing.assert_close(now["y"], found, rtol=0, atol=1e-3)
+            weight = least_squares(dense[layer]["stream"], dense[layer]["y"])
+            torch.testing.assert_close(now["y"], with_one(now["stream"]) @ weight, rtol=0, atol=1e-3)
     assert torch.equal(states(model, tokens, 2)["logits"], dense[2]["logits"])
 
 

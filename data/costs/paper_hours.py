@@ -10,7 +10,7 @@ An order of magnitude, for one GPU like the paper's (H100, 80 GB), from three nu
 
 Every method is counted as the dense model, every written answer as long as it may get, every text of the α search as
 WikiText-2's test pages. Notebooks 01 and 02 are not counted, their time goes into eigenvalues in double precision; nor
-is 09, which goes beyond the paper.
+are 09 and the likelihoods of 05 and 07, one pass for each reference answer, which go beyond the paper.
 """
 
 import json
@@ -24,14 +24,20 @@ from transformers import AutoConfig
 
 from harp_lib import config
 from harp_lib.accounting import kv_bytes_per_token, paper_configs, parameters, prefill_flops, stock_model
+from harp_lib.experiments.plans import OTHER_READINGS
 from harp_lib.measure.evaluation import BENCHMARKS
+from harp_lib.methods import BASELINES, CATALOGUE, TITLES
 from harp_lib.methods.alpha_search import ALPHA_GRID, count_passes
 
 HERE = Path(__file__).parent
 BANDWIDTH = 3.35e12  # bytes per second: NVIDIA's data sheet of the H100 with 80 GB of HBM3
 DECODING_SHARE = 0.2  # of it that decoding is taken to reach: between two small kernels the GPU waits for Python
 CACHE_MOVES = 3  # of all keys and values for each new token, see harp_lib/experiments/efficiency.py
-METHODS, VARIANTS, CORPORA = 8, 5, 2  # with the dense model and harp+refit; timed in 08; of the α search
+SCORED_PLANS = len(TITLES)  # every method's, harp+refit's too, and the dense model
+READ_PLANS = SCORED_PLANS + len(OTHER_READINGS)  # of which notebook 04 takes perplexities
+EQUAL_PARTS = sum(not CATALOGUE[name].one_threshold for name in BASELINES)  # baselines tuned by groups per layer
+VARIANTS = 5  # timed in 08
+CORPORA = 2  # of the α search
 CALIBRATED = {"wanda-sp": 2, "llm-pruner": 4, "flap": 1, "harp+flap": 1}  # times that each reads its samples
 LARGE = "meta-llama/Llama-3.1-70B"  # whose config is not in data/configs; from Table 3 of "The Llama 3 Herd of Models"
 OF_LARGE = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
@@ -87,23 +93,24 @@ def hours(profile: dict, model: str) -> dict[str, Counter]:
 
     settings = profile["baselines"]
     groups = gpu.config.num_key_value_heads * pruned
-    counts = [groups // each for each in settings["groups_per_layer"][model]] * 3 + settings["flap_layers"][model]
+    counts = [groups // each for each in settings["groups_per_layer"][model]] * EQUAL_PARTS
+    counts += settings["flap_layers"][model]
     found["04"]["layer ranges"] = sum(gpu.layers - count + 1 for count in counts) * text
     samples = {name: settings["calibration"][name] for name in CALIBRATED}
     reads = sum(CALIBRATED[name] * number * gpu.body(length) for name, (number, length) in samples.items())
-    found["04"] += {"calibration": reads, "perplexities": 9 * (1 + CORPORA) * text}
+    found["04"] += {"calibration": reads, "perplexities": READ_PLANS * (1 + CORPORA) * text}
 
     settings = profile["evaluation"]
     for task in settings["tasks"]:
         seconds = questions(gpu, task, settings["batch_size"])
         kind = "choices" if QUESTIONS.loc[task, "answer_tokens"] == 0 else f"answers to {BENCHMARKS[task].title}"
-        found["05"][kind] += seconds * METHODS
+        found["05"][kind] += seconds * SCORED_PLANS
         found["06"][kind] += seconds * (4 if kind == "choices" else 1)  # strategies; dense and HARP are of 05
     number, length = profile["ablations"]["single_layer"]
     found["06"]["layers one by one"] = number * (gpu.layers + 3) * gpu.read(length, predicted=2 * gpu.layers)
     found["06"]["layers added up"] = (2 + (2 * pruned + 2) * pruned / gpu.layers) * text
     for task in profile["longbench"]["tasks"]:
-        found["07"]["answers"] += METHODS * questions(gpu, task, profile["longbench"]["batch_size"])
+        found["07"]["answers"] += SCORED_PLANS * questions(gpu, task, profile["longbench"]["batch_size"])
     return found
 
 

@@ -83,7 +83,7 @@ def _score(job: Job, tasks: Iterable[str], plans: Mapping[str, PruningPlan], sec
         if missing:
             cells.append((method, task, inputs, dict, {"failed": missing}))
         elif twin:
-            cells.append((method, task, inputs, or_failed, job.read, job.store, twin, task))
+            cells.append((method, task, inputs, _of_this_run, job, twin, task))
         else:
             cells.append((method, task, inputs, or_failed, _result, job, evaluator, plan, ALL_BENCHMARKS[task]))
     job.cells("scores", cells)
@@ -99,7 +99,7 @@ def _measure_likelihoods(job: Job, tasks: Iterable[str], plans: Mapping[str, Pru
         if missing:
             cells.append((method, task, inputs, dict, {"failed": missing}))
         elif twin:
-            cells.append((method, task, inputs, or_failed, job.read, job.store, twin, task))
+            cells.append((method, task, inputs, _of_this_run, job, twin, task))
         else:
             arguments = (job, evaluator, plan, ALL_BENCHMARKS[task])
             cells.append((method, task, inputs, or_failed, _likelihoods, *arguments))
@@ -123,6 +123,11 @@ def _method_with_equal_plan(plans: Mapping[str, PruningPlan], method: str) -> st
         if plan.layers == plans[method].layers and REFIT not in (plan.method, plans[method].method):
             return other
     return None
+
+
+def _of_this_run(job: Job, method: str, task: str) -> dict[str, Any]:
+    """What this run has already found of another method on a task: its result, or why there is none."""
+    return job.store_of(job.store).cells[job.name, method, task]["result"]
 
 
 def _result(job: Job, evaluator: Evaluator, plan: PruningPlan, benchmark: Benchmark) -> dict[str, Any]:

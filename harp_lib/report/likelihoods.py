@@ -60,6 +60,8 @@ def flips(profile: dict, tasks: list[str]) -> pd.DataFrame:
     if asked.empty:
         return pd.DataFrame()
     asked = asked[asked["task"].isin(tasks) & asked["method"].isin(TITLES)]
+    if asked.empty:  # LongBench's scores are in another store
+        return pd.DataFrame()
     if "choice" not in asked:
         asked = asked.assign(choice=np.nan)
     keys = ["model", "task", *ITEM]
@@ -97,19 +99,20 @@ def _table(profile: dict, tasks: list[str], form: str) -> Table | None:
     frame = one_row_per_plan(frame.sort_values("model", kind="stable"), data.cells(profile["name"], "baselines"))
 
     flipped = _flips_together(profile, tasks)
+    directions = {} if flipped.empty else {"to_wrong": "right to wrong", "to_right": "wrong to right"}
     blocks = []
     for model, part in frame.groupby("model", sort=False):
         shown = block(part, "methods", "task", form)
         names = part.drop_duplicates("methods").set_index("methods")["method"]
-        for column, title in {"to_wrong": "right to wrong", "to_right": "wrong to right"}.items():
-            of_model = flipped[flipped["model"] == model] if len(flipped) else pd.DataFrame(columns=["method", column])
+        for column, title in directions.items():
+            of_model = flipped[flipped["model"] == model]
             share = of_model.set_index("method")[column].reindex(shown["methods"].map(names))
             shown[title] = ["–" if np.isnan(value) else f"{value:.1%}" for value in share.astype(float)]
         asked = part.groupby("task")["questions"].max().map("{:.0f}".format).to_dict()
         counts = pd.DataFrame([{"methods": "questions", **asked}])
         blocks.append(pd.concat([shown, counts]).assign(model=display_name(model)))
     shown = stacked(*blocks)
-    columns = ["model", "methods", *(task for task in tasks if task in shown), "right to wrong", "wrong to right"]
+    columns = ["model", "methods", *(task for task in tasks if task in shown), *directions.values()]
     titles = {task: named(task, profile["datasets"]) for task in tasks}
     return shown[columns].rename(columns=titles | {"methods": "method"}), frame
 

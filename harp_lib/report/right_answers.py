@@ -42,11 +42,13 @@ def measure_of(task: str) -> Likelihood:
     return MARGIN if ALL_BENCHMARKS[task].choices else BITS
 
 
-def right_answers(profile: str, tasks: Iterable[str], read: Callable[[str, str], Cells] = data.cells) -> pd.DataFrame:
-    """How likely the right answer to each question is; ``read`` gives the cells of a store, as :func:`data.cells`.
+def right_answers(profile: str, tasks: Iterable[str], read: Callable[[str, str], Cells] | None = None) -> pd.DataFrame:
+    """How likely the right answer to each question is; ``read`` gives the cells of a store (:func:`data.cells`).
 
     Columns: model, method, task, subtask, question, value (nats of the margin, or bits per byte).
     """
+    if read is None:
+        read = data.cells
     tasks = list(tasks)
     parts = []
     for measure in (MARGIN, BITS):
