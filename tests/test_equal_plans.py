@@ -1,6 +1,7 @@
 """Baselines that made the same plan are one plan: one row, one name, counted once; and what plans drop, in words."""
 
 import copy
+import re
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -112,7 +113,7 @@ def test_the_closest_baseline_has_one_name_everywhere(stored):
     profile = load_profile("mini")
     closest_ones = scores.closest_baselines(profile).set_index("model")["rival"]
     assert closest_ones.to_dict() == {MODEL: SAME, OTHER: "Mag-sp and LLM-Pruner"}
-    title = scores.teaser_left(profile).texts[0].get_text().replace("\n", " ")
+    title = re.sub(r"\s+", " ", scores.teaser_left(profile).texts[0].get_text()).replace("LLM- Pruner", "LLM-Pruner")
     verdict = claims.headline(profile)
     for name in closest_ones:
         assert f"({name}, " in title

@@ -28,9 +28,9 @@ def baseline_groups(profile: dict) -> Figure:
             gone = len(part.get("removed_groups") or ()) / cell["result"]["groups_per_layer"]
             share = 1.0 if part.get("alpha") is not None else gone
             rows.append((model, method, names[method], part["layer"], share, plan["num_layers"]))
-    whole = pd.DataFrame(rows, columns=["model", "method", "title", "layer", "value", "layers"])
-    whole = whole.sort_values("method", key=lambda part: part.map(list(names).index), kind="stable", ignore_index=True)
-    frame = one_row_per_plan(whole, stored).replace({"methods": names})
+    frame = pd.DataFrame(rows, columns=["model", "method", "title", "layer", "value", "layers"])
+    frame = frame.sort_values("method", key=lambda part: part.map(list(names).index), kind="stable", ignore_index=True)
+    frame = one_row_per_plan(frame, stored).replace({"methods": names})
     drawn = plots.panels(frame, size=(5.2, 2.8), wrap=2, share=(False, False), x="layer")
     for axis, part in drawn.panels:
         for row, (method, own) in enumerate(part.groupby("method", sort=False)):
@@ -39,10 +39,7 @@ def baseline_groups(profile: dict) -> Figure:
         axis.set_yticks(range(row + 1), [plots.in_lines(names) for names in part["methods"].unique()])
         axis.set(xlim=(-1, part["layers"].iloc[0]), ylim=(row + 0.5, -0.5))
         axis.locator_params(axis="x", integer=True)
-    upper = whole["value"].where(2 * whole["layer"] >= whole["layers"], 0).groupby(whole["title"], sort=False).sum()
-    shares = (upper / whole.groupby("title", sort=False)["value"].sum()).drop("HARP+FLAP", errors="ignore")
-    title = "From the upper half of the layers is, of what goes: "
-    title += ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+    title = "The key/value groups that each method removes, layer by layer"
     return plots.finish(drawn, title, "{model}a square is as large as the share of the layer's groups that goes")
 
 

@@ -341,7 +341,10 @@ def teaser_left(profile: dict) -> Figure | None:
     if closest.empty:
         return None
     leads = [f"{told(row.value, row.low, row.high)} ({row.rival}, {short(row.model)})" for row in closest.itertuples()]
-    title = f"At equal parameters HARP+FLAP is ahead of the closest baseline by {', '.join(leads)} points"
+    title = (
+        "Points of HARP+FLAP less those of the closest baseline, on the tasks where the dense model is above chance: "
+    )
+    title += ", ".join(leads)
     return _bars(profile, frame, "methods", looks_of_plans(frame), title)
 
 
