@@ -92,7 +92,7 @@ def judge(profile: dict, notebook: str | None = None) -> pd.DataFrame:
                 findings = [decides := Finding(NOTHING, goal=float("nan"), reason=str(missing))]
             outcomes = [found.outcome for found in findings]
             row = about | {"model": model} | decides.interval._asdict()
-            row |= {"unit": decides.unit, "about": decides.about, "reason": decides.reason}
+            row |= {"unit": decides.unit, "about": decides.about, "reason": decides.reason, "rival": decides.rival}
             row |= {"goal": decides.goal, "threshold": decides.threshold}
             row["paper"] = tuple(value for found in findings for value in found.paper)
             row |= {"outcome": together(outcomes), "held": outcomes.count("reproduced"), "parts": len(outcomes)}
@@ -239,7 +239,7 @@ def counted(profile: dict) -> str:
     """How many claims were measured, and with which outcomes, in a sentence."""
     number = counts(judge(profile))
     said = [f"**{count} {outcome}**" for outcome, count in number.items() if count]
-    return f"{number.sum()} claims of the paper need a model to be measured: {', '.join(said)}."
+    return f"We tested {number.sum()} empirical claims of the paper: {', '.join(said)}."
 
 
 def headline(profile: dict) -> str:
@@ -251,7 +251,9 @@ def headline(profile: dict) -> str:
     asked, parts = "home-made questions" if profile["datasets"] == "embedded" else "questions", []
     for row in known.to_dict("records"):
         lead = f"{leads.get(row['outcome'], 'no lead of HARP+FLAP can be told')} on {display_name(row['model'])}"
-        parts.append(f"{lead}: {_here(row)}, the closest baseline, on {row['n']:.0f} {asked}")
+        rival = f"against {row['rival']}"
+        number = _here(row).replace(rival, f"{rival}, the closest baseline", 1)
+        parts.append(f"{lead}: {number}, {row['n']:.0f} {asked}")
     return f"At equal parameters, on average of the generation tasks, {'; '.join(parts)}."
 
 

@@ -152,7 +152,7 @@ def score_lead(source, left, right, tasks, each=False, on_par=()):
         (rival,) = (method for method, name in rivals.items() if found.rival.split(" and ")[0] == name)
         parts = [f"against {found.rival}"]
         if len(asked) < len(known):
-            parts.append(f"on the {len(asked)} of {len(known)} tasks where the dense model is above chance")
+            parts.append(f"on the tasks where the dense model is above chance ({len(asked)} of {len(known)})")
         if (task := _carried_by(asked, found, left, rival)) is not None:
             parts.append(f"carried by {ALL_BENCHMARKS[task].title}")
         yield found._replace(about=", ".join(parts))
