@@ -130,8 +130,9 @@ def uniform_heads():
 @finding(
     "03_alpha_search.ipynb",
     "α differs by up to {:.1f} on SmolLM2, {:.1f} on Gemma and {:.1f} on the coder, and held-out perplexity changes by "
-    "{:+.1f} to {:+.1f} %. An α of the other corpus changes it by {:+.1f} to {:+.1f} %, with one exception: on SmolLM2 the α "
-    "of WikiText-2 costs {:.1f} % on the Python documentation.",
+    "{} to {} %. An α of the other corpus changes it by {} to {} %, with one exception: on SmolLM2 the α of WikiText-2 "
+    "costs {:.1f} % on the Python documentation. So on Gemma and on the coder α carries over to another kind of text as "
+    "well as it does to another sample of the same text, as the paper says. On SmolLM2 it does so in one direction only.",
 )
 def noise_of_the_search():
     stored = data.cells("small", "alpha_search")
@@ -155,7 +156,9 @@ def noise_of_the_search():
                     carried[model, corpus] = change
         moved.append(max(differences))
     exception = carried.pop((SMOLLM, "python-docs"))
-    return [*moved, min(resampled), max(resampled), min(carried.values()), max(carried.values()), exception]
+    assert max(carried.values()) < max(resampled) < exception
+    ends = min(resampled), max(resampled), min(carried.values()), max(carried.values())
+    return [*moved, *(f"{end:+.1f}".replace("-", "−") for end in ends), exception]
 
 
 # ---- notebook 04
@@ -327,8 +330,8 @@ def prefill(model: str, variant: str, against: str = "dense") -> comparisons.Int
 
 @finding(
     "README.md",
-    "HARP+FLAP has {:.1f} on WikiText-2 and {:.1f} on the Python documentation, where the best baselines have {:.1f} and "
-    "{:.1f}.",
+    "HARP+FLAP has {:.1f} on WikiText-2 and {:.1f} on the Python documentation, where the best baselines have {:.1f} "
+    "and {:.1f}.",
 )
 def channels_taken_evenly():
     corpora = ("wikitext", "python-docs")
