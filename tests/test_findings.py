@@ -131,8 +131,9 @@ def uniform_heads():
     "03_alpha_search.ipynb",
     "α differs by up to {:.1f} on SmolLM2, {:.1f} on Gemma and {:.1f} on the coder, and held-out perplexity changes by "
     "{} to {} %. An α of the other corpus changes it by {} to {} %, with one exception: on SmolLM2 the α of WikiText-2 "
-    "costs {:.1f} % on the Python documentation. So on Gemma and on the coder α carries over to another kind of text as "
-    "well as it does to another sample of the same text, as the paper says. On SmolLM2 it does so in one direction only.",
+    "costs {:.1f} % on the Python documentation. So on Gemma and on the coder α carries over to another kind of text "
+    "as well as it does to another sample of the same text, as the paper says. On SmolLM2 it does so in one direction "
+    "only.",
 )
 def noise_of_the_search():
     stored = data.cells("small", "alpha_search")

@@ -17,7 +17,7 @@ from harp_lib.report import data, figure, plots, table
 from harp_lib.report.comparisons import paired_mean_difference
 from harp_lib.report.plans import one_row_per_plan
 from harp_lib.report.right_answers import ITEM, measure_of, paired, right_answers
-from harp_lib.report.scores import AVERAGE, named, of_kind
+from harp_lib.report.scores import AVERAGE, FEWEST_QUESTIONS, named, of_kind
 from harp_lib.report.tables import Table, block, stacked
 
 
@@ -136,9 +136,13 @@ def likelihood_longbench(profile: dict) -> Table | None:
 
 
 def _lost(profile: dict, tasks: list[str], unit: str, what: str) -> Figure | None:
-    """How much less likely the right answer is than with the dense model, task by task and on average."""
+    """How much less likely the right answer is than with the dense model, task by task and on average.
+
+    A task with fewer than ``FEWEST_QUESTIONS`` is part of the average only.
+    """
     groups = {named(task, profile["datasets"]): [task] for task in tasks} | {AVERAGE.capitalize(): tasks}
     frame = changes_against_dense(profile, groups)
+    frame = frame[frame["questions"] >= FEWEST_QUESTIONS]
     if frame.empty:
         return None
     counts = frame.groupby(["model", "group"])["questions"].transform("max")
