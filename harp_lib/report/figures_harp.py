@@ -84,6 +84,12 @@ def alpha_held_out(profile: dict) -> Figure:
     searched = searched.mask(frame["method"].str.startswith("resampled"), "α of a second sample of this text")
     frame["name"] = frame["method"].map({method: look.label for method, look in LOOKS.items()}).fillna(searched)
     frame["text"] = frame["corpus"].map(TITLES)
+    order = ["searched on this", "second sample", "searched on the other"]
+    places = {
+        name: next((i for i, part in enumerate(order) if part in name), len(order)) for name in set(frame["name"])
+    }
+    frame = frame.sort_values("name", key=lambda names: names.map(places), kind="stable")
+    frame = frame.sort_values(["source", "model"], kind="stable", ascending=[False, True])
     layout = {"panel": ["model", "text"], "size": (3.4, 2.6), "x": "perplexity per token (log scale)"}
     mean = {kind: span(part["value"], ".0f") for kind, part in ours.groupby("kind")}
     title = f"On held-out text perplexity is {mean['harp']} with a searched α, {mean['alpha-1']} with α = 1"

@@ -71,7 +71,7 @@ def panels(frame: pd.DataFrame, panel="model", *, size=(4.4, 3.4), wrap=4, share
         name = ", ".join((short if key == "model" else str)(part[key].iloc[0]) for key in named)
         if counts_differ and counts[place]:
             name += f" ({counts[place]} documents)"
-        axis.set_title("\n".join(textwrap.fill(line, int(10 * width)) for line in name.splitlines()))
+        axis.set_title("\n".join(textwrap.fill(line, int(8.5 * width)) for line in name.splitlines()))
         axis.set_ylabel(y if place % columns == 0 else "")
         if place + columns >= len(parts):
             axis.set_xlabel(x)
