@@ -327,7 +327,7 @@ def _bars(profile: dict, frame: pd.DataFrame, hue: str, looks: Mapping[str, Look
     drawn = plots.bars(frame, "title", hue, looks, share=(False, False), y="score (%)", **layout)
     for axis, _ in drawn.panels:
         setp(axis.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor", size="small")
-    return plots.finish(drawn, title, "lines: ± standard error, which the paper does not print")
+    return plots.finish(drawn, title, "lines: ± standard error, which the paper does not print", ylim=(0, None))
 
 
 @figure("main_tables")
