@@ -72,8 +72,9 @@ class ResultStore:
             partial.unlink(missing_ok=True)
         begin = time.perf_counter()
         result = compute(partial)
-        if isinstance(result.get("rows"), list):
-            result = result | {"rows": pd.DataFrame(result["rows"]).to_dict("list")}  # column by column, which is small
+        rows = result.get("rows")
+        if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):  # records, not a column of that name
+            result = result | {"rows": pd.DataFrame(rows).to_dict("list")}  # column by column, which is small
         stored = {"inputs": inputs, "result": json.loads(json.dumps(result))}
         stored |= {"seconds": round(time.perf_counter() - begin, 3), "device": device_name()}
         versions = {name: version(name) for name in ("torch", "transformers", "lm_eval")}

@@ -21,6 +21,7 @@ from harp_lib.methods import BASELINES, EVALUATED, alpha_search, layer_selection
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
+from harp_lib.report import data
 from harp_lib.results import read_results
 
 MODEL = "tiny-gemma2"  # norms after attention, soft caps, sliding windows
@@ -93,6 +94,14 @@ def test_cells_are_those_of_the_reference(store, number):
     assert {cell for cell in kinds(reference) if cell[1] not in left_out} <= kinds(found)
     assert len(found) == number
     assert all(math.isfinite(value) for cell in found.values() for value in numbers(cell["result"]))
+
+
+@pytest.mark.parametrize("task", ["draws", "uniformity-sweep", "norm-sweep", "counterexamples"])
+def test_checks_of_the_theory_are_read_as_tables(task):
+    stored = cells("theory")["theory", task]
+    frame = data.table("smoke", "theory", task)
+    assert list(frame) == [*stored, "model", "method"]
+    assert frame[list(stored)].to_dict("list") == stored
 
 
 def test_a_second_run_computes_nothing_and_force_only_its_own(capsys, finished, tmp_path, monkeypatch):

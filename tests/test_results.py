@@ -44,6 +44,20 @@ def test_equal_inputs_are_read_and_others_computed(root):
     assert files(root) == ["task.json"], "no lock and nothing half"
 
 
+@pytest.mark.parametrize(
+    ("computed", "stored"),
+    [
+        ([{"score": 1.0}, {"score": 0.0, "choice": 2}], {"score": [1.0, 0.0], "choice": [None, 2.0]}),
+        ([], {}),
+        (["independent", "half in common"], ["independent", "half in common"]),  # a column of a table of that name
+    ],
+)
+def test_records_are_stored_column_by_column_and_other_rows_as_they_are(computed, stored):
+    cell = ResultStore("mini", "experiment").cell("model", "harp", "task", {}, lambda partial: {"rows": computed})
+    columns = json.loads(json.dumps(cell["rows"]).replace("NaN", "null"))
+    assert columns == stored
+
+
 def test_a_failure_is_kept_and_tried_again_by_the_next_run_only(monkeypatch):
     def fail(store):
         return store.cell("model", "harp", "task", {}, lambda partial: {"failed": "out of memory"})
