@@ -191,3 +191,18 @@ def test_the_numbers_of_a_glance_tell_what_is_dropped(stored):
     numbers = scores.at_a_glance(load_profile("mini"))[1].set_index(["model", "method"])
     assert set(numbers.loc[(MODEL, "flap"), "note"]) == {"attention of layer 5 dropped"}
     assert set(numbers.loc[(OTHER, "flap"), "note"]) == {""}
+
+
+def test_tasks_of_few_questions_leave_perplexities_and_what_they_ask_together(stored):
+    """Two questions of each task, as in the profile smoke: no score, and no comparison on a single task."""
+    for cell in stored["main_tables"].values():
+        rows = cell["result"]["rows"]
+        cell["result"]["rows"] = {name: values[:1] + values[-1:] for name, values in rows.items()}
+    profile = load_profile("mini")
+    shown = scores.at_a_glance(profile)[0]
+    assert not [column for column in shown if column.startswith(scores.KINDS)]
+    removed = shown.loc[shown["method"].isin(["dense", "HARP+FLAP"]), "parameters removed (%)"]
+    assert removed.tolist() == ["0.0", "5.0"] * 2, "known without a score"
+    drawn = scores.score_differences(profile)
+    assert drawn.texts[0].get_text() == "No single comparison has 10 questions"
+    assert set(drawn.numbers["group"]) <= set(scores.AVERAGES)

@@ -252,15 +252,17 @@ def at_a_glance(profile: dict) -> Table:
         documents = span(of_corpus["documents"], ".0f")
         parts.append(of_corpus.assign(what=f"perplexity, {CORPORA.get(corpus, corpus)} ({documents} documents)"))
     source = "home-made questions" if profile["datasets"] == "embedded" else "questions"
+    ratios = {}  # of each plan, whether or not it has an average
     for kind in KINDS:
-        frame = scores(profile, "main_tables", of_kind(kind)).query("task == @AVERAGE")
-        parts.append(frame.assign(what=f"{kind} ({span(frame['questions'], '.0f')} {source})"))
+        scored = scores(profile, "main_tables", of_kind(kind))
+        ratios |= scored.groupby(["model", "method"])["removed_fraction"].first().to_dict()
+        averages = scored.query("task == @AVERAGE")
+        parts.append(averages.assign(what=f"{kind} ({span(averages['questions'], '.0f')} {source})"))
     numbers = pd.concat(parts, ignore_index=True)
     columns = ["model", "method", "methods", "what", "value", "error", "least", "most"]
     numbers = numbers.reindex(columns=columns)
     numbers["note"] = [_note(stored, *plan) for plan in zip(numbers["model"], numbers["method"], strict=True)]
 
-    ratios = frame.set_index(["model", "method"])["removed_fraction"]
     measured = list(numbers["what"].unique())
     blocks = []
     for model, part in numbers.groupby("model"):
@@ -367,8 +369,11 @@ def teaser_right(profile: dict) -> Figure:
     return _bars(profile, frame, "method", looks, title, panel=["model", "kind"])
 
 
-def _leads(frame: pd.DataFrame, whole: pd.DataFrame, **layout: Any) -> Figure | None:
-    """By how many points a reference is ahead of others, group by group, each with its number of questions."""
+def _leads(frame: pd.DataFrame, counted: pd.DataFrame, **layout: Any) -> Figure | None:
+    """By how many points a reference is ahead of others, group by group, each with its number of questions.
+
+    The title says how many of the ``counted`` comparisons it leads, if there are any.
+    """
     if frame.empty:
         return None
     frame = frame.assign(name=[f"{row.group} ({row.questions})" for row in frame.itertuples()])
@@ -377,8 +382,13 @@ def _leads(frame: pd.DataFrame, whole: pd.DataFrame, **layout: Any) -> Figure | 
     )
     for axis, part in drawn.panels:
         axis.axvline(0, color=LOOKS[part["reference"].iloc[0]].colour, linewidth=1.5)
-    title = f"{TITLES[whole['reference'].iloc[0]]} leads in {(whole['low'] > 0).sum()} of {len(whole)} comparisons "
-    title += f"and is led in {(whole['high'] < 0).sum()}"
+    if counted.empty:
+        title = f"No single comparison has {FEWEST_QUESTIONS} questions"
+    else:
+        reference = TITLES[counted["reference"].iloc[0]]
+        ahead = (counted["low"] > 0).sum()
+        behind = (counted["high"] < 0).sum()
+        title = f"{reference} leads in {ahead} of {len(counted)} comparisons and is led in {behind}"
     note = "{model}(questions), 95 % intervals, paired by question; not drawn where both scored zero on all of them"
     return plots.finish(drawn, title, note)
 
