@@ -197,6 +197,21 @@ def test_a_second_sample_shares_no_document_with_the_first():
     assert searched["harp-resampled"] == this.second_sample(FIRST).corpus.sha256
 
 
+def test_where_all_pages_are_searched_there_is_no_second_sample(tmp_path, monkeypatch):
+    """As in the profile paper, whose 62 pages are all that WikiText-2's test split has."""
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
+    for tokens in (None, 64):
+        profile = settings()
+        profile["alpha_search"] |= {"documents": len(load_corpus(FIRST, "test").documents), "tokens": tokens}
+        this = job.Job("alpha_search", profile, MODEL)
+        assert this.second_sample(FIRST) is None
+        assert this.unread(FIRST, 10_000, 32).corpus.split == "validation"
+    profile = settings()
+    profile["alpha_search"] |= {"documents": 10_000, "tokens": 16}
+    profile["corpora"] = [FIRST]
+    assert compute("search", profile, MODEL) == {"computed": 1, "read": 0, "failed": 0}
+
+
 def test_where_held_out_pages_are_too_few_test_pages_follow_that_no_search_reads():
     this = the_job()
     held_out = this.text(FIRST, "validation", (10_000, 32)).corpus

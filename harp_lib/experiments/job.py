@@ -121,20 +121,24 @@ class Job:
         windows = [rolling_windows(self.tokenizer, [text], self.context) for text in corpus.texts]
         return Text(corpus, windows, self)
 
-    def second_sample(self, name: str) -> "Text":
-        """As many documents as alpha is searched on, of the same corpus and split: the next ones."""
+    def second_sample(self, name: str) -> "Text | None":
+        """The next documents of the corpus and split that alpha is searched on, as many; None if none is left."""
         settings = self.profile["alpha_search"]
         others = without(self.corpus(name, SEARCHED), self.text(name, SEARCHED).corpus)
-        return self._read(excerpt(others, self.tokenizer, settings["documents"], settings["tokens"]))
+        try:
+            sample = excerpt(others, self.tokenizer, settings["documents"], settings["tokens"])
+        except ValueError:  # none of them is long enough
+            return None
+        return self._read(sample) if sample.documents else None
 
     def unread(self, name: str, documents: int, tokens: int) -> "Text":
         """Held-out documents; where there are too few, then test pages that no search of alpha reads."""
         held_out = self.text(name, HELD_OUT, (documents, tokens))
         missing = documents - len(held_out.documents)
-        if not missing or self.profile["alpha_search"]["documents"] is None:  # all test pages are searched
+        second = self.second_sample(name)
+        if not missing or second is None:  # all test pages are searched
             return held_out
-        searched = (self.text(name, SEARCHED), self.second_sample(name))
-        pages = without(self.corpus(name, SEARCHED), *(text.corpus for text in searched))
+        pages = without(self.corpus(name, SEARCHED), self.text(name, SEARCHED).corpus, second.corpus)
         more = excerpt(pages, self.tokenizer, missing, tokens)
         both = (*held_out.corpus.documents, *more.documents)
         return self._read(replace(more, split=f"{HELD_OUT} and {SEARCHED}", documents=both))

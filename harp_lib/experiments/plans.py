@@ -42,13 +42,9 @@ def search(job: Job) -> None:
     """
     for corpus in job.corpora:
         _searched(job, "harp", corpus, job.text(corpus, SEARCHED))
-        if has_second_sample(job):
-            _searched(job, RESAMPLED, corpus, job.second_sample(corpus))
-
-
-def has_second_sample(job: Job) -> bool:
-    """Whether alpha is searched on a part of the test pages only."""
-    return job.profile["alpha_search"]["documents"] is not None
+        second = job.second_sample(corpus)
+        if second is not None:
+            _searched(job, RESAMPLED, corpus, second)
 
 
 def _searched(job: Job, method: str, corpus: str, text: Text) -> dict[str, Any]:
@@ -73,7 +69,7 @@ def alpha(job: Job) -> None:
     for corpus, split in itertools.product(job.corpora, (SEARCHED, HELD_OUT)):
         text = job.text(corpus, split)  # one text at a time in memory
         plans = {"alpha-1": ones, "alpha-0": zeros, **searched}
-        if has_second_sample(job) and split == HELD_OUT:
+        if split == HELD_OUT and job.second_sample(corpus) is not None:
             plans[f"resampled-on-{corpus}"] = job.alphas(corpus, RESAMPLED)
         cells = []
         for method, alphas in {**plans, "dense": {}}.items():
