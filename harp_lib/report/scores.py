@@ -325,6 +325,8 @@ def _bars(profile: dict, frame: pd.DataFrame, hue: str, looks: Mapping[str, Look
     """The paper's scores and then ours, a bar for each look on each task."""
     origin = frame["source"].map({"paper": "hub", "ours": profile["datasets"]})
     frame["title"] = [named(task, source) for task, source in zip(frame["task"], origin, strict=True)]
+    frame["low"] = (frame["value"] - frame["error"]).clip(lower=0)  # no score is below 0
+    frame["high"] = (frame["value"] + frame["error"]).clip(upper=100)
     layout = {"wrap": 1, "size": (9.5, 2.4)} | layout
     drawn = plots.bars(frame, "title", hue, looks, share=(False, False), y="score (%)", **layout)
     for axis, _ in drawn.panels:
