@@ -11,7 +11,7 @@ from test_tables import scored
 from harp_lib import config
 from harp_lib.config import load_profile
 from harp_lib.methods import METHODS
-from harp_lib.report import claims, data, figures_costs, plots, scores
+from harp_lib.report import claims, data, figures_costs, figures_scores, plots, scores
 from harp_lib.report.claims.score_tests import Finding, closest, score_lead
 from harp_lib.report.comparisons import Interval
 from harp_lib.report.plans import distinct_plans, dropped_attention, equal_plans, one_row_per_plan
@@ -95,7 +95,7 @@ def test_tables_have_one_row_for_it(stored, name):
 
 def test_figures_show_and_count_it_once(stored):
     profile = load_profile("mini")
-    drawn = scores.score_differences(profile)
+    drawn = figures_scores.score_differences(profile)
     tasks = len(scores.of_kind("generation")) + len(scores.of_kind("discriminative"))
     assert f"of {tasks * (3 + 4)} comparisons" in drawn.texts[0].get_text()
     legend = [text.get_text() for text in drawn.legends[0].get_texts()]
@@ -113,7 +113,9 @@ def test_the_closest_baseline_has_one_name_everywhere(stored):
     profile = load_profile("mini")
     closest_ones = scores.closest_baselines(profile).set_index("model")["rival"]
     assert closest_ones.to_dict() == {MODEL: SAME, OTHER: "Mag-sp and LLM-Pruner"}
-    title = re.sub(r"\s+", " ", scores.teaser_left(profile).texts[0].get_text()).replace("LLM- Pruner", "LLM-Pruner")
+    title = re.sub(r"\s+", " ", figures_scores.teaser_left(profile).texts[0].get_text()).replace(
+        "LLM- Pruner", "LLM-Pruner"
+    )
     verdict = claims.headline(profile)
     for name in closest_ones:
         assert f"({name}, " in title
@@ -146,7 +148,7 @@ def test_the_stored_comparisons_of_small():
     profile = load_profile("small")
     if not data.cells("small", "main_tables"):
         pytest.skip("no reference")
-    title = scores.score_differences(profile).texts[0].get_text()
+    title = figures_scores.score_differences(profile).texts[0].get_text()
     assert title == "HARP+FLAP leads in 3 of 69 comparisons and is led in 6"
     groups = equal_plans(data.cells("small", "baselines"))
     assert groups["gemma3-270m", "mag-sp"] == ("mag-sp", "llm-pruner", "wanda-sp")
@@ -203,6 +205,6 @@ def test_tasks_of_few_questions_leave_perplexities_and_what_they_ask_together(st
     assert not [column for column in shown if column.startswith(scores.KINDS)]
     removed = shown.loc[shown["method"].isin(["dense", "HARP+FLAP"]), "parameters removed (%)"]
     assert removed.tolist() == ["0.0", "5.0"] * 2, "known without a score"
-    drawn = scores.score_differences(profile)
+    drawn = figures_scores.score_differences(profile)
     assert drawn.texts[0].get_text() == "No single comparison has 10 questions"
     assert set(drawn.numbers["group"]) <= set(scores.AVERAGES)

@@ -302,7 +302,7 @@ def multiple_choice():
 @finding(
     "README.md",
     "counting baselines that make the same plan once, HARP+FLAP leads a baseline in {} of {} comparisons and is led in "
-    "{}. All that it leads in are the coder on BBH.",
+    "{}. The {} are all on BBH, with the coder.",
 )
 def comparisons_task_by_task():
     scores = {key: data.answered(cell["result"]) for key, cell in data.cells("small", "main_tables").items()}
@@ -321,7 +321,7 @@ def comparisons_task_by_task():
                 if difference.low > 0:
                     leads.append((model, task))
     assert set(leads) == {(CODER, "bbh_cot_fewshot")}
-    return len(leads), number, led
+    return len(leads), number, led, len(leads)
 
 
 def prefill(model: str, variant: str, against: str = "dense") -> comparisons.Interval:

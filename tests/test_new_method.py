@@ -68,7 +68,7 @@ def observe():
     from harp_lib.experiments import job, plans
     from harp_lib.measure.registry import tiny_model
     from harp_lib.methods import CATALOGUE
-    from harp_lib.report import data, figures_costs, likelihoods, plots, scores
+    from harp_lib.report import data, figures_costs, figures_scores, likelihoods, plots, scores
 
     name = list(CATALOGUE)[-1]
     stores = synthetic_stores()
@@ -87,7 +87,7 @@ def observe():
     tables = [scores.scores_generation, scores.scores_discriminative, scores.longbench_scores, scores.at_a_glance]
     tables += [likelihoods.likelihood_discriminative, likelihoods.likelihood_generation]
     tables += [likelihoods.likelihood_longbench]
-    figures = [scores.teaser_left, scores.score_differences, scores.longbench_differences]
+    figures = [figures_scores.teaser_left, figures_scores.score_differences, figures_scores.longbench_differences]
     figures += [likelihoods.margin_lost, likelihoods.bits_lost, likelihoods.longbench_bits_lost]
     return {
         "name": name,

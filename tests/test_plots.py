@@ -1,6 +1,7 @@
 """Pictures, and the notebooks that show them (01 to 08): what is drawn, said, and checked by hand."""
 
 import ast
+import hashlib
 import itertools
 import re
 
@@ -205,6 +206,16 @@ def test_tables_of_perplexity_say_their_number_of_documents():
 
 
 # ---- notebooks
+
+
+@pytest.mark.parametrize("profile", ["mini", "small"])
+@pytest.mark.parametrize("source", sorted(NOTEBOOKS.glob("0*.ipynb")), ids=lambda source: source.stem)
+def test_an_executed_notebook_is_of_its_source(source, profile):
+    executed = nbformat.read(NOTEBOOKS / "executed" / profile / source.name, 4)
+    again = f"./run_all.sh --profile {profile} --only {source.name[:2]}"
+    assert executed.metadata["harp"]["source_sha256"] == hashlib.sha256(source.read_bytes()).hexdigest(), again
+    code = [cell for cell in executed.cells if cell.cell_type == "code"]
+    assert not [out for cell in code for out in cell.outputs if out.output_type == "error"]
 
 
 @pytest.mark.parametrize("number", FIGURES)

@@ -11,7 +11,7 @@ from harp_lib import config, report
 from harp_lib.config import load_profile
 from harp_lib.measure.evaluation import ALL_BENCHMARKS
 from harp_lib.methods import METHODS, TITLES
-from harp_lib.report import comparisons, data, figures_costs, plots, scores, tables
+from harp_lib.report import comparisons, data, figures_costs, figures_scores, plots, scores, tables
 from harp_lib.report.tables import MISSING, block, efficiency, lines, ranges, stacked, told, written
 
 MODEL, PAPER = "smollm2-135m", ("LLaMA3.1-8B", "Mistral-7B-v0.3", "Qwen2-7B", "Gemma2-9B")
@@ -205,7 +205,7 @@ def test_nothing_is_drawn_where_both_scored_nothing(mini, stored):
     groups = {"gsm8k": ["gsm8k"], "triviaqa": ["triviaqa"]}
     found = scores.differences(mini, "main_tables", groups, "harp")
     assert found.groupby("group")["silent"].all().to_dict() == {"gsm8k": True, "triviaqa": False}
-    drawn = scores.score_differences(mini)
+    drawn = figures_scores.score_differences(mini)
     names = [label.get_text() for axis in drawn.axes for label in axis.get_yticklabels()]
     assert not [name for name in names if "GSM8K" in name]
     assert [name for name in names if name.startswith("mini-TriviaQA (12")]

@@ -37,8 +37,8 @@ def entry_of(method: str) -> Method | None:
 def search(job: Job) -> None:
     """Algorithm 1 on each corpus: alphas, perplexity of every candidate, seconds and layer passes.
 
-    It is run again on a second sample of each corpus, unless the first is the whole split: how much alpha, and what it
-    is worth, depend on the sample is the noise against which an alpha of another corpus has to be seen.
+    Where documents are left, the search is run again on a second sample of the same corpus. What that changes is the
+    noise against which an alpha of another corpus has to be seen.
     """
     for corpus in job.corpora:
         _searched(job, "harp", corpus, job.text(corpus, SEARCHED))

@@ -1,7 +1,7 @@
 """Notebooks 05 to 07: every plan scored on every benchmark; other layers than the top ones; one layer at a time."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -74,7 +74,24 @@ def ablations(job: Job) -> None:
 
 
 def _score(job: Job, tasks: Iterable[str], plans: Mapping[str, PruningPlan], section: str = "evaluation") -> None:
-    """Score plans on tasks. A cell that fails says why and is shown as missing; the others go on."""
+    """Score plans on tasks."""
+    _measure(job, tasks, plans, section, "scores", _result)
+
+
+def _measure_likelihoods(job: Job, tasks: Iterable[str], plans: Mapping[str, PruningPlan]) -> None:
+    """Likelihoods of the reference answers of tasks under plans, of which the first is the dense model's."""
+    _measure(job, tasks, plans, "likelihoods", "likelihoods", _likelihoods)
+
+
+def _measure(
+    job: Job,
+    tasks: Iterable[str],
+    plans: Mapping[str, PruningPlan],
+    section: str,
+    description: str,
+    compute: Callable[[Job, Evaluator, PruningPlan, Benchmark], dict[str, Any]],
+) -> None:
+    """One cell for each task and plan. A cell that fails says why and is shown as missing; the others go on."""
     evaluator = Evaluator(job.profile, job.seed, section)
     cells = []
     for task, (method, plan) in product(tasks, plans.items()):
@@ -85,25 +102,8 @@ def _score(job: Job, tasks: Iterable[str], plans: Mapping[str, PruningPlan], sec
         elif twin:
             cells.append((method, task, inputs, _of_this_run, job, twin, task))
         else:
-            cells.append((method, task, inputs, or_failed, _result, job, evaluator, plan, ALL_BENCHMARKS[task]))
-    job.cells("scores", cells)
-
-
-def _measure_likelihoods(job: Job, tasks: Iterable[str], plans: Mapping[str, PruningPlan]) -> None:
-    """Likelihoods of the reference answers of tasks under plans, of which the first is the dense model's."""
-    evaluator = Evaluator(job.profile, job.seed, "likelihoods")
-    cells = []
-    for task, (method, plan) in product(tasks, plans.items()):
-        inputs, missing = _inputs(job, evaluator, task, plan)
-        twin = _method_with_equal_plan(plans, method)
-        if missing:
-            cells.append((method, task, inputs, dict, {"failed": missing}))
-        elif twin:
-            cells.append((method, task, inputs, _of_this_run, job, twin, task))
-        else:
-            arguments = (job, evaluator, plan, ALL_BENCHMARKS[task])
-            cells.append((method, task, inputs, or_failed, _likelihoods, *arguments))
-    job.cells("likelihoods", cells)
+            cells.append((method, task, inputs, or_failed, compute, job, evaluator, plan, ALL_BENCHMARKS[task]))
+    job.cells(description, cells)
 
 
 def _inputs(job: Job, evaluator: Evaluator, task: str, plan: PruningPlan) -> tuple[dict[str, Any], str | None]:

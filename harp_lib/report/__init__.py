@@ -17,7 +17,16 @@ from matplotlib import pyplot
 from harp_lib import config
 
 FORMATS = {"png": None, "pdf": {"CreationDate": None}, "svg": {"Date": None}}  # and what dates a file
-MODULES = ("figures_layers", "figures_harp", "figures_costs", "scores", "likelihoods", "tables", "claims")
+MODULES = (
+    "figures_layers",
+    "figures_harp",
+    "figures_costs",
+    "figures_scores",
+    "scores",
+    "likelihoods",
+    "tables",
+    "claims",
+)
 _ENTRIES: dict[str, "Entry"] = {}
 BLOCK = re.compile(r"(<!-- begin (\w+)(?: of (\w+))? -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 
