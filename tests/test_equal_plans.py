@@ -207,4 +207,4 @@ def test_tasks_of_few_questions_leave_perplexities_and_what_they_ask_together(st
     assert removed.tolist() == ["0.0", "5.0"] * 2, "known without a score"
     drawn = figures_scores.score_differences(profile)
     assert drawn.texts[0].get_text() == "No single comparison has 10 questions"
-    assert set(drawn.numbers["group"]) <= set(scores.AVERAGES)
+    assert set(drawn.numbers["group"]) <= set(figures_scores.AVERAGES)
