@@ -66,8 +66,11 @@ class TestBenchmarks:
     def test_a_folder_has_what_it_has(self, folder):
         mmlu, before = BENCHMARKS["mmlu"], rows_digest(BENCHMARKS["mmlu"], str(folder))
         assert list(at_hand(mmlu, str(folder))) == ["mmlu_anatomy", "mmlu_astronomy"]
-        assert list(at_hand(mmlu, str(folder), most=1)) == ["mmlu_anatomy"]
-        assert before != rows_digest(mmlu, str(folder), most=1)
+        assert list(at_hand(mmlu, str(folder), 1)) == ["mmlu_anatomy"]
+        assert list(at_hand(mmlu, str(folder), ["mmlu_astronomy"])) == ["mmlu_astronomy"]
+        with pytest.raises(ValueError, match="mmlu has no subtask 'mmlu_alchemy'; choose from mmlu_abstract_algebra"):
+            at_hand(mmlu, str(folder), ["mmlu_alchemy"])
+        assert before != rows_digest(mmlu, str(folder), 1)
         write(folder / "mmlu_astronomy", dev=[{}])
         assert before != rows_digest(mmlu, str(folder)), "the digest follows the rows"
         with pytest.raises(MissingTaskError, match=r"has no folder bbh_cot_fewshot_\*"):

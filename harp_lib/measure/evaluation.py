@@ -27,6 +27,7 @@ from harp_lib.measure.likelihood import (
 
 DISCRIMINATIVE, GENERATION = "discriminative", "generation"
 SHOTS_SEED = 1234  # lm-eval's default, for seed 0 of ours
+Subtasks = int | list[str] | None  # of a group: the first so many, or those named, or all
 NO_ANSWER = ("[invalid]", "")  # what lm-eval's filters make of a reply without an answer
 
 
@@ -87,16 +88,25 @@ def folder_of(datasets: str) -> Path | None:
     return None if datasets == "hub" else config.DATA / "mini" if datasets == "embedded" else Path(datasets)
 
 
-def at_hand(benchmark: Benchmark, datasets: str, most: int | None = None) -> dict[str, Path]:
-    """Tasks of a benchmark that a data source has rows of, and their official YAML files; ``most`` of a group.
+def at_hand(benchmark: Benchmark, datasets: str, subtasks: Subtasks = None) -> dict[str, Path]:
+    """Tasks of a benchmark that a data source has rows of, and their official YAML files.
 
-    ``datasets`` is ``embedded``, ``hub`` or a folder with ``<lm-eval task>/<split>.jsonl``. MissingTaskError if there
-    is no task, or a file with rows is missing.
+    ``datasets`` is ``embedded``, ``hub`` or a folder with ``<lm-eval task>/<split>.jsonl``. Of a group ``subtasks``
+    takes those that it names, or the first so many. MissingTaskError if there is no task, or a file with rows is
+    missing; ValueError if a subtask is named that the benchmark does not have.
     """
-    folder, found = folder_of(datasets), benchmark.subtasks()
+    folder = folder_of(datasets)
+    found = benchmark.subtasks()
+    if isinstance(subtasks, list):
+        if unknown := [name for name in subtasks if name not in found]:
+            raise ValueError(f"{benchmark.name} has no subtask {unknown[0]!r}; choose from {', '.join(found)}")
+        found = {name: found[name] for name in subtasks}
+    if folder is not None:
+        found = {name: file for name, file in found.items() if (folder / name).is_dir()}
+    if isinstance(subtasks, int):
+        found = dict(islice(found.items(), subtasks))
     if folder is None:
-        return dict(islice(found.items(), most))
-    found = dict(islice(((name, file) for name, file in found.items() if (folder / name).is_dir()), most))
+        return found
     if not found:
         raise MissingTaskError(f"{folder.name} has no folder {benchmark.subtask.format('*') or benchmark.name}")
     for name, split in product(found, benchmark.splits):
@@ -141,12 +151,12 @@ def read_rows(file: Path, fields: list[str], title: str) -> list[dict[str, Any]]
     return rows
 
 
-def rows_digest(benchmark: Benchmark, datasets: str, most: int | None = None) -> str:
+def rows_digest(benchmark: Benchmark, datasets: str, subtasks: Subtasks = None) -> str:
     """SHA-256 of the files that a benchmark reads; ``hub`` for the hub."""
     folder, digest = folder_of(datasets), hashlib.sha256()
     if folder is None:
         return "hub"
-    for name in at_hand(benchmark, datasets, most):
+    for name in at_hand(benchmark, datasets, subtasks):
         for file in sorted((folder / name).glob("*.jsonl")):
             digest.update(f"{name}/{file.name}".encode() + file.read_bytes())
     return digest.hexdigest()
@@ -182,8 +192,8 @@ class Evaluator:
             inputs["measures"] = ["score", "margin"]
         return inputs
 
-    def _subtasks(self, benchmark: Benchmark) -> int | None:
-        """How many tasks of a group are asked: the task's own number, or the section's; None is all."""
+    def _subtasks(self, benchmark: Benchmark) -> Subtasks:
+        """Which tasks of a group are asked: the task's own setting, or the section's; None is all."""
         own = self.settings["tasks"][benchmark.name].get("subtasks")
         return (own or self.settings["subtasks"]) if benchmark.subtask else None
 
@@ -194,8 +204,8 @@ class Evaluator:
         name = benchmark.name
         if name not in self._loaded:
             settings = self.settings["tasks"][name] | {"same_shots": self.settings.get("same_shots")}
-            most = self._subtasks(benchmark)
-            self._loaded[name] = load_tasks(benchmark, self.datasets, settings, self._folder.name, most)
+            subtasks = self._subtasks(benchmark)
+            self._loaded[name] = load_tasks(benchmark, self.datasets, settings, self._folder.name, subtasks)
         return self._loaded[name]
 
     def evaluate(

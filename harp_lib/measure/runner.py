@@ -18,7 +18,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib.measure import longbench
-from harp_lib.measure.evaluation import LONGBENCH, Benchmark, at_hand, folder_of
+from harp_lib.measure.evaluation import LONGBENCH, Benchmark, Subtasks, at_hand, folder_of
 from harp_lib.measure.fast import PrefixLM
 from harp_lib.measure.likelihood import reference_answer
 from harp_lib.measure.registry import quiet
@@ -142,16 +142,16 @@ def reference_answers(
 
 @quiet_lm_eval()
 def load_tasks(
-    benchmark: Benchmark, source: str, settings: dict[str, Any], cache: str | Path, most: int | None = None
+    benchmark: Benchmark, source: str, settings: dict[str, Any], cache: str | Path, subtasks: Subtasks = None
 ) -> dict[str, Any]:
-    """A benchmark's tasks, at most so many of a group, as lm-eval loads them from its own files, with other settings.
+    """A benchmark's tasks, as lm-eval loads them from its own files, with other settings.
 
     Replaced are where the rows come from (``source``: ``embedded``, ``hub`` or a folder), how many of them are examples
     (``shots``), whether these are the same for all questions (``same_shots``; else lm-eval draws them for each, as it
     pleases), and how long answers get (``new_tokens``; None is lm-eval's own limit).
     """
     rows, tasks = folder_of(source), []
-    for name, official in at_hand(benchmark, source, most).items():
+    for name, official in at_hand(benchmark, source, subtasks).items():
         task = load_yaml(official) | {"task": name, "num_fewshot": settings.get("shots", 0)}
         if name in LONGBENCH:
             task = longbench.official_task(benchmark, task)
