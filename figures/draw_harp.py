@@ -1,4 +1,6 @@
-"""Draws harp.svg beside this file, what HARP does to a decoder: ``python figures/draw_harp.py [FILE]``."""
+"""Draws harp.svg beside this file, what HARP does to a decoder: ``python figures/draw_harp.py
+[FILE]``.
+"""
 
 import sys
 from pathlib import Path
@@ -15,7 +17,14 @@ KEPT, PRUNED = "#4d4d4d", "#0173b2"  # as in every figure: dense, HARP
 GOES = "#e6dff0"  # queries, keys and what only they need
 HEIGHT, WIDE, NARROW = 4.6, 27, 7.6  # of boxes, in the picture's units
 COLUMNS = (-9.7, 0, 9.7)  # values, keys, queries: to the left and right of the middle of a layer
-NORM, PROJECTIONS, CACHE, ATTENTION, OUTPUT, FFN = 9.5, 16.7, 23.9, 31.1, 38.3, 51.2  # heights in the picture
+NORM, PROJECTIONS, CACHE, ATTENTION, OUTPUT, FFN = (
+    9.5,
+    16.7,
+    23.9,
+    31.1,
+    38.3,
+    51.2,
+)  # heights in the picture
 SUM_1, SUM_2 = 43.6, 56.5
 FORMULAS = (r"$H + \mathrm{Attention}(H)$", r"$H + \alpha\, H\, W_V W_O$")
 
@@ -30,7 +39,9 @@ def draw(file: Path) -> None:
 
 
 def harp_in_a_picture() -> Figure:
-    """A layer as it is, the pruned model, and a value-only layer (paper, Section 2.3), side by side."""
+    """A layer as it is, the pruned model, and a value-only layer (paper, Section 2.3), side by
+    side.
+    """
     figure = plt.figure(figsize=(11.8, 6.9), layout="none")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, 118), ylim=(0, 69), aspect="equal")
@@ -41,11 +52,15 @@ def harp_in_a_picture() -> Figure:
     return figure
 
 
-def _stack(axes: Axes, middle: float, left: tuple[float, float], right: tuple[float, float]) -> None:
+def _stack(
+    axes: Axes, middle: float, left: tuple[float, float], right: tuple[float, float]
+) -> None:
     """The decoder's layers between two frames that show one of each kind, enlarged."""
     frames = {False: (left, KEPT), True: (right, PRUNED)}
     for span, colour in frames.values():
-        box = FancyBboxPatch((span[0], 2), span[1] - span[0], 59.2, boxstyle="round,pad=0,rounding_size=1.2")
+        box = FancyBboxPatch(
+            (span[0], 2), span[1] - span[0], 59.2, boxstyle="round,pad=0,rounding_size=1.2"
+        )
         box.set(facecolor=_pale(colour), edgecolor=colour, linewidth=1)
         axes.add_patch(box)
     bottoms = [8 + 5.8 * number for number in range(8)]
@@ -66,7 +81,9 @@ def _stack(axes: Axes, middle: float, left: tuple[float, float], right: tuple[fl
 
 
 def _layer(axes: Axes, middle: float, stream: float, pruned: bool) -> None:
-    """One decoder layer, from below: the residual stream on the right, what is added to it on the left."""
+    """One decoder layer, from below: the residual stream on the right, what is added to it on the
+    left.
+    """
     values, keys, queries = (middle + column for column in COLUMNS)
     ghost = {"face": "none", "ink": GHOST, "style": "dashed"} if pruned else {"face": GOES}
     _box(axes, middle, NORM, "norm")
@@ -78,7 +95,15 @@ def _layer(axes: Axes, middle: float, stream: float, pruned: bool) -> None:
     if pruned:
         _arrow(axes, (values, above), (values, OUTPUT - HEIGHT / 2))
         gone, height = (keys + queries) / 2, ATTENTION - CACHE + HEIGHT
-        _box(axes, gone, (CACHE + ATTENTION) / 2, "no attention,\nnothing cached", 17.3, height, **ghost)
+        _box(
+            axes,
+            gone,
+            (CACHE + ATTENTION) / 2,
+            "no attention,\nnothing cached",
+            17.3,
+            height,
+            **ghost,
+        )
     else:
         _box(axes, (values + keys) / 2, CACHE, "KV cache", 17.3, **ghost)
         for column, top in ((values, CACHE), (keys, CACHE), (queries, ATTENTION)):
@@ -100,7 +125,12 @@ def _layer(axes: Axes, middle: float, stream: float, pruned: bool) -> None:
     if pruned:
         _circle(axes, middle + 13, SUM_1, "α", PRUNED, "white", radius=1.9)
     axes.text(stream + 1.7, 4.2, "$H$", ha="center", va="center", color=INK, fontsize=11)
-    _title(axes, middle + 3.75, "A value-only layer" if pruned else "A layer as it is", FORMULAS[pruned])
+    _title(
+        axes,
+        middle + 3.75,
+        "A value-only layer" if pruned else "A layer as it is",
+        FORMULAS[pruned],
+    )
 
 
 def _title(axes: Axes, x: float, title: str, below: str) -> None:
@@ -121,23 +151,42 @@ def _box(
     style: str = "solid",
 ) -> None:
     """A labelled box around a point."""
-    box = FancyBboxPatch((x - width / 2, y - height / 2), width, height, boxstyle="round,pad=0,rounding_size=0.8")
-    box.set(facecolor=face, edgecolor=INK if ink == "white" else ink, linewidth=1.2, linestyle=style, zorder=2)
+    box = FancyBboxPatch(
+        (x - width / 2, y - height / 2), width, height, boxstyle="round,pad=0,rounding_size=0.8"
+    )
+    box.set(
+        facecolor=face,
+        edgecolor=INK if ink == "white" else ink,
+        linewidth=1.2,
+        linestyle=style,
+        zorder=2,
+    )
     axes.add_patch(box)
     axes.text(x, y, text, ha="center", va="center", color=ink, fontsize=11, zorder=3)
 
 
-def _circle(axes: Axes, x: float, y: float, text: str, face: str, ink: str, radius: float = 1.4) -> None:
+def _circle(
+    axes: Axes, x: float, y: float, text: str, face: str, ink: str, radius: float = 1.4
+) -> None:
     axes.add_patch(Circle((x, y), radius, facecolor=face, edgecolor=INK, linewidth=1.2, zorder=3))
     axes.text(x, y, text, ha="center", va="center_baseline", color=ink, fontsize=12, zorder=4)
 
 
 def _line(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    axes.plot(*zip(start, end, strict=True), color=INK, linewidth=1.3, solid_capstyle="round", zorder=1)
+    axes.plot(
+        *zip(start, end, strict=True), color=INK, linewidth=1.3, solid_capstyle="round", zorder=1
+    )
 
 
 def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    look = {"arrowstyle": "-|>", "mutation_scale": 10, "shrinkA": 0, "shrinkB": 0, "color": INK, "linewidth": 1.3}
+    look = {
+        "arrowstyle": "-|>",
+        "mutation_scale": 10,
+        "shrinkA": 0,
+        "shrinkB": 0,
+        "color": INK,
+        "linewidth": 1.3,
+    }
     axes.add_patch(FancyArrowPatch(start, end, zorder=1, **look))
 
 

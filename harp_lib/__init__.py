@@ -1,4 +1,6 @@
-"""HARP: High-Layer Attention Pruning with Rescaling, as a library; its names are imported on first use, to be quick."""
+"""HARP: High-Layer Attention Pruning with Rescaling, as a library; its names are imported on first
+use, to be quick.
+"""
 
 from importlib import import_module
 from typing import Any
@@ -6,14 +8,16 @@ from typing import Any
 __version__ = "0.2.0"
 
 _PUBLIC = {
-    "measure.models": ("load_model",),
-    "measure.text": ("perplexity", "word_perplexity"),
-    "methods": ("make_plan", "METHODS"),
+    "methods": ("make_plan",),
     "methods.alpha_search": ("search_alphas", "AlphaSearch", "ALPHA_GRID"),
     "methods.refit": ("refit_values",),
-    "pruning.export": ("save_pruned", "load_pruned", "save_gguf"),
+    "models.checkpoint": ("save_pruned", "load_pruned"),
+    "models.gguf": ("save_gguf",),
+    "models.load": ("load_model",),
+    "names": ("METHODS",),
     "pruning.plan": ("PruningPlan",),
     "pruning.surgery": ("apply_plan",),
+    "text.perplexity": ("perplexity", "word_perplexity"),
 }
 __all__ = [name for names in _PUBLIC.values() for name in names]
 

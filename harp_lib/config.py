@@ -1,6 +1,8 @@
-"""Where things are kept, what models are called, and profiles: YAML files that decide how large an experiment is.
+"""Where things are kept, what models are called, and profiles: YAML files that decide how large an
+experiment is.
 
-The standard library only at import: the command line reads paths and names before anything is installed.
+The standard library only at import: the command line reads paths and names before anything is
+installed.
 """
 
 import hashlib
@@ -24,12 +26,18 @@ NOTEBOOKS = ROOT / "notebooks"
 
 REGISTRY = tomllib.loads((DATA / "models.toml").read_text(encoding="utf-8"))
 NAMED_MODELS = REGISTRY["models"]  # which need no hub
-ASKED_SECTIONS = ("evaluation", "likelihoods", "longbench")  # of a profile, which say what models are asked
+ASKED_SECTIONS = (
+    "evaluation",
+    "likelihoods",
+    "longbench",
+)  # of a profile, which say what models are asked
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def slug(model: str) -> str:
-    """A model's name as part of a file's name: a folder's with a digest of its path, a hub id with ``--``."""
+    """A model's name as part of a file's name: a folder's with a digest of its path, a hub id with
+    ``--``.
+    """
     if model in NAMED_MODELS or not os.path.isdir(model):
         return model.replace("/", "--")
     path = os.path.abspath(model)
@@ -43,11 +51,12 @@ def load_profile(
     limit: int | None = None,
     as_written: bool = False,
 ) -> dict[str, Any]:
-    """Read a profile, with the models, the data source and the rows of each task replaced where they are given.
+    """Read a profile, with the models, the data source and the rows of each task replaced where
+    they are given.
 
-    To what the YAML file holds it adds ``name``, ``models``, ``datasets`` and two ``corpora``. Without a GPU ``dtype``
-    is float32, since many processors emulate bfloat16, 4 to 15 times slower; not if ``as_written``. A ValueError lists
-    the known profiles.
+    To what the YAML file holds it adds ``name``, ``models``, ``datasets`` and two ``corpora``.
+    Without a GPU ``dtype`` is float32, since many processors emulate bfloat16, 4 to 15 times
+    slower; not if ``as_written``. A ValueError lists the known profiles.
     """
     import yaml
 
@@ -67,10 +76,18 @@ def load_profile(
         for section in ASKED_SECTIONS:
             for settings in profile[section]["tasks"].values():
                 if isinstance(rows := settings["rows"], dict):
-                    settings["rows"] = {model: rows.get(model, max(rows.values())) for model in models}
-    profile |= {"name": name, "models": models or profile["models"], "datasets": datasets or profile["datasets"]}
+                    settings["rows"] = {
+                        model: rows.get(model, max(rows.values())) for model in models
+                    }
+    profile |= {
+        "name": name,
+        "models": models or profile["models"],
+        "datasets": datasets or profile["datasets"],
+    }
     if profile["datasets"] not in ("embedded", "hub") and not Path(profile["datasets"]).is_dir():
-        raise ValueError(f"unknown datasets {profile['datasets']!r}; choose from embedded, hub, or a folder")
+        raise ValueError(
+            f"unknown datasets {profile['datasets']!r}; choose from embedded, hub, or a folder"
+        )
     if limit is not None:
         for section in ASKED_SECTIONS:
             for settings in profile[section]["tasks"].values():
@@ -80,7 +97,9 @@ def load_profile(
 
 
 def asked_of(model: str, profile: dict[str, Any]) -> dict[str, Any]:
-    """A profile with the benchmarks that one model is asked, and its own settings where models have their own."""
+    """A profile with the benchmarks that one model is asked, and its own settings where models have
+    their own.
+    """
     asked = dict(profile)
     for section in ASKED_SECTIONS:
         tasks = {}
@@ -94,7 +113,9 @@ def asked_of(model: str, profile: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own(setting: Any, model: str) -> Any:
-    """A setting, or a model's own one where there is one for each; None for a model that is not named."""
+    """A setting, or a model's own one where there is one for each; None for a model that is not
+    named.
+    """
     return setting.get(model) if isinstance(setting, dict) else setting
 
 
@@ -108,5 +129,9 @@ def default_corpora(datasets: str) -> tuple[str, str]:
 
 
 def num_pruned_layers(profile: dict[str, Any], model: str, num_layers: int) -> int:
-    """How many top layers the profile prunes: its own number for a model, or its fraction for any other."""
-    return profile["pruned_layers"].get(model) or max(1, round(profile["pruned_fraction"] * num_layers))
+    """How many top layers the profile prunes: its own number for a model, or its fraction for any
+    other.
+    """
+    return profile["pruned_layers"].get(model) or max(
+        1, round(profile["pruned_fraction"] * num_layers)
+    )

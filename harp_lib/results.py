@@ -35,19 +35,27 @@ class ResultStore:
         self.cells: Cells = {}
 
     def cell(
-        self, model: str, method: str, task: str, inputs: dict[str, Any], compute: Callable[[Path], dict[str, Any]]
+        self,
+        model: str,
+        method: str,
+        task: str,
+        inputs: dict[str, Any],
+        compute: Callable[[Path], dict[str, Any]],
     ) -> dict[str, Any]:
-        """The result of one cell: read if it was computed from equal ``inputs``, computed and stored otherwise.
+        """The result of one cell: read if it was computed from equal ``inputs``, computed and
+        stored otherwise.
 
-        ``inputs`` is everything that it depends on. ``compute`` gets a path where an interrupted computation may keep
-        what it has. Inputs and result are JSON values; a result that says ``failed``, and why, is stored, but not for
-        the next run, which tries anew.
+        ``inputs`` is everything that it depends on. ``compute`` gets a path where an interrupted
+        computation may keep what it has. Inputs and result are JSON values; a result that says
+        ``failed``, and why, is stored, but not for the next run, which tries anew.
         """
         file = self.file(model, method, task)
         inputs = json.loads(json.dumps(inputs | {"harp_lib": __version__}))
         stored, how = self._stored(file, inputs), "read"
         if stored is None:
-            with FileLock(file.with_name(f".{task}.lock")) as lock:  # another process may compute it just now
+            with FileLock(
+                file.with_name(f".{task}.lock")
+            ) as lock:  # another process may compute it just now
                 if (stored := self._stored(file, inputs)) is None:
                     stored, how = self._compute(file, inputs, compute), "computed"
                 Path(lock.lock_file).unlink(missing_ok=True)  # who waited for it takes a new one
@@ -66,22 +74,34 @@ class ResultStore:
         again = self.force or "failed" in stored["result"]
         return None if again and datetime.fromisoformat(stored["time"]) < self.began else stored
 
-    def _compute(self, file: Path, inputs: dict[str, Any], compute: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    def _compute(
+        self, file: Path, inputs: dict[str, Any], compute: Callable[[Path], dict[str, Any]]
+    ) -> dict[str, Any]:
         partial = file.with_suffix(f".{digest(inputs)}.partial")
         if self.force:
             partial.unlink(missing_ok=True)
         begin = time.perf_counter()
         result = compute(partial)
         rows = result.get("rows")
-        if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):  # records, not a column of that name
-            result = result | {"rows": pd.DataFrame(rows).to_dict("list")}  # column by column, which is small
+        if isinstance(rows, list) and all(
+            isinstance(row, dict) for row in rows
+        ):  # records, not a column of that name
+            result = result | {
+                "rows": pd.DataFrame(rows).to_dict("list")
+            }  # column by column, which is small
         stored = {"inputs": inputs, "result": json.loads(json.dumps(result))}
         stored |= {"seconds": round(time.perf_counter() - begin, 3), "device": device_name()}
         versions = {name: version(name) for name in ("torch", "transformers", "lm_eval")}
-        stored["versions"] = {"python": platform.python_version(), "harp_lib": __version__, **versions}
+        stored["versions"] = {
+            "python": platform.python_version(),
+            "harp_lib": __version__,
+            **versions,
+        }
         stored["time"] = datetime.now(UTC).isoformat(timespec="seconds")
         write_json(file, stored)
-        killed = file.parent.glob(f".{file.stem}-????????.tmp")  # of who was killed while writing it
+        killed = file.parent.glob(
+            f".{file.stem}-????????.tmp"
+        )  # of who was killed while writing it
         for leftover in [*file.parent.glob(f"{file.stem}.*.partial"), *killed]:
             leftover.unlink(missing_ok=True)
         return stored
@@ -115,12 +135,16 @@ def read_cell(file: Path) -> dict[str, Any] | None:
     with suppress(FileNotFoundError):  # another process was first
         file.rename(aside)
         name = "/".join(file.parts[-3:])  # whole, for Python shows equal warnings once
-        warnings.warn(f"{name} could not be read; moved to {aside.name}, computing it again", stacklevel=3)
+        warnings.warn(
+            f"{name} could not be read; moved to {aside.name}, computing it again", stacklevel=3
+        )
     return None
 
 
 def read_results(profile: str, experiment: str) -> Cells:
-    """Cells of the last finished run, or else committed ones; FileNotFoundError if there are none or one is gone."""
+    """Cells of the last finished run, or else committed ones; FileNotFoundError if there are none
+    or one is gone.
+    """
     again = f"run ./run_all.sh --profile {profile} first"
     for folder in (root / profile / experiment for root in (config.RESULTS, config.REFERENCE)):
         listed: dict[tuple[str, str, str], str] = {}
@@ -147,7 +171,9 @@ def write_json(file: Path, values: dict[str, Any]) -> None:
     """Write a JSON file, an entry a line, so that it is there whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.stem}-{uuid.uuid4().hex[:8]}.tmp")
-    entries = ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in values.items())
+    entries = ",\n".join(
+        f" {json.dumps(name)}: {json.dumps(value)}" for name, value in values.items()
+    )
     temporary.write_text(f"{{\n{entries}\n}}\n", encoding="utf-8")
     temporary.replace(file)
 
@@ -156,17 +182,30 @@ def device_name() -> str:
     """The accelerator's name, or the processor architecture."""
     import torch  # here, because a process that only reads cells does not need it
 
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})"
+    return (
+        torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})"
+    )
 
 
 def provenance_table(profile: dict[str, Any], *experiments: str, seed: int = 0) -> pd.DataFrame:
-    """What a notebook records last: from what, where, when and by what the cells of some experiments were computed."""
+    """What a notebook records last: from what, where, when and by what the cells of some
+    experiments were computed.
+    """
     cells = [cell for name in experiments for cell in read_results(profile["name"], name).values()]
     about = pd.DataFrame(
-        {"dtype": cell["inputs"].get("dtype"), "device": cell["device"], **cell["versions"], "day": cell["time"][:10]}
+        {
+            "dtype": cell["inputs"].get("dtype"),
+            "device": cell["device"],
+            **cell["versions"],
+            "day": cell["time"][:10],
+        }
         for cell in cells
     )
-    rows = {"profile": profile["name"], "datasets": Path(profile["datasets"]).name, "seed": str(seed)}
+    rows = {
+        "profile": profile["name"],
+        "datasets": Path(profile["datasets"]).name,
+        "seed": str(seed),
+    }
     rows |= {name: ", ".join(values.dropna().unique()) for name, values in about.items()}
     rows["seconds of the cells"] = f"{sum(cell['seconds'] for cell in cells):.0f}"
     return pd.DataFrame(rows.items(), columns=["what", "value"])

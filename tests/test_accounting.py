@@ -16,8 +16,8 @@ from harp_lib.accounting import (
     stock_model,
     top_groups_plan,
 )
-from harp_lib.measure.registry import FAMILIES, SHAPE
-from harp_lib.measure.timing import cache_bytes
+from harp_lib.evaluation.timing import cache_bytes
+from harp_lib.models.registry import FAMILIES, SHAPE
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.remote import pruned_class
@@ -30,11 +30,19 @@ PARAMETERS = {  # as the hub counts them in the published safetensors files
     "Qwen2-7B": 7_615_616_512,
     "Gemma2-9B": 9_241_705_984,
 }
-CONFIGS = {name: {"model_type": model_type, **particulars} for name, (model_type, particulars) in FAMILIES.items()}
+CONFIGS = {
+    name: {"model_type": model_type, **particulars}
+    for name, (model_type, particulars) in FAMILIES.items()
+}
 CONFIGS |= {
     "heads of their own": {"model_type": "llama", "num_key_value_heads": 4},
     "one group": {"model_type": "llama", "num_key_value_heads": 1},
-    "biases everywhere": {"model_type": "llama", "hidden_size": 128, "attention_bias": True, "mlp_bias": True},
+    "biases everywhere": {
+        "model_type": "llama",
+        "hidden_size": 128,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
     "narrow heads": {"model_type": "llama", "head_dim": 8},
     "norms of queries and keys": {"model_type": "qwen3"},
 }
@@ -46,7 +54,10 @@ PLANS = {
         3: LayerPlan(removed_groups=(1,)),
         5: LayerPlan(removed_groups=(0, 1)),
     },
-    "channels": {2: LayerPlan(removed_channels=(0, 5, 127)), 5: LayerPlan(removed_channels=tuple(range(127)))},
+    "channels": {
+        2: LayerPlan(removed_channels=(0, 5, 127)),
+        5: LayerPlan(removed_channels=tuple(range(127))),
+    },
     "all kinds": {
         0: LayerPlan(0.0, removed_channels=(1,)),
         2: LayerPlan(removed_groups=(0,), removed_channels=(7, 9)),
@@ -68,7 +79,11 @@ def for_groups(plan, groups):
     """The plan for a model of ``groups`` key/value groups: the names of PLANS stay true."""
     layers = {}
     for layer, layer_plan in PLANS[plan].items():
-        removed = tuple(range(groups)) if len(layer_plan.removed_groups) == 2 else layer_plan.removed_groups
+        removed = (
+            tuple(range(groups))
+            if len(layer_plan.removed_groups) == 2
+            else layer_plan.removed_groups
+        )
         removed = tuple(sorted({min(group, groups - 1) for group in removed}))
         layers[layer] = dataclasses.replace(layer_plan, removed_groups=removed)
     return PruningPlan(6, layers)
@@ -106,8 +121,14 @@ def test_counts_are_those_of_the_modules_after_surgery(name):
         assert linear_parameters(config, plan) == linear_by_name(model)
         removed = linear_by_name(dense) - linear_by_name(model)
         assert removed_fraction(config, plan) == removed / linear_by_name(dense)
-        groups = sum(num_groups(layer.self_attn) for layer in model.model.layers if hasattr(layer.self_attn, "k_proj"))
-        assert head_ratio(config, plan) == pytest.approx(1 - groups / (6 * config.num_key_value_heads))
+        groups = sum(
+            num_groups(layer.self_attn)
+            for layer in model.model.layers
+            if hasattr(layer.self_attn, "k_proj")
+        )
+        assert head_ratio(config, plan) == pytest.approx(
+            1 - groups / (6 * config.num_key_value_heads)
+        )
         assert parameters(config, plan) == total(model)
         folded = apply_plan(copy.deepcopy(dense), plan, fold_output=True)
         assert parameters(config, plan, fold_output=True) == total(folded)
@@ -116,17 +137,31 @@ def test_counts_are_those_of_the_modules_after_surgery(name):
         bytes_held = cache_bytes(cache)
         assert kv_bytes_per_token(config, plan) * ids.numel() == bytes_held
         assert kv_bytes_per_token(config, plan, torch.bfloat16) * 2 * ids.numel() == bytes_held
-        assert removed_fraction(model.config, plan) == removed_fraction(config, plan)  # the pruned model's own config
+        assert removed_fraction(model.config, plan) == removed_fraction(
+            config, plan
+        )  # the pruned model's own config
 
 
 def test_biases_of_a_compensation_are_parameters_but_no_linear_ones():
     config, dense = small("tiny-llama")
-    lost = {1: {"removed_groups": (1,)}, 2: {"removed_groups": (0, 1)}, 3: {"removed_channels": (0, 9)}}
-    means = {1: {"group_means": (0.5,) * 32}, 2: {"group_means": (0.5,) * 64}, 3: {"channel_means": (1.0, -1.0)}}
+    lost = {
+        1: {"removed_groups": (1,)},
+        2: {"removed_groups": (0, 1)},
+        3: {"removed_channels": (0, 9)},
+    }
+    means = {
+        1: {"group_means": (0.5,) * 32},
+        2: {"group_means": (0.5,) * 64},
+        3: {"channel_means": (1.0, -1.0)},
+    }
     silent = PruningPlan(6, {layer: LayerPlan(**of) for layer, of in lost.items()})
     plan = PruningPlan(6, {layer: LayerPlan(**of, **means[layer]) for layer, of in lost.items()})
     assert linear_parameters(config, plan) == linear_parameters(config, silent)
-    assert parameters(config, plan) == parameters(config, silent) + 3 * 64 == total(apply_plan(dense, plan))
+    assert (
+        parameters(config, plan)
+        == parameters(config, silent) + 3 * 64
+        == total(apply_plan(dense, plan))
+    )
 
 
 def test_experts_and_their_router_count_and_norms_do_not():
@@ -134,7 +169,13 @@ def test_experts_and_their_router_count_and_norms_do_not():
     attention = 2 * 64 * 64 + 2 * 64 * 32
     assert linear_parameters(config) == 6 * (attention + 4 * 3 * 64 * 128 + 4 * 64)
     config = AutoConfig.for_model(  # its norms hold a matrix
-        "cohere", **SHAPE, vocab_size=512, use_qk_norm=True, pad_token_id=0, bos_token_id=1, eos_token_id=2
+        "cohere",
+        **SHAPE,
+        vocab_size=512,
+        use_qk_norm=True,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
     )
     assert linear_parameters(config) == 6 * (attention + 3 * 64 * 128)
 
@@ -151,7 +192,10 @@ def test_top_groups():
 def test_ffn_channels_within_reach():
     config, _ = small("tiny-llama")
     plan = PruningPlan(6, {5: LayerPlan(0.0, removed_channels=(3, 8))})
-    but_one = {layer: LayerPlan(0.0 if layer == 5 else None, removed_channels=tuple(range(127))) for layer in range(6)}
+    but_one = {
+        layer: LayerPlan(0.0 if layer == 5 else None, removed_channels=tuple(range(127)))
+        for layer in range(6)
+    }
     own, largest = removed_fraction(config, plan), removed_fraction(config, PruningPlan(6, but_one))
     assert ffn_channels_for(config, plan, own) == 0
     assert ffn_channels_for(config, plan, largest - 1e-9) == 6 * 127 - 2
@@ -159,7 +203,9 @@ def test_ffn_channels_within_reach():
         with pytest.raises(ValueError, match=f"removes {own:.6f}, with all .* it is {largest:.6f}"):
             ffn_channels_for(config, plan, target)
     with pytest.raises(ValueError, match="layer 0 has no gated FFN of gate_proj"):
-        ffn_channels_for(AutoConfig.for_model("mixtral", **SHAPE, num_local_experts=2), PruningPlan(6, {}), 0.1)
+        ffn_channels_for(
+            AutoConfig.for_model("mixtral", **SHAPE, num_local_experts=2), PruningPlan(6, {}), 0.1
+        )
 
 
 def test_the_config_of_a_pruned_model_counts_as_the_dense_ones():
@@ -178,14 +224,19 @@ def test_errors_name_what_is_wrong():
     config, _ = small("tiny-llama")
     wrong = {
         "the plan is for 5 layers, LlamaForCausalLM has 6": PruningPlan(5, {}),
-        "layer 3: key/value group 2 does not exist": PruningPlan(6, {3: LayerPlan(removed_groups=(2,))}),
-        "layer 3: FFN channel 128 does not exist": PruningPlan(6, {3: LayerPlan(removed_channels=(128,))}),
+        "layer 3: key/value group 2 does not exist": PruningPlan(
+            6, {3: LayerPlan(removed_groups=(2,))}
+        ),
+        "layer 3: FFN channel 128 does not exist": PruningPlan(
+            6, {3: LayerPlan(removed_channels=(128,))}
+        ),
     }
     for count in (removed_fraction, head_ratio, parameters, kv_bytes_per_token):
         for message, plan in wrong.items():
             with pytest.raises(ValueError, match=message):
                 count(config, plan)
     with pytest.raises(
-        ValueError, match="Phi3ForCausalLM is not supported: layer 0 has no self_attn with separate q_proj"
+        ValueError,
+        match="Phi3ForCausalLM is not supported: layer 0 has no self_attn with separate q_proj",
     ):
         linear_parameters(AutoConfig.for_model("phi3", **SHAPE, vocab_size=512, pad_token_id=0))

@@ -35,8 +35,14 @@ def test_fast_and_literal_search_agree(tiny, tokens, family):
 @pytest.mark.parametrize("family", OTHER_FAMILIES)
 def test_other_families_and_unequal_texts(tokens, family):
     model = small_model(family, vocab_size=512, **OTHER_FAMILIES[family])
-    texts, options = [tokens[0], tokens[1, :20], tokens[2, :20]], {"cache_device": "cpu", "progress": False}
-    fast, literal = (search_alphas(model, texts, 2, (0, 0.3, 1), reuse_prefix=r, **options) for r in (True, False))
+    texts, options = (
+        [tokens[0], tokens[1, :20], tokens[2, :20]],
+        {"cache_device": "cpu", "progress": False},
+    )
+    fast, literal = (
+        search_alphas(model, texts, 2, (0, 0.3, 1), reuse_prefix=r, **options)
+        for r in (True, False)
+    )
     assert fast.alphas == literal.alphas
     for layer, curve in fast.perplexities.items():
         assert curve == pytest.approx(literal.perplexities[layer], rel=1e-5)
@@ -47,9 +53,13 @@ def test_what_was_found_is_what_the_pruned_model_gives(tiny, tokens):
     found = search_alphas(model, tokens, 3, progress=False)
     assert found.plan == PruningPlan.value_only(6, found.alphas)
     pruned = apply_plan(model, found.plan)
-    assert perplexity(pruned, tokens) == pytest.approx(min(found.perplexities[3].values()), rel=1e-5)
+    assert perplexity(pruned, tokens) == pytest.approx(
+        min(found.perplexities[3].values()), rel=1e-5
+    )
     torch.nn.init.zeros_((model := tiny()).model.layers[5].self_attn.o_proj.weight)
-    assert search_alphas(model, tokens, 1, progress=False).alphas == [0.0], "the smaller alpha wins a tie"
+    assert search_alphas(model, tokens, 1, progress=False).alphas == [0.0], (
+        "the smaller alpha wins a tie"
+    )
 
 
 def test_the_digest_sees_every_weight_and_the_config(tiny):
@@ -67,14 +77,24 @@ def test_the_digest_sees_every_weight_and_the_config(tiny):
 
 
 def test_counted_passes_at_the_depth_of_llama_8b():
-    config = LlamaConfig(num_hidden_layers=32, hidden_size=8, intermediate_size=8, num_attention_heads=2, vocab_size=16)
+    config = LlamaConfig(
+        num_hidden_layers=32,
+        hidden_size=8,
+        intermediate_size=8,
+        num_attention_heads=2,
+        vocab_size=16,
+    )
     model, ids, run = LlamaForCausalLM(config), torch.randint(0, 16, (1, 8)), []
-    handles = [layer.register_forward_hook(lambda *_: run.append(1)) for layer in model.model.layers]
+    handles = [
+        layer.register_forward_hook(lambda *_: run.append(1)) for layer in model.model.layers
+    ]
     fast = search_alphas(model, ids, 8, progress=False)
     for handle in handles:
         handle.remove()
     literal = search_alphas(model, ids, 8, reuse_prefix=False, progress=False)
-    assert len(run) - 32 == fast.layer_passes, "the check of the architecture is one pass over three tokens"
+    assert len(run) - 32 == fast.layer_passes, (
+        "the check of the architecture is one pass over three tokens"
+    )
     assert (literal.layer_passes, fast.layer_passes) == alpha_search.count_passes(32, 8, 11)
     assert literal.layer_passes >= 5 * fast.layer_passes
 
@@ -131,7 +151,9 @@ def test_the_model_is_unchanged_after_an_error_in_the_middle(tiny, tokens, monke
     assert not any(layer.self_attn._forward_hooks for layer in model.model.layers)
 
     calls.clear()
-    monkeypatch.setattr(alpha_search, "head_nll", lambda *args: (calls.append(1), original(*args))[1])
+    monkeypatch.setattr(
+        alpha_search, "head_nll", lambda *args: (calls.append(1), original(*args))[1]
+    )
     resumed = search_alphas(model, tokens, 2, progress=False, resume=tmp_path / "search.jsonl")
     assert len(calls) == 22 - 15, "finished candidates are not computed again"
     fresh = search_alphas(model, tokens, 2, progress=False)
@@ -145,7 +167,10 @@ def test_a_line_that_a_kill_cut_off_is_computed_again(tiny, tokens, tmp_path):
     content = journal.read_bytes()
     for cut in (len(content) - 7, 30, 0):
         journal.write_bytes(content[:cut])
-        assert search_alphas(tiny(), tokens, 1, resume=journal, progress=False).perplexities == expected.perplexities
+        assert (
+            search_alphas(tiny(), tokens, 1, resume=journal, progress=False).perplexities
+            == expected.perplexities
+        )
         written = journal.read_bytes()
         assert search_alphas(tiny(), tokens, 1, resume=journal, progress=False).seconds > 0
         assert journal.read_bytes() == written, "all of it was read"
@@ -159,7 +184,10 @@ def test_what_another_search_has_found_is_not_taken(tiny, tokens, tmp_path, chan
     if change == "weights":
         with torch.no_grad():
             model.model.norm.weight.mul_(1.01)
-    tokens, grid = tokens.flip(0) if change == "tokens" else tokens, (0.0, 1.0) if change == "grid" else ALPHA_GRID
+    tokens, grid = (
+        tokens.flip(0) if change == "tokens" else tokens,
+        (0.0, 1.0) if change == "grid" else ALPHA_GRID,
+    )
     found = search_alphas(model, tokens, 1, grid, resume=journal, progress=False)
     assert found.perplexities == search_alphas(model, tokens, 1, grid, progress=False).perplexities
     assert journal.read_text().startswith(before)

@@ -1,4 +1,6 @@
-"""Runs of the notebooks: what continues after what, and what a failure looks like. Toys, that no model slows down."""
+"""Runs of the notebooks: what continues after what, and what a failure looks like. Toys, that no
+model slows down.
+"""
 
 import os
 import signal
@@ -30,8 +32,12 @@ with (ROOT / "seen").open("a") as file:
 
 def toy(number, seconds=0, result='{"value": 1}', more=""):
     """Code of a notebook that stores two cells, where there are none, and says that it was here."""
-    store, unit = {"01": ("similarity", "similarity"), "02": ("norm_change", "norms")}.get(number, ("other", "other"))
-    return TOY.format(store=store, unit=unit, seconds=seconds, result=result, number=number, more=more)
+    store, unit = {"01": ("similarity", "similarity"), "02": ("norm_change", "norms")}.get(
+        number, ("other", "other")
+    )
+    return TOY.format(
+        store=store, unit=unit, seconds=seconds, result=result, number=number, more=more
+    )
 
 
 def seen(checkout):
@@ -47,7 +53,10 @@ def working(checkout):
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("HARP_ROOT") == str(checkout.root) and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                process.environ().get("HARP_ROOT") == str(checkout.root)
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process.pid)
         except psutil.Error:
             continue
@@ -62,20 +71,41 @@ def wait_until(holds, seconds=120):
 
 
 def test_failures_are_named_and_the_same_command_continues(tmp_path):
-    notebooks = {"01_good": toy("01"), "02_cells": toy("02", result='{"failed": "no memory"}'), "04_last": toy("04")}
-    work = Checkout(tmp_path / "a b", notebooks | {"03_raises": toy("03", more='raise ValueError("on purpose")')})
+    notebooks = {
+        "01_good": toy("01"),
+        "02_cells": toy("02", result='{"failed": "no memory"}'),
+        "04_last": toy("04"),
+    }
+    work = Checkout(
+        tmp_path / "a b",
+        notebooks | {"03_raises": toy("03", more='raise ValueError("on purpose")')},
+    )
     code, shown = work.run("--only", "01,02,03,04")
-    assert (code, seen(work)) == (1, ["01", "02", "03", "04"])  # the others all the same, in the order of their numbers
-    assert "03_raises            failed: cell [3] raised ValueError: on purpose; see notebooks/executed/" in shown
+    assert (code, seen(work)) == (
+        1,
+        ["01", "02", "03", "04"],
+    )  # the others all the same, in the order of their numbers
+    assert (
+        "03_raises            failed: cell [3] raised ValueError: on purpose; see notebooks/executed/"
+        in shown
+    )
     assert "norm_change/toy/any/one: no memory" in shown
     executed = work.root / "notebooks" / "executed" / "smoke"
     names = sorted(file.name for file in executed.iterdir())
-    assert names == ["01_good.ipynb", "02_cells.ipynb", "03_raises.unfinished.ipynb", "04_last.ipynb"]
+    assert names == [
+        "01_good.ipynb",
+        "02_cells.ipynb",
+        "03_raises.unfinished.ipynb",
+        "04_last.ipynb",
+    ]
     work.write("03_raises", toy("03"))
     (work.results / "similarity" / "toy" / "any" / "one.json").unlink()
     code, shown = work.run("--only", "01,02,03,04")
     assert "04_last              up to date" in shown
-    assert (code, seen(work)) == (1, ["01", "02", "03"])  # a cell is gone, some had failed, was not done
+    assert (code, seen(work)) == (
+        1,
+        ["01", "02", "03"],
+    )  # a cell is gone, some had failed, was not done
     assert work.cells().keys() >= {"similarity/toy/any/one.json"}
     text = (executed / "03_raises.ipynb").read_text(encoding="utf-8")
     assert "source_sha256" in text
@@ -83,14 +113,18 @@ def test_failures_are_named_and_the_same_command_continues(tmp_path):
 
 
 def test_killed_waiting_and_interrupted(tmp_path):
-    """The first run is killed while a second one waits, which goes on alone and is interrupted; the third ends well."""
+    """The first run is killed while a second one waits, which goes on alone and is interrupted; the
+    third ends well.
+    """
     work = Checkout(tmp_path / "work", {"01_slow": toy("01", seconds=100)})
     one = work.results / "similarity" / "toy" / "any" / "one.json"
     first = work.start("--only", "01")
     wait_until(one.exists)
     written = one.stat().st_mtime_ns
     second = work.start("--only", "01")
-    wait_until(lambda: "another run of this checkout is at work: waiting for it" in work.shown.read_text())
+    wait_until(
+        lambda: "another run of this checkout is at work: waiting for it" in work.shown.read_text()
+    )
     old = {child.pid for child in psutil.Process(first.pid).children(recursive=True)}
     assert len(old) > 2  # engine, job, kernel
     first.kill()
@@ -121,7 +155,10 @@ def options():
     ("arguments", "message"),
     [
         (("-p", "alpha=1", "--only", "03"), "no parameter 'alpha' in 03_alpha_search"),
-        (("--limit", "3", "--only", "01,03"), "no parameter 'limit' in 01_similarity, 03_alpha_search"),
+        (
+            ("--limit", "3", "--only", "01,03"),
+            "no parameter 'limit' in 01_similarity, 03_alpha_search",
+        ),
         (("-p", "seed=[", "--only", "03"), "malformed parameter seed='[': not YAML"),
         (("-p", "seed=soon"), "seed is a whole number, not 'soon'"),
     ],
@@ -160,7 +197,10 @@ def test_jobs_share_gpus(tmp_path, monkeypatch):
 
 
 def test_an_executed_notebook_does_not_say_where_rows_lie(tmp_path):
-    work, rows = Checkout(tmp_path / "work", {"01_rows": "print(datasets)"}), tmp_path / "elsewhere" / "rows"
+    work, rows = (
+        Checkout(tmp_path / "work", {"01_rows": "print(datasets)"}),
+        tmp_path / "elsewhere" / "rows",
+    )
     executed = tmp_path / "executed" / "01_rows.ipynb"
     batch.execute(work.root / "notebooks" / "01_rows.ipynb", executed, {"datasets": str(rows)})
     text = executed.read_text(encoding="utf-8")

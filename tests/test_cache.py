@@ -1,4 +1,6 @@
-"""Generation with a cache is the generation without one, whatever layers are value-only or have lost groups."""
+"""Generation with a cache is the generation without one, whatever layers are value-only or have
+lost groups.
+"""
 
 import pytest
 import torch
@@ -26,7 +28,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*generation flags.*")
 def layer_plans(lost):
     return PruningPlan(
         6,
-        {layer: LayerPlan(removed_groups=of) if isinstance(of, tuple) else LayerPlan(of) for layer, of in lost.items()},
+        {
+            layer: LayerPlan(removed_groups=of) if isinstance(of, tuple) else LayerPlan(of)
+            for layer, of in lost.items()
+        },
     )
 
 
@@ -35,12 +40,20 @@ def pruned(tiny, family, which):
 
 
 def generate(model, ids, mask=None, cache=None, **options):
-    options |= {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "eos_token_id": 2}
+    options |= {
+        "max_new_tokens": NEW,
+        "min_new_tokens": NEW,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "eos_token_id": 2,
+    }
     return model.generate(
         **({} if cache is None else {"past_key_values": cache}),
         input_ids=ids,
         attention_mask=torch.ones_like(ids) if mask is None else mask,
-        generation_config=GenerationConfig(return_dict_in_generate=True, output_logits=True, **options),
+        generation_config=GenerationConfig(
+            return_dict_in_generate=True, output_logits=True, **options
+        ),
     )
 
 
@@ -50,7 +63,9 @@ def assert_same(first, second):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("family", "options"), [*(("tiny-gemma2", o) for o in OPTIONS), ("tiny-llama", OPTIONS[1])])
+@pytest.mark.parametrize(
+    ("family", "options"), [*(("tiny-gemma2", o) for o in OPTIONS), ("tiny-llama", OPTIONS[1])]
+)
 @pytest.mark.parametrize("which", PRUNED)
 def test_cached_generation_equals_uncached(tiny, tokens, family, which, options):
     model = pruned(tiny, family, which)
@@ -78,10 +93,15 @@ def test_left_padding_changes_nothing(tiny, tokens, family, which):
 @pytest.mark.parametrize("which", PRUNED)
 def test_a_text_in_pieces_cropped_and_reordered_equals_the_text_at_once(tiny, tokens, which):
     model = pruned(tiny, "tiny-llama", which)
-    cache, order = DynamicCache(), torch.tensor([1, 0, 3, 2])  # without a config: grows as it is used
+    cache, order = (
+        DynamicCache(),
+        torch.tensor([1, 0, 3, 2]),
+    )  # without a config: grows as it is used
     with torch.no_grad():
         whole = model(tokens).logits
-        parts = [model(part, past_key_values=cache).logits for part in tokens.split([20, 1, 27], dim=1)]
+        parts = [
+            model(part, past_key_values=cache).logits for part in tokens.split([20, 1, 27], dim=1)
+        ]
         torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=2e-5, rtol=1e-4)
         assert cache.get_seq_length() == tokens.shape[1]
         cache.crop(-8)

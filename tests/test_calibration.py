@@ -8,7 +8,9 @@ from conftest import FAMILIES
 from harp_lib.methods.calibration import InputStatistics, LayerStream, gathering, input_statistics
 from harp_lib.pruning.architecture import decoder_layers
 
-MIXED = [torch.arange(3 + i, 3 + i + length) for i, length in enumerate((40, 40, 17, 2, 40))]  # lengths of sequences
+MIXED = [
+    torch.arange(3 + i, 3 + i + length) for i, length in enumerate((40, 40, 17, 2, 40))
+]  # lengths of sequences
 
 
 def statistics_of(values, sizes):
@@ -75,7 +77,9 @@ def test_a_stream_holds_what_enters_a_layer(tiny, name, order):
     stream = LayerStream(model, MIXED)
     for layer in order:
         mine = stream.entering(layer)
-        for ids, found in zip(MIXED, [sequence for batch in mine for sequence in batch], strict=True):
+        for ids, found in zip(
+            MIXED, [sequence for batch in mine for sequence in batch], strict=True
+        ):
             with torch.no_grad():
                 wanted = model(ids[None], output_hidden_states=True).hidden_states[layer][0]
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
@@ -83,7 +87,9 @@ def test_a_stream_holds_what_enters_a_layer(tiny, name, order):
     leaving = [sequence for batch in stream.leaving(5, stream.entering(5)) for sequence in batch]
     for ids, found in zip(MIXED, leaving, strict=True):
         with torch.no_grad():
-            torch.testing.assert_close(model.model.norm(found), model.model(ids[None]).last_hidden_state[0])
+            torch.testing.assert_close(
+                model.model.norm(found), model.model(ids[None]).last_hidden_state[0]
+            )
 
 
 def test_rising_layers_run_each_layer_once(tiny):

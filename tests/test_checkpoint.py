@@ -1,4 +1,6 @@
-"""Pruned checkpoints: whole, loadable without this library, and refused by code that does not know them."""
+"""Pruned checkpoints: whole, loadable without this library, and refused by code that does not know
+them.
+"""
 
 import os
 import subprocess
@@ -10,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, Gemma2ForCausalLM, LlamaForCausalLM
 
 from harp_lib import METHODS, PruningPlan, apply_plan, load_pruned, make_plan, save_pruned
-from harp_lib.measure.registry import tiny_tokenizer
+from harp_lib.models.registry import tiny_tokenizer
 from harp_lib.pruning.plan import LayerPlan
 
 PLAN = PruningPlan(
@@ -82,14 +84,18 @@ def test_every_method_saved_and_loaded_without_this_library(tiny, tokens, tmp_pa
     for family, fold in (("tiny-qwen2", False), ("tiny-gemma2", True)):
         saved[f"{family}-mixed"] = apply_plan(tiny(family), PLAN, fold_output=fold)
         for method in METHODS:
-            options = {"alphas": [0.5, 0.0]} if method.startswith("harp") else {"layers": range(1, 5)}
+            options = (
+                {"alphas": [0.5, 0.0]} if method.startswith("harp") else {"layers": range(1, 5)}
+            )
             plan = make_plan(method, tiny(family), tokens, kv_groups=4, **options)
             saved[f"{family}-{method}"] = apply_plan(tiny(family), plan)
     for name, model in saved.items():
         save_pruned(model, tiny_tokenizer(), tmp_path / "saved" / name)
         with torch.no_grad():
             logits = model(tokens).logits
-            assert torch.equal(load_pruned(tmp_path / "saved" / name)[0](tokens).logits, logits), name
+            assert torch.equal(load_pruned(tmp_path / "saved" / name)[0](tokens).logits, logits), (
+                name
+            )
         torch.save({"ids": tokens, "logits": logits}, tmp_path / f"{name}.pt")
     environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "saved")]
@@ -146,5 +152,7 @@ def test_missing_weights_are_not_made_up(tiny, tmp_path):
     weights = load_file(file)
     del weights["model.layers.1.self_attn.q_proj.weight"]
     save_file(weights, file, {"format": "pt"})
-    with pytest.raises(ValueError, match=r"pruned lacks 1 weights, model.layers.1.self_attn.q_proj.weight for one"):
+    with pytest.raises(
+        ValueError, match=r"pruned lacks 1 weights, model.layers.1.self_attn.q_proj.weight for one"
+    ):
         load_pruned(tmp_path / "pruned")

@@ -1,4 +1,6 @@
-"""The judge: three made-up worlds, in which every claim is right, wrong or open; the one rule; the words."""
+"""The judge: three made-up worlds, in which every claim is right, wrong or open; the one rule; the
+words.
+"""
 
 import inspect
 
@@ -6,8 +8,8 @@ import numpy as np
 import pytest
 
 from harp_lib import config
-from harp_lib.measure.evaluation import ALL_BENCHMARKS, BENCHMARKS, LONGBENCH
-from harp_lib.methods import BASELINES
+from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS, BENCHMARKS, LONGBENCH
+from harp_lib.names import BASELINES
 from harp_lib.report import claims, data
 from harp_lib.report.claims import TESTS, likelihood_tests
 from harp_lib.report.claims.score_tests import Finding, Outcome, weakest
@@ -31,14 +33,26 @@ ELSEWHERE = {  # cannot be all three in these worlds
 
 def nll(level, wave=0.01):
     """Documents whose log perplexity is ``level`` higher, by and large."""
-    return {"nll": list(300 + np.arange(DOCUMENTS) + 100 * (level + wave * SIGNS)), "tokens": [100] * DOCUMENTS}
+    return {
+        "nll": list(300 + np.arange(DOCUMENTS) + 100 * (level + wave * SIGNS)),
+        "tokens": [100] * DOCUMENTS,
+    }
 
 
 def scores(rate, number, measure="margin"):
-    """Questions of which a method gets the easier ones right, and finds their right answers the more likely."""
+    """Questions of which a method gets the easier ones right, and finds their right answers the
+    more likely.
+    """
     right = [float(i < rate * number) for i in range(number)]
-    likely = {"margin": [2 * score - 1 for score in right], "bits_per_byte": [2 - score for score in right]}
-    questions = {"subtask": ["all"] * number, "question": list(range(number)), "chance": [0.1] * number}
+    likely = {
+        "margin": [2 * score - 1 for score in right],
+        "bits_per_byte": [2 - score for score in right],
+    }
+    questions = {
+        "subtask": ["all"] * number,
+        "question": list(range(number)),
+        "chance": [0.1] * number,
+    }
     return {"rows": questions | {"score": right, measure: likely[measure]}}
 
 
@@ -47,8 +61,13 @@ def documents(right, wrong, world):
 
 
 def main_tables(world):
-    rates = {R: {"harp": (0.7, 0.9), "harp+flap": (0.7, 0.9), "top": (0.2, 0.6), "other": (0.1, 0.7)}}
-    rates |= {N: {"harp": (0.6, 0.5), "harp+flap": (0.3, 0.7), "top": (1, 0.9), "other": (0.95, 0.8)}, O: {}}
+    rates = {
+        R: {"harp": (0.7, 0.9), "harp+flap": (0.7, 0.9), "top": (0.2, 0.6), "other": (0.1, 0.7)}
+    }
+    rates |= {
+        N: {"harp": (0.6, 0.5), "harp+flap": (0.3, 0.7), "top": (1, 0.9), "other": (0.95, 0.8)},
+        O: {},
+    }
     special = {R: {"gsm8k": 0.5, "triviaqa": 0.9}, N: {"gsm8k": 0.9, "triviaqa": 0.3}, O: {}}[world]
     found = {}
     for method in ("dense", "harp", "harp+flap", "top", *BASELINES):
@@ -72,14 +91,25 @@ def likelihoods(world):
 
 
 def ablations(world):
-    found = {("top", task): result for (method, task), result in main_tables(world).items() if method == "top"}
+    found = {
+        ("top", task): result
+        for (method, task), result in main_tables(world).items()
+        if method == "top"
+    }
     for method in ("bottom", "hessian", "similarity"):
         for task in BENCHMARKS:
-            found[method, task] = scores({R: 0.3, N: 1.0, O: 0.95}[world], 30 if world == O else 100)
+            found[method, task] = scores(
+                {R: 0.3, N: 1.0, O: 0.95}[world], 30 if world == O else 100
+            )
     found["similarity", "selection"] = {"layers": {R: [8, 9], N: [0, 1], O: [0, 9]}[world]}
     found["top", "selection"] = {"layers": [8, 9]}
     for i, costs in enumerate(documents(DOWN, UP, world)):
-        found["single-layer", f"document-{i:02}"] = {"dense": 0, "tokens": 100, "1": costs, "0": costs}
+        found["single-layer", f"document-{i:02}"] = {
+            "dense": 0,
+            "tokens": 100,
+            "1": costs,
+            "0": costs,
+        }
     return found
 
 
@@ -105,7 +135,11 @@ def alpha_search(world):
             plans = {"dense": nll(-1), "alpha-1": nll(level, -wave), f"searched-on-{own}": nll(0)}
             plans[f"searched-on-{far}"] = plans[f"resampled-on-{own}"] = nll(other, wave)
             found |= {(plan, f"{own}-{split}"): result for plan, result in plans.items()}
-        alphas = {R: DOWN[:8], N: UP[:8], O: [0.1, 0.8, 0.3, 0.6, 0.5, 0.4, 0.7, 0.2][:: 1 if far > own else -1]}[world]
+        alphas = {
+            R: DOWN[:8],
+            N: UP[:8],
+            O: [0.1, 0.8, 0.3, 0.6, 0.5, 0.4, 0.7, 0.2][:: 1 if far > own else -1],
+        }[world]
         found["harp", f"search-{own}"] = {"alphas": list(alphas), "num_model_layers": LAYERS}
     return found
 
@@ -115,8 +149,12 @@ def baselines(world):
     found = {}
     for method in ("dense", "harp", "harp+flap", *BASELINES):
         result = nll(level, wave) if method in BASELINES else nll(0)
-        found |= {(method, f"{corpus}-validation"): result for corpus in ("python-docs", "scipy-docs")}
-    printed, other = {R: (nll(0), nll(0.2)), N: (nll(0.3), nll(0)), O: (nll(0.05, 0.2), nll(0))}[world]
+        found |= {
+            (method, f"{corpus}-validation"): result for corpus in ("python-docs", "scipy-docs")
+        }
+    printed, other = {R: (nll(0), nll(0.2)), N: (nll(0.3), nll(0)), O: (nll(0.05, 0.2), nll(0))}[
+        world
+    ]
     for row in data.paper("layer_ranges").query("model == 'LLaMA3.1-8B'").itertuples():
         found[row.method, f"range-{row.start:02}-{row.end:02}"] = printed
         found[row.method, "range-01-17"] = other
@@ -125,17 +163,31 @@ def baselines(world):
 
 def similarity(world):
     alike = documents(UP, DOWN if world == N else 0.9 + DOWN / 20, world)
-    entropy = np.array(documents([0.99 if world == R else 1.0] * LAYERS, [0.3 if world == N else 0.9] * LAYERS, world))
+    entropy = np.array(
+        documents(
+            [0.99 if world == R else 1.0] * LAYERS, [0.3 if world == N else 0.9] * LAYERS, world
+        )
+    )
     shrinking = {R: DOWN, N: UP, O: UP}[world]
-    cell = {"similarity": alike, "projected similarity": [row[1:] for row in alike], "distance": [list(shrinking)]}
-    cell |= {"entropy": entropy[..., None].tolist(), "block influence": documents(DOWN[:-1], UP[:-1], world)}
+    cell = {
+        "similarity": alike,
+        "projected similarity": [row[1:] for row in alike],
+        "distance": [list(shrinking)],
+    }
+    cell |= {
+        "entropy": entropy[..., None].tolist(),
+        "block influence": documents(DOWN[:-1], UP[:-1], world),
+    }
     found = {("trained", corpus): cell for corpus in ("python-docs", "scipy-docs")}
     return found | {("trained", "block-bound"): {"v": [2.0 if world == O else 0.5] * LAYERS}}
 
 
 def norm_change(world):
     ratios = documents([0.5] * LAYERS, [1.0] * LAYERS, world)
-    streams = {"dense": [[1.0] * (LAYERS + 1)] * DOCUMENTS, "alpha-1": [[1.3**sign] * 11 for sign in SIGNS]}
+    streams = {
+        "dense": [[1.0] * (LAYERS + 1)] * DOCUMENTS,
+        "alpha-1": [[1.3**sign] * 11 for sign in SIGNS],
+    }
     streams["alpha-1"] = streams["alpha-1"] if world == O else [[1.3] * 11] * DOCUMENTS
     streams["searched"] = documents([1.0] * 11, [1.6] * 11, world)
     levels = {"alpha-1": 0.3, "searched": 0, "reconstructing": 0.2, "constant": 0.2}
@@ -143,24 +195,32 @@ def norm_change(world):
     waves["norm-matching"] = {R: (-0.1, 0), N: (0.15, 0), O: (0, 0.1)}[world]
     found = {("dense", corpus): {"ratios": ratios} for corpus in ("python-docs", "scipy-docs")}
     for plan in {*streams, *waves}:
-        found[plan, "reading"] = nll(*waves.get(plan, (0, 0))) | {"without first": streams.get(plan)}
+        found[plan, "reading"] = nll(*waves.get(plan, (0, 0))) | {
+            "without first": streams.get(plan)
+        }
     return found
 
 
 def efficiency(world):
     found = {("all", "counted"): {"intermediate_size": 1000}}
     for length, share in ((1024, 0.9), (65536, 0.8)):
-        harp = {R: [share] * 4, N: [2 - share] * 4, O: [1.2, 1 / 1.2] * 2}[world] * np.linspace(1, 1.01, 4)
+        harp = {R: [share] * 4, N: [2 - share] * 4, O: [1.2, 1 / 1.2] * 2}[world] * np.linspace(
+            1, 1.01, 4
+        )
         seconds = {"dense": [1.0] * 4, "harp": list(harp), "thinned": [1.0] * 4}
         found["all", f"prefill-{length}"] = {"seconds": seconds}
     for length, right in ((512, 0.1), (4096, 10.0)):
         attention = {R: [right] * 4, N: [1 / right] * 4, O: [0.1, 10.0] * 2}[world]
-        found["all", f"split-{length}"] = {"seconds": {"dense": [{"attention": a, "ffn": 1.0} for a in attention]}}
+        found["all", f"split-{length}"] = {
+            "seconds": {"dense": [{"attention": a, "ffn": 1.0} for a in attention]}
+        }
     return found
 
 
 def judged(claim, monkeypatch, stores, tests=TESTS):
-    """The outcome of a claim in a made-up world; ``tests`` are those by accuracy, or those by likelihood."""
+    """The outcome of a claim in a made-up world; ``tests`` are those by accuracy, or those by
+    likelihood.
+    """
     inputs = {"alphas": {"9": 0.5, "8": 0.5}}
     stores = {
         name: {(MODEL, *key): {"inputs": inputs, "result": result} for key, result in cells.items()}
@@ -172,7 +232,17 @@ def judged(claim, monkeypatch, stores, tests=TESTS):
     return claims.together(found.outcome for found in tests[name](source, **arguments))
 
 
-STORES = (main_tables, ablations, longbench, likelihoods, alpha_search, baselines, similarity, norm_change, efficiency)
+STORES = (
+    main_tables,
+    ablations,
+    longbench,
+    likelihoods,
+    alpha_search,
+    baselines,
+    similarity,
+    norm_change,
+    efficiency,
+)
 WORLDS = {world: {build.__name__: build(world) for build in STORES} for world in (R, N, O)}
 
 
@@ -181,20 +251,33 @@ def test_every_claim_is_right_wrong_or_open(claim, monkeypatch):
     assert [judged(claim, monkeypatch, WORLDS[world]) for world in (R, N, O)] == [R, N, O]
 
 
-@pytest.mark.parametrize("claim", [name for name in JUDGED if set(CLAIMS[name]["test"]) & set(likelihood_tests.TESTS)])
+@pytest.mark.parametrize(
+    "claim", [name for name in JUDGED if set(CLAIMS[name]["test"]) & set(likelihood_tests.TESTS)]
+)
 def test_likelihood_decides_what_it_can(claim, monkeypatch):
-    outcomes = [judged(claim, monkeypatch, WORLDS[world], likelihood_tests.TESTS) for world in (R, N, O)]
+    outcomes = [
+        judged(claim, monkeypatch, WORLDS[world], likelihood_tests.TESTS) for world in (R, N, O)
+    ]
     assert outcomes == [R, N, O]
 
 
 def test_claims_that_cannot_be_all_three(monkeypatch):
     found = []
     for other in (DOWN, UP, DOWN[[0, 8, 2, 6, 4, 5, 3, 7, 1]]):
-        alphas = {("harp", f"search-{i}"): {"alphas": a} for i, a in enumerate((DOWN[: len(other)], other))}
+        alphas = {
+            ("harp", f"search-{i}"): {"alphas": a}
+            for i, a in enumerate((DOWN[: len(other)], other))
+        }
         found.append(judged("alpha-alike", monkeypatch, {"alpha_search": alphas}))
     assert found == [R, N, O]
-    assert [judged("pruning-changes-norm", monkeypatch, WORLDS[world]) for world in (R, O)] == [R, O]
-    assert [judged("similarity-near-top", monkeypatch, WORLDS[world]) for world in (R, N)] == [R, N]  # counted
+    assert [judged("pruning-changes-norm", monkeypatch, WORLDS[world]) for world in (R, O)] == [
+        R,
+        O,
+    ]
+    assert [judged("similarity-near-top", monkeypatch, WORLDS[world]) for world in (R, N)] == [
+        R,
+        N,
+    ]  # counted
     lemma = {judged("lemma-2-use", monkeypatch, WORLDS[world]) for world in (R, N, O)}
     assert lemma == {Outcome.NOT_RUN}  # no architecture of the library is post-norm
 
@@ -224,8 +307,16 @@ def test_one_rule(interval, told, outcome):
 
 
 def test_parts_and_models():
-    assert [claims.together(parts) for parts in ([R, R], [R, N], [R, O], [N, O])] == [R, Outcome.PARTLY, O, N]
-    assert [claims.over_models(models) for models in ([R, O], [R, Outcome.NOT_RUN])] == [Outcome.PARTLY, R]
+    assert [claims.together(parts) for parts in ([R, R], [R, N], [R, O], [N, O])] == [
+        R,
+        Outcome.PARTLY,
+        O,
+        N,
+    ]
+    assert [claims.over_models(models) for models in ([R, O], [R, Outcome.NOT_RUN])] == [
+        Outcome.PARTLY,
+        R,
+    ]
     pieces = [Finding(Interval(value, value - 1, value + 1)) for value in (3, 0.5, -5, 9)]
     assert weakest(pieces).interval.value == -5
     assert weakest([piece._replace(less=True) for piece in pieces]).interval.value == 9
@@ -247,7 +338,9 @@ def small(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["reference", "small"])
 def test_partly_needs_a_part_that_holds(name, request):
-    """On one model "partly" says that some parts are reproduced; over all models, that a part is on one of them."""
+    """On one model "partly" says that some parts are reproduced; over all models, that a part is on
+    one of them.
+    """
     judged = request.getfixturevalue(name).query("kind != 'theorem'")
     on_one = judged[judged["outcome"] == Outcome.PARTLY]
     assert on_one["held"].between(1, on_one["parts"] - 1).all()
@@ -266,7 +359,9 @@ def test_the_threshold_stands_beside_the_outcome(small):
     assert needed["alpha-carries-over"] == "below 5 %"
     assert needed["block-influence"] == "ρ below −0.5"
     assert needed["generation-parameters"] == "above 0 points"
-    assert "Gemma-3-270M (Q4_K_M, dequantized): below 50 %" in needed["overtaking-timed"]  # sides differ
+    assert (
+        "Gemma-3-270M (Q4_K_M, dequantized): below 50 %" in needed["overtaking-timed"]
+    )  # sides differ
     judged = small[(small["kind"] != "theorem") & small["value"].notna()]
     for claim in set(judged.query("kind != 'ours'")["id"]):
         assert needed[claim], f"{claim} has a number and shows no threshold"
@@ -280,7 +375,9 @@ def test_similarity_is_judged_against_the_paper(small):
 
 
 def test_a_claim_about_both_sides_needs_both(monkeypatch):
-    """Attention against the FFN below and above N = d_ff: lengths on one side decide nothing about the other."""
+    """Attention against the FFN below and above N = d_ff: lengths on one side decide nothing about
+    the other.
+    """
     world = WORLDS[R]["efficiency"]
     below = {key: cell for key, cell in world.items() if key[1] != "split-4096"}
     assert judged("overtaking-timed", monkeypatch, {"efficiency": world}) == R
@@ -307,7 +404,9 @@ def test_every_claim_is_judged_on_the_reference(reference):
     assert set(claims.theorems(MINI)["truth"]) == {"true", "false", "true if"}
     measured = claims.over_all(reference).query("kind == 'measured'")
     assert claims.counts(reference).sum() == len(measured) == 34
-    assert claims.counts(claims.judge(NONE)).to_dict() == dict.fromkeys(Outcome, 0) | {"not run": 34}
+    assert claims.counts(claims.judge(NONE)).to_dict() == dict.fromkeys(Outcome, 0) | {
+        "not run": 34
+    }
 
 
 def test_words(reference):

@@ -1,4 +1,6 @@
-"""The command line and run_all.sh: what is refused and how, where it may be called from, what sets up."""
+"""The command line and run_all.sh: what is refused and how, where it may be called from, what sets
+up.
+"""
 
 import os
 import re
@@ -12,14 +14,35 @@ from conftest import CHECKOUT
 
 from harp_lib import cli
 
-COMMANDS = re.findall(r"^(\./run_all\.sh[^#\n]*)", (CHECKOUT / "README.md").read_text("utf-8"), re.MULTILINE)
+COMMANDS = re.findall(
+    r"^(\./run_all\.sh[^#\n]*)", (CHECKOUT / "README.md").read_text("utf-8"), re.MULTILINE
+)
 
 
 def test_what_is_asked_for():
-    options = cli.parse(["--profile", "smoke", "--only", "5,03", "--models", "tiny-llama,owner/name", "--limit", "9"])
-    assert (options.command, options.profile, options.only, options.limit) == ("run", "smoke", ["03", "05"], 9)
+    options = cli.parse(
+        [
+            "--profile",
+            "smoke",
+            "--only",
+            "5,03",
+            "--models",
+            "tiny-llama,owner/name",
+            "--limit",
+            "9",
+        ]
+    )
+    assert (options.command, options.profile, options.only, options.limit) == (
+        "run",
+        "smoke",
+        ["03", "05"],
+        9,
+    )
     assert options.models == ["tiny-llama", "owner/name"]
-    assert cli.parse(["-p", "seed=1", "-p", "alpha=[0.1, 1]"]).parameters == [("seed", "1"), ("alpha", "[0.1, 1]")]
+    assert cli.parse(["-p", "seed=1", "-p", "alpha=[0.1, 1]"]).parameters == [
+        ("seed", "1"),
+        ("alpha", "[0.1, 1]"),
+    ]
     assert cli.parse(["test", "-k", "plan", "--only"]).rest == ["-k", "plan", "--only"]
     assert cli.parse(["lab", "--no-browser"]).rest == ["--no-browser"]
     assert cli.parse(["figures", "--profile", "smoke"]).command == "figures"
@@ -35,7 +58,10 @@ def test_what_is_asked_for():
         ("--models smollm,", "unknown model 'smollm'; choose from smollm2-135m"),
         ("--models ./nowhere", "unknown model './nowhere'"),
         ("--models .,tiny-llama", "unknown model '.'"),
-        ("--datasets nowhere", "unknown datasets 'nowhere'; choose from embedded, hub, or a folder"),
+        (
+            "--datasets nowhere",
+            "unknown datasets 'nowhere'; choose from embedded, hub, or a folder",
+        ),
         ("--limit 0", "a whole number, 1 or more, not '0'"),
         ("--executor lsf", "argument --executor: invalid choice: 'lsf' (choose from "),
         ("-p seed", "malformed parameter 'seed'; write NAME=VALUE, as in seed=1"),
@@ -68,20 +94,28 @@ def test_commands_of_the_front_page_are_accepted(command, tmp_path, monkeypatch)
 
 
 def run_all(*arguments, script=CHECKOUT / "run_all.sh", **environment):
-    clean = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "CONDA_PREFIX")}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("VIRTUAL_ENV", "CONDA_PREFIX")
+    }
     environment = clean | {"HARP_PYTHON": sys.executable} | environment
     return subprocess.run([script, *arguments], env=environment, capture_output=True, text=True)
 
 
 def test_the_script_from_anywhere(tmp_path):
-    """By a link, from a folder with a space in it, where modules of the same name lie, with standard input closed."""
+    """By a link, from a folder with a space in it, where modules of the same name lie, with
+    standard input closed.
+    """
     folder = tmp_path / "a b"
     folder.mkdir()
     (folder / "link").symlink_to(CHECKOUT / "run_all.sh")
     for module in ("argparse.py", "torch.py", "harp_lib.py"):
         (folder / module).write_text("raise SystemExit(9)")
     closed = ["bash", "-c", "exec ./link setup <&-"]
-    done = subprocess.run(closed, cwd=folder, env=os.environ | {"HARP_PYTHON": sys.executable}, capture_output=True)
+    done = subprocess.run(
+        closed, cwd=folder, env=os.environ | {"HARP_PYTHON": sys.executable}, capture_output=True
+    )
     assert (done.returncode, done.stdout.decode().strip()) == (0, f"ready: {sys.executable}")
     assert run_all("--limit", "x").returncode == 2
     assert "usage" in run_all("--help").stdout
@@ -106,9 +140,13 @@ exec "$REAL" "$@"
 
 @pytest.fixture
 def fresh(tmp_path):
-    """fresh(**environment): set up a checkout in which nothing is installed; what was asked of interpreters."""
+    """fresh(**environment): set up a checkout in which nothing is installed; what was asked of
+    interpreters.
+    """
     root = tmp_path / "check out"
-    shutil.copytree(CHECKOUT / "harp_lib", root / "harp_lib", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        CHECKOUT / "harp_lib", root / "harp_lib", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in ("run_all.sh", "requirements.lock"):
         shutil.copy(CHECKOUT / name, root / name)
     (root / "data").symlink_to(CHECKOUT / "data")
@@ -130,7 +168,10 @@ def fresh(tmp_path):
 def test_set_up_by_uv_or_pip_once(fresh):
     set_up, root = fresh
     assert set_up(UV_FAILS="1", FAILS="1") == (1, ["venv", "get uv", "uv", "pip", "editable"])
-    assert set_up() == (0, ["venv", "get uv", "uv", "editable"])  # the first one was not finished: anew
+    assert set_up() == (
+        0,
+        ["venv", "get uv", "uv", "editable"],
+    )  # the first one was not finished: anew
     assert set_up() == (0, [])  # the stamp fits
     with (root / "requirements.lock").open("a") as file:
         file.write("# changed\n")
@@ -149,8 +190,13 @@ def test_a_complete_environment_is_left_alone(fresh):
 
 
 def test_interpreters_that_will_not_do_are_refused(fresh, tmp_path):
-    done = run_all("setup", HARP_PYTHON=str(tmp_path / "bin" / "python3"), LOG="/dev/null", REAL=sys.executable)
-    assert (done.returncode, "lacks torch; install requirements.lock there" in done.stderr) == (1, True)
+    done = run_all(
+        "setup", HARP_PYTHON=str(tmp_path / "bin" / "python3"), LOG="/dev/null", REAL=sys.executable
+    )
+    assert (done.returncode, "lacks torch; install requirements.lock there" in done.stderr) == (
+        1,
+        True,
+    )
     done = run_all("setup", HARP_PYTHON=str(tmp_path / "nothing"))
     assert (done.returncode, "no Python 3.11 or newer among" in done.stderr) == (1, True)
     assert cli.lacking() == []  # this one will do

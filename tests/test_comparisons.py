@@ -33,7 +33,9 @@ def coverage(draw, truth, repetitions=400):
 def answers(random, number, first, second):
     """Right or wrong on the same questions, whose difficulty both models share."""
     difficulty = random.random(number)
-    return (difficulty < first).astype(float), (0.7 * difficulty + 0.3 * random.random(number) < second).astype(float)
+    return (difficulty < first).astype(float), (
+        0.7 * difficulty + 0.3 * random.random(number) < second
+    ).astype(float)
 
 
 @pytest.mark.parametrize(("number", "tasks"), [(12, 1), (40, 1), (4, 16), (40, 5)])
@@ -56,7 +58,9 @@ def test_a_difference_has_a_width_where_both_always_fail():
     assert found.low == pytest.approx(-found.high)
     assert 0.08 < found.high < 0.14
     drawn = bootstrap([np.array([zero, zero])])
-    assert 0.05 < np.percentile(drawn[:, 0, 0] - drawn[:, 1, 0], 97.5) < 0.2  # a bootstrap alone would have none
+    assert (
+        0.05 < np.percentile(drawn[:, 0, 0] - drawn[:, 1, 0], 97.5) < 0.2
+    )  # a bootstrap alone would have none
 
 
 def test_many_tasks_share_what_is_added():
@@ -67,7 +71,10 @@ def test_many_tasks_share_what_is_added():
 def test_the_bootstrap_agrees_with_the_formula():
     random = np.random.default_rng(0)
     pairs = [answers(random, 60, 0.7, 0.5) for _ in range(5)]
-    formula, drawn = paired_difference(pairs), bootstrap([np.array(pair) for pair in pairs]).mean(axis=-1)
+    formula, drawn = (
+        paired_difference(pairs),
+        bootstrap([np.array(pair) for pair in pairs]).mean(axis=-1),
+    )
     low, high = np.percentile(drawn[:, 0] - drawn[:, 1], (2.5, 97.5))
     assert (low, high) == pytest.approx((formula.low, formula.high), abs=0.02)
     again = bootstrap([np.array(pair) for pair in pairs]).mean(axis=-1)
@@ -82,7 +89,9 @@ def share(means):
 def test_shares_kept_hold_the_truth(kept):
     def draw(random):
         dense = (random.random((2, 60)) < 0.5).astype(float)
-        return resampled((share, [np.stack([task * (random.random(60) < kept), task]) for task in dense]))
+        return resampled(
+            (share, [np.stack([task * (random.random(60) < kept), task]) for task in dense])
+        )
 
     assert coverage(draw, kept, 200) >= 0.9
 
@@ -107,10 +116,14 @@ def test_changes_of_perplexity_hold_the_truth(documents):
 
 
 def test_numbers_worked_out_by_hand():
-    assert perplexity([2.0, 4.0], [1, 1]) == pytest.approx((np.exp(3), np.exp(3)))  # the rates are 3 ± 1
+    assert perplexity([2.0, 4.0], [1, 1]) == pytest.approx(
+        (np.exp(3), np.exp(3))
+    )  # the rates are 3 ± 1
     assert mean_interval([2.0, 4.0], [1, 2]).mapped(np.exp)[:3] == pytest.approx([np.exp(2)] * 3)
     assert log_change([1.0, 2.0], [2.0, 4.0], [1, 2]).value == pytest.approx(1)
-    assert mean_interval([1, 2, 3]) == pytest.approx((2, 2 - 4.30265 / 3**0.5, 2 + 4.30265 / 3**0.5, 3), abs=1e-4)
+    assert mean_interval([1, 2, 3]) == pytest.approx(
+        (2, 2 - 4.30265 / 3**0.5, 2 + 4.30265 / 3**0.5, 3), abs=1e-4
+    )
     assert np.isnan(mean_interval([1.0]).low)
     times = [1.0, 2.0, 4.0], [2.0, 3.0, 4.0]
     assert time_ratio(*times).low == pytest.approx(1 + change(*np.log(times), np.ones(3)).low)
@@ -119,7 +132,9 @@ def test_numbers_worked_out_by_hand():
 
 
 def test_rank_correlations():
-    assert rank_correlation(range(8), [0.0, 0.0, 0.1, 0.0, 0.1, 0.1, 0.2, 0.8]).low > 0  # LLaMA3.1-8B's α, printed
+    assert (
+        rank_correlation(range(8), [0.0, 0.0, 0.1, 0.0, 0.1, 0.1, 0.2, 0.8]).low > 0
+    )  # LLaMA3.1-8B's α, printed
     assert np.isnan(rank_correlation([1, 2, 3, 4], [5, 5, 5, 5]).value)
     assert np.isnan(rank_correlation([1, 2, 3], [1, 2, 3]).low)
 
@@ -159,7 +174,9 @@ def test_no_share_is_known_exactly():
     """Agresti and Coull: also where all answers are wrong."""
     assert score_error([0.0] * 10) == pytest.approx(np.sqrt(2 / 14 * 12 / 14 / 14))
     assert score_error([1.0] * 10) == pytest.approx(score_error([0.0] * 10))
-    assert score_error([0.2, 0.4, 0.9]) == pytest.approx(np.std([0.2, 0.4, 0.9], ddof=1) / 3**0.5), "no shares"
+    assert score_error([0.2, 0.4, 0.9]) == pytest.approx(
+        np.std([0.2, 0.4, 0.9], ddof=1) / 3**0.5
+    ), "no shares"
     assert np.isnan(score_error([1.0]))
 
 
@@ -171,7 +188,9 @@ def test_holm_widens_until_the_first_that_does_not_decide():
     found = holm([edge, clear, open_], [0.0] * 3)
     levels = [(interval.high - interval.low) / 2 / error for interval in found]
     assert levels[1] == pytest.approx(stats.norm.ppf(1 - 0.05 / 6), abs=1e-4), "the first of three"
-    assert levels[0] == pytest.approx(stats.norm.ppf(1 - 0.05 / 4), abs=1e-4), "the next of two: 2.1 < 2.24"
+    assert levels[0] == pytest.approx(stats.norm.ppf(1 - 0.05 / 4), abs=1e-4), (
+        "the next of two: 2.1 < 2.24"
+    )
     assert levels[2] == pytest.approx(levels[0]), "and there it stays"
     assert found[1].low > 0 > found[0].low
     assert holm([clear], [0.0])[0].low == pytest.approx(clear.low)

@@ -1,4 +1,6 @@
-"""Baselines that made the same plan are one plan: one row, one name, counted once; and what plans drop, in words."""
+"""Baselines that made the same plan are one plan: one row, one name, counted once; and what plans
+drop, in words.
+"""
 
 import copy
 import re
@@ -10,7 +12,7 @@ from test_tables import scored
 
 from harp_lib import config
 from harp_lib.config import load_profile
-from harp_lib.methods import METHODS
+from harp_lib.names import METHODS
 from harp_lib.report import claims, data, figures_costs, figures_scores, plots, scores
 from harp_lib.report.claims.score_tests import Finding, closest, score_lead
 from harp_lib.report.comparisons import Interval
@@ -34,7 +36,11 @@ def planned(model, **groups):
     cells = {}
     for method, removed in groups.items():
         name = method.replace("_", "-").replace("harp-flap", "harp+flap")
-        plan = {"method": name, "num_layers": 30, "layers": [{"layer": 5, "removed_groups": removed}]}
+        plan = {
+            "method": name,
+            "num_layers": 30,
+            "layers": [{"layer": 5, "removed_groups": removed}],
+        }
         result = {"plan": plan, "groups_per_layer": 3}
         cells[model, name, "plan"] = {"inputs": {}, "result": result}
     return cells
@@ -42,7 +48,9 @@ def planned(model, **groups):
 
 @pytest.fixture
 def stored(monkeypatch):
-    """Two baselines with the same plan for one model, and none for the other; HARP scores in between."""
+    """Two baselines with the same plan for one model, and none for the other; HARP scores in
+    between.
+    """
     plans = planned(MODEL, mag_sp=[0], llm_pruner=[0], wanda_sp=[1], flap=[2], harp_flap=[0, 1])
     plans |= planned(OTHER, mag_sp=[0], llm_pruner=[1], wanda_sp=[2], flap=[0, 1], harp_flap=[0, 2])
     for model, method in [key[:2] for key in plans] + [
@@ -51,9 +59,20 @@ def stored(monkeypatch):
         for corpus in ("wikitext", "python-docs"):
             likelihood = {"nll": [300.0, 310.0], "tokens": [100, 100]}
             plans[model, method, f"{corpus}-validation"] = {"inputs": {}, "result": likelihood}
-    right = {"dense": 20, "mag-sp": 14, "llm-pruner": 14, "wanda-sp": 5, "flap": 3, "harp": 12, "harp+flap": 8}
+    right = {
+        "dense": 20,
+        "mag-sp": 14,
+        "llm-pruner": 14,
+        "wanda-sp": 5,
+        "flap": 3,
+        "harp": 12,
+        "harp+flap": 8,
+    }
     tasks = [*scores.of_kind("generation"), *scores.of_kind("discriminative")]
-    answers = {m: {t: [1.0] * right[m] + [0.0] * (20 - right[m]) for t in tasks} for m in ("dense", *METHODS)}
+    answers = {
+        m: {t: [1.0] * right[m] + [0.0] * (20 - right[m]) for t in tasks}
+        for m in ("dense", *METHODS)
+    }
     stores = {"baselines": plans, "main_tables": scored(answers, MODEL) | scored(answers, OTHER)}
     monkeypatch.setattr(data, "cells", lambda profile, store: stores.get(store, {}))
     return stores
@@ -76,9 +95,14 @@ def test_one_method_stands_for_a_plan(stored):
     assert found == {"dense": "dense", "mag-sp": SAME, "wanda-sp": "Wanda-sp"}
     without = distinct_plans(stored["baselines"], MODEL, ["llm-pruner"])
     assert without == {"llm-pruner": SAME}, "the first that there is"
-    frame = pd.DataFrame({"model": [OTHER, MODEL, MODEL], "method": ["llm-pruner", "llm-pruner", "mag-sp"]})
+    frame = pd.DataFrame(
+        {"model": [OTHER, MODEL, MODEL], "method": ["llm-pruner", "llm-pruner", "mag-sp"]}
+    )
     found = one_row_per_plan(frame, stored["baselines"])
-    assert found.to_numpy().tolist() == [[OTHER, "llm-pruner", "LLM-Pruner"], [MODEL, "mag-sp", SAME]]
+    assert found.to_numpy().tolist() == [
+        [OTHER, "llm-pruner", "LLM-Pruner"],
+        [MODEL, "mag-sp", SAME],
+    ]
     assert one_row_per_plan(frame.iloc[:0], {}).columns.tolist() == ["model", "method", "methods"]
 
 
@@ -121,9 +145,13 @@ def test_the_closest_baseline_has_one_name_everywhere(stored):
         assert f"({name}, " in title
         assert f"against {name}, the closest baseline" in verdict
     worst = scores.closest_baselines(profile).set_index("model").loc[MODEL]
-    leads = scores.differences(profile, "main_tables", {"all": scores.of_kind("generation")}, "harp+flap")
+    leads = scores.differences(
+        profile, "main_tables", {"all": scores.of_kind("generation")}, "harp+flap"
+    )
     mine = leads[(leads["model"] == MODEL) & (leads["method"] == "mag-sp")].iloc[0]
-    assert [worst["value"], worst["low"], worst["high"]] == pytest.approx([mine["value"], mine["low"], mine["high"]])
+    assert [worst["value"], worst["low"], worst["high"]] == pytest.approx(
+        [mine["value"], mine["low"], mine["high"]]
+    )
 
 
 def test_the_rival_that_decides_is_the_closest():
@@ -153,7 +181,9 @@ def test_the_stored_comparisons_of_small():
     groups = equal_plans(data.cells("small", "baselines"))
     assert groups["gemma3-270m", "mag-sp"] == ("mag-sp", "llm-pruner", "wanda-sp")
     assert groups["qwen2.5-coder-0.5b", "wanda-sp"] == ("llm-pruner", "wanda-sp")
-    assert all(len(methods) == 1 for (model, _), methods in groups.items() if model == "smollm2-135m")
+    assert all(
+        len(methods) == 1 for (model, _), methods in groups.items() if model == "smollm2-135m"
+    )
     for model in ("gemma3-270m", "qwen2.5-coder-0.5b"):
         for store in ("main_tables", "longbench"):
             cells = data.cells("small", store)
@@ -189,14 +219,20 @@ def test_layers_without_attention_are_told(layers, words):
 
 
 def test_the_numbers_of_a_glance_tell_what_is_dropped(stored):
-    stored["baselines"][MODEL, "flap", "plan"]["result"]["plan"]["layers"][0]["removed_groups"] = [0, 1, 2]
+    stored["baselines"][MODEL, "flap", "plan"]["result"]["plan"]["layers"][0]["removed_groups"] = [
+        0,
+        1,
+        2,
+    ]
     numbers = scores.at_a_glance(load_profile("mini"))[1].set_index(["model", "method"])
     assert set(numbers.loc[(MODEL, "flap"), "note"]) == {"attention of layer 5 dropped"}
     assert set(numbers.loc[(OTHER, "flap"), "note"]) == {""}
 
 
 def test_tasks_of_few_questions_leave_perplexities_and_what_they_ask_together(stored):
-    """Two questions of each task, as in the profile smoke: no score, and no comparison on a single task."""
+    """Two questions of each task, as in the profile smoke: no score, and no comparison on a single
+    task.
+    """
     for cell in stored["main_tables"].values():
         rows = cell["result"]["rows"]
         cell["result"]["rows"] = {name: values[:1] + values[-1:] for name, values in rows.items()}

@@ -1,8 +1,10 @@
-"""Findings that an author wrote, in README and notebooks: their numbers are compared with the stored cells of small.
+"""Findings that an author wrote, in README and notebooks: their numbers are compared with the
+stored cells of small.
 
-A finding is a sentence with ``{}`` in the place of its numbers, and a function that reads these numbers from
-``data/reference/small``. The page has to hold the sentence with exactly these numbers. To add one, write the sentence
-on the page, then add it here under ``@finding``. The function also asserts what the sentence says in words.
+A finding is a sentence with ``{}`` in the place of its numbers, and a function that reads these
+numbers from ``data/reference/small``. The page has to hold the sentence with exactly these numbers.
+To add one, write the sentence on the page, then add it here under ``@finding``. The function also
+asserts what the sentence says in words.
 """
 
 import json
@@ -15,8 +17,8 @@ import pytest
 from conftest import CHECKOUT
 
 from harp_lib import config
-from harp_lib.measure.evaluation import BENCHMARKS
-from harp_lib.methods import BASELINES
+from harp_lib.evaluation.benchmarks import BENCHMARKS
+from harp_lib.names import BASELINES
 from harp_lib.report import comparisons, data
 
 SMOLLM, GEMMA, CODER = "smollm2-135m", "gemma3-270m", "qwen2.5-coder-0.5b"
@@ -26,7 +28,9 @@ AUTHORED = "**What we found** (profile `small`)."  # how a finding begins in a n
 
 
 def finding(page: str, sentence: str):
-    """Register a sentence of a page; the function gives the numbers in it, in their order and as they are written."""
+    """Register a sentence of a page; the function gives the numbers in it, in their order and as
+    they are written.
+    """
 
     def register(numbers):
         FINDINGS.append(pytest.param(page, sentence, numbers, id=numbers.__name__))
@@ -60,13 +64,19 @@ def stored_numbers(model: str, quantity: str) -> np.ndarray:
     cells = data.cells("small", "similarity")
     found = []
     for (name, method, task), cell in cells.items():
-        if (name, method) == (model, "trained") and task != "repeated-tokens" and quantity in cell["result"]:
+        if (
+            (name, method) == (model, "trained")
+            and task != "repeated-tokens"
+            and quantity in cell["result"]
+        ):
             found.append(np.array(cell["result"][quantity], dtype=float))
     return np.concatenate(found)
 
 
 def rank_of_the_top_layer(model: str) -> tuple[int, int]:
-    """Of a model's layers by block influence, where the top one stands (1: most), and how many there are."""
+    """Of a model's layers by block influence, where the top one stands (1: most), and how many
+    there are.
+    """
     means = stored_numbers(model, "block influence").mean(axis=0)  # (layers,)
     return int((means > means[-1]).sum()) + 1, len(means)
 
@@ -82,7 +92,9 @@ def top_layers():
 
 def factors(model: str) -> np.ndarray:
     """The factor v of Lemma 2 in every layer, (layers,)."""
-    return np.array(data.cells("small", "similarity")[model, "trained", "block-bound"]["result"]["v"])
+    return np.array(
+        data.cells("small", "similarity")[model, "trained", "block-bound"]["result"]["v"]
+    )
 
 
 @finding(
@@ -93,7 +105,9 @@ def factors(model: str) -> np.ndarray:
 def small_factors():
     v = factors(GEMMA)
     read = data.cells("small", "similarity")[GEMMA, "trained", "wikitext"]["result"]
-    distances = np.array(read["distance"][0])  # of the document that v is computed on: (layers + 1,)
+    distances = np.array(
+        read["distance"][0]
+    )  # of the document that v is computed on: (layers + 1,)
     assert not (np.diff(distances)[v < 1] < 0).any()
     return (v < 1).sum(), len(v)
 
@@ -108,7 +122,8 @@ def large_factors():
 
 
 @finding(
-    "01_similarity.ipynb", "No trained head is nearly uniform (an entropy of {} or more) on any of the three models."
+    "01_similarity.ipynb",
+    "No trained head is nearly uniform (an entropy of {} or more) on any of the three models.",
 )
 def uniform_heads():
     bound = 0.95
@@ -116,7 +131,9 @@ def uniform_heads():
     for model in MODELS:
         for method in ("trained", "random"):
             heads = data.tidy("small", "similarity", "entropy")
-            heads = heads.query("model == @model and method == @method and task != 'repeated-tokens'")
+            heads = heads.query(
+                "model == @model and method == @method and task != 'repeated-tokens'"
+            )
             means = heads.groupby(["layer", "head"])["value"].mean()
             shares[model, method] = (means >= bound).mean()
     assert [shares[model, "trained"] for model in MODELS] == [0, 0, 0]
@@ -143,7 +160,8 @@ def noise_of_the_search():
         differences = []
         for corpus, other in (corpora, corpora[::-1]):
             searches = [
-                stored[model, name, f"search-{corpus}"]["result"]["alphas"] for name in ("harp", "harp-resampled")
+                stored[model, name, f"search-{corpus}"]["result"]["alphas"]
+                for name in ("harp", "harp-resampled")
             ]
             differences.append(np.abs(np.subtract(*searches)).max())
             text = f"{corpus}-validation"
@@ -176,7 +194,9 @@ def channels_of_gemma():
     lost = sorted(len(layer.get("removed_channels", ())) for layer in plan["layers"])
     numbers = [sum(lost[-3:]), sum(lost)]
     for corpus in ("wikitext", "python-docs"):
-        numbers += [perplexity_of(GEMMA, method, corpus) for method in ("harp+flap-even", "harp+flap")]
+        numbers += [
+            perplexity_of(GEMMA, method, corpus) for method in ("harp+flap-even", "harp+flap")
+        ]
         numbers.append(min(perplexity_of(GEMMA, method, corpus) for method in BASELINES))
     return numbers
 
@@ -191,8 +211,13 @@ def channels_of_the_others():
     for model in (CODER, SMOLLM):
         for corpus in ("wikitext", "python-docs"):
             stored = data.cells("small", "baselines")
-            ours, even = (stored[model, m, f"{corpus}-validation"]["result"] for m in ("harp+flap", "harp+flap-even"))
-            changes[model, corpus] = comparisons.change(ours["nll"], even["nll"], ours["tokens"]) * 100
+            ours, even = (
+                stored[model, m, f"{corpus}-validation"]["result"]
+                for m in ("harp+flap", "harp+flap-even")
+            )
+            changes[model, corpus] = (
+                comparisons.change(ours["nll"], even["nll"], ours["tokens"]) * 100
+            )
     assert all(changes[CODER, corpus].low > 0 for corpus in ("wikitext", "python-docs"))
     same = changes[SMOLLM, "wikitext"]
     assert same.low < 0 < same.high
@@ -217,7 +242,9 @@ def equal_heads():
     baselines = [perplexity_of(GEMMA, method) for method in BASELINES]
     assert perplexity_of(GEMMA, "harp") < min(baselines)
     for model in (SMOLLM, CODER):
-        assert perplexity_of(model, "harp") > min(perplexity_of(model, method) for method in BASELINES)
+        assert perplexity_of(model, "harp") > min(
+            perplexity_of(model, method) for method in BASELINES
+        )
     return perplexity_of(GEMMA, "harp"), min(baselines), max(baselines)
 
 
@@ -269,7 +296,9 @@ def guessing_on_bbh():
 def lead_on_piqa(model: str, baseline: str) -> comparisons.Interval:
     """By how many points HARP+FLAP scores higher than a baseline."""
     stored = data.cells("small", "main_tables")
-    ours, theirs = (data.answered(stored[model, name, "piqa"]["result"]) for name in ("harp+flap", baseline))
+    ours, theirs = (
+        data.answered(stored[model, name, "piqa"]["result"]) for name in ("harp+flap", baseline)
+    )
     return comparisons.paired_difference([(ours, theirs)]) * 100
 
 
@@ -305,14 +334,23 @@ def multiple_choice():
     "{}. The {} are all on BBH, with the coder.",
 )
 def comparisons_task_by_task():
-    scores = {key: data.answered(cell["result"]) for key, cell in data.cells("small", "main_tables").items()}
+    scores = {
+        key: data.answered(cell["result"])
+        for key, cell in data.cells("small", "main_tables").items()
+    }
     plans = data.cells("small", "baselines")
     leads, number, led = [], 0, 0
     for model in MODELS:
-        distinct = {json.dumps(plans[model, name, "plan"]["result"]["plan"]["layers"]): name for name in BASELINES}
+        distinct = {
+            json.dumps(plans[model, name, "plan"]["result"]["plan"]["layers"]): name
+            for name in BASELINES
+        }
         for task in BENCHMARKS:
             for method in distinct.values():
-                ours, theirs = scores.get((model, "harp+flap", task)), scores.get((model, method, task))
+                ours, theirs = (
+                    scores.get((model, "harp+flap", task)),
+                    scores.get((model, method, task)),
+                )
                 if ours is None or theirs is None or not any(ours + theirs):
                     continue  # not asked, or both scored zero on all questions
                 difference = comparisons.paired_difference([(ours, theirs)])
@@ -338,7 +376,9 @@ def prefill(model: str, variant: str, against: str = "dense") -> comparisons.Int
 def channels_taken_evenly():
     corpora = ("wikitext", "python-docs")
     ours = [perplexity_of(GEMMA, "harp+flap-even", corpus) for corpus in corpora]
-    return ours + [min(perplexity_of(GEMMA, method, corpus) for method in BASELINES) for corpus in corpora]
+    return ours + [
+        min(perplexity_of(GEMMA, method, corpus) for method in BASELINES) for corpus in corpora
+    ]
 
 
 @finding(
@@ -380,12 +420,20 @@ def test_a_finding_has_the_stored_numbers(page, sentence, numbers):
 def test_every_number_of_an_authored_paragraph_is_compared():
     """A paragraph that begins as a finding holds no number outside of the sentences above."""
     for file in sorted((CHECKOUT / "notebooks").glob("*.ipynb")):
-        checked = [param.values[1].format(*param.values[2]()) for param in FINDINGS if param.values[0] == file.name]
+        checked = [
+            param.values[1].format(*param.values[2]())
+            for param in FINDINGS
+            if param.values[0] == file.name
+        ]
         for cell in nbformat.read(file, as_version=4).cells:
             if cell.cell_type != "markdown" or AUTHORED not in cell.source:
                 continue
-            rest = re.sub(r"\s+", " ", cell.source[cell.source.index(AUTHORED) :].partition("\n#")[0])
+            rest = re.sub(
+                r"\s+", " ", cell.source[cell.source.index(AUTHORED) :].partition("\n#")[0]
+            )
             for sentence in checked:
                 rest = rest.replace(sentence, "")
             rest = re.sub(r"SmolLM2 135M|Gemma-3 270M|Qwen-Coder [\d.]+B|Lemma \d", "", rest)
-            assert not re.search(r"\d", rest), f"{file.name}: no test compares the numbers of: {rest}"
+            assert not re.search(r"\d", rest), (
+                f"{file.name}: no test compares the numbers of: {rest}"
+            )

@@ -11,7 +11,7 @@ from harp_lib.accounting import (
     paper_configs,
     prefill_flops,
 )
-from harp_lib.measure.registry import SHAPE
+from harp_lib.models.registry import SHAPE
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.surgery import apply_plan
 
@@ -30,19 +30,29 @@ def test_causal_pairs_are_those_that_the_models_mask_leaves(tiny, tokens, name, 
         model(tokens[:1, :length])
     for layer, mask in enumerate(masks):
         visible = int((mask == 0).sum())
-        assert layer_flops(model.config, length, layer, causal=True).attention == 2 * 2 * 64 * visible
+        assert (
+            layer_flops(model.config, length, layer, causal=True).attention == 2 * 2 * 64 * visible
+        )
     assert len(masks) == 6
 
 
 def test_overtaking():
     for name in ("LLaMA3.1-8B", "Mistral-7B-v0.3", "Qwen2-7B"):
         config = paper_configs()[name]
-        assert overtaking_length(config) == 1.5 * config.intermediate_size  # 4 N² d against 6 N d d_ff
+        assert (
+            overtaking_length(config) == 1.5 * config.intermediate_size
+        )  # 4 N² d against 6 N d d_ff
         flops = layer_flops(config, config.intermediate_size)
-        assert flops.attention * 3 == flops.ffn * 2, "level with two of the FFN's three matrices, as the paper says"
-    windowed = AutoConfig.for_model("gemma2", **SHAPE | {"num_hidden_layers": 5, "sliding_window": 32})
+        assert flops.attention * 3 == flops.ffn * 2, (
+            "level with two of the FFN's three matrices, as the paper says"
+        )
+    windowed = AutoConfig.for_model(
+        "gemma2", **SHAPE | {"num_hidden_layers": 5, "sliding_window": 32}
+    )
     n = 1
-    while 2 * 64 * n * (2 * n + 3 * min(n, 32)) < n * 5 * 3 * 64 * 128:  # three layers with a window, two without
+    while (
+        2 * 64 * n * (2 * n + 3 * min(n, 32)) < n * 5 * 3 * 64 * 128
+    ):  # three layers with a window, two without
         n += 1
     assert overtaking_length(windowed) == n
 
@@ -51,8 +61,14 @@ def test_overtaking():
     ("count", "message"),
     [
         (lambda: layer_flops(GPT2Config(n_layer=1), 16), "GPT2LMHeadModel is not supported"),
-        (lambda: attention_window(AutoConfig.for_model("qwen3_next"), 0), "layer 0 .* is 'linear_attention'"),
-        (lambda: prefill_flops(AutoConfig.for_model("starcoder2", **SHAPE), None, 16), "only a gated FFN"),
+        (
+            lambda: attention_window(AutoConfig.for_model("qwen3_next"), 0),
+            "layer 0 .* is 'linear_attention'",
+        ),
+        (
+            lambda: prefill_flops(AutoConfig.for_model("starcoder2", **SHAPE), None, 16),
+            "only a gated FFN",
+        ),
     ],
 )
 def test_errors_name_what_is_wrong(count, message):
@@ -63,7 +79,9 @@ def test_errors_name_what_is_wrong(count, message):
 PLANS = {
     "dense": PruningPlan(6, {}),
     "value-only": PruningPlan.value_only(6, {5: 0.4, 3: 0.0, 0: 1.0}),
-    "emptied": PruningPlan(6, {5: LayerPlan(removed_groups=(0, 1)), 4: LayerPlan(0.5), 2: LayerPlan(0.0)}),
+    "emptied": PruningPlan(
+        6, {5: LayerPlan(removed_groups=(0, 1)), 4: LayerPlan(0.5), 2: LayerPlan(0.0)}
+    ),
     "slices": PruningPlan(
         6,
         {
@@ -76,12 +94,18 @@ PLANS = {
 
 
 def counted(model, **inputs):
-    """What PyTorch counts in the decoder layers and the output head; rotary embedding is left out as in layer_flops."""
+    """What PyTorch counts in the decoder layers and the output head; rotary embedding is left out
+    as in layer_flops.
+    """
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(**inputs, logits_to_keep=1)
     name = type(model).__name__
     inside = {f"{name}.model.layers.{layer}" for layer in range(6)} | {f"{name}.lm_head"}
-    return sum(sum(counts.values()) for module, counts in counter.get_flop_counts().items() if module in inside)
+    return sum(
+        sum(counts.values())
+        for module, counts in counter.get_flop_counts().items()
+        if module in inside
+    )
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
@@ -93,7 +117,9 @@ def test_flops_of_a_pruned_model_are_what_pytorch_counts(tiny, name, plan, fold)
     apply_plan(model, plan, fold_output=fold).set_attn_implementation("eager")
     ids = torch.arange(20)[None]  # shorter than the window of tiny-gemma2
     for model.tail_only_prefill in (False, True):
-        expected = prefill_flops(config, plan, 20, fold_output=fold, tail_only=model.tail_only_prefill)
+        expected = prefill_flops(
+            config, plan, 20, fold_output=fold, tail_only=model.tail_only_prefill
+        )
         assert counted(model, input_ids=ids, use_cache=False) == expected
     cache = model(ids).past_key_values
     wanted = decode_flops(config, plan, 21, fold_output=fold)
@@ -105,7 +131,10 @@ def test_flops_of_a_pruned_model_are_what_pytorch_counts(tiny, name, plan, fold)
 def test_causal_prefill_is_the_sum_of_decoding_token_by_token_and_a_full_window_bounds_it(tiny):
     config, plan = tiny("tiny-gemma2").config, PLANS["slices"]
     head = 2 * 64 * config.vocab_size
-    steps = sum(decode_flops(config, plan, tokens) - head for tokens in range(1, 51))  # beyond the window of 32
+    steps = sum(
+        decode_flops(config, plan, tokens) - head for tokens in range(1, 51)
+    )  # beyond the window of 32
     assert prefill_flops(config, plan, 50, causal=True) == steps + head
-    # One key more, in three layers without window: scores and values of four query heads of width 16.
+    # One key more, in three layers without window: scores and values of four query heads of width
+    # 16.
     assert decode_flops(config, None, 101) - decode_flops(config, None, 100) == 3 * 2 * 2 * 64

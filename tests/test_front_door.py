@@ -1,4 +1,6 @@
-"""What stands at the front: README and CONTRIBUTING, the drawing, the hours, the citation, the hooks."""
+"""What stands at the front: README and CONTRIBUTING, the drawing, the hours, the citation, the
+hooks.
+"""
 
 import re
 import runpy
@@ -38,10 +40,14 @@ def test_the_code_of_the_front_page_runs(tmp_path, monkeypatch, capsys):
         assert shown in "".join(blocks)
         blocks = [block.replace(shown, smaller) for block in blocks]
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_texts.txt").write_text("A first text, which is short.\nA second text of ten words or a few.\n")
+    (tmp_path / "my_texts.txt").write_text(
+        "A first text, which is short.\nA second text of ten words or a few.\n"
+    )
     names = {}
     exec(blocks[0], names)
-    assert PruningPlan.from_dict(names["model"].config.pruning_plan) == names["plan"]  # it was loaded again
+    assert (
+        PruningPlan.from_dict(names["model"].config.pruning_plan) == names["plan"]
+    )  # it was loaded again
     for block in blocks[1:]:
         exec(block, names)
     assert (tmp_path / "harp.gguf").stat().st_size > 100_000
@@ -57,7 +63,8 @@ def test_hours_are_counted_and_told():
     pd.testing.assert_frame_equal(counted, stored)
     hours = stored.set_index("notebook").iloc[:, 1]
     told = re.search(
-        r"05 takes at most (\d+) hours, 07 at most (\d+), 06 at most (\d+), 03, 04 and\n08 some (\d+)", README
+        r"05 takes at most (\d+) hours, 07 at most (\d+), 06 at most (\d+), 03, 04 and\n08 some (\d+)",
+        README,
     )
     counted = [*hours[["05", "07", "06"]], round(hours[["03", "04", "08"]].sum())]
     assert [float(number) for number in told.groups()] == counted
@@ -77,7 +84,9 @@ def test_hours_grow_with_the_catalogue(monkeypatch):
 
 
 def test_the_drawing_is_the_committed_one(tmp_path):
-    subprocess.run([sys.executable, CHECKOUT / "figures" / "draw_harp.py", tmp_path / "harp.svg"], check=True)
+    subprocess.run(
+        [sys.executable, CHECKOUT / "figures" / "draw_harp.py", tmp_path / "harp.svg"], check=True
+    )
     assert (tmp_path / "harp.svg").read_bytes() == (CHECKOUT / "figures" / "harp.svg").read_bytes()
 
 
@@ -91,20 +100,31 @@ def test_the_citation_is_of_this_version_and_of_the_paper():
 
 def test_the_lock_pins_what_the_project_asks_for():
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    asked = [*project["dependencies"], *(name for extra in project["optional-dependencies"].values() for name in extra)]
-    pinned = re.findall(r"^([\w.-]+)==", (CHECKOUT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE)
+    asked = [
+        *project["dependencies"],
+        *(name for extra in project["optional-dependencies"].values() for name in extra),
+    ]
+    pinned = re.findall(
+        r"^([\w.-]+)==", (CHECKOUT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE
+    )
     pinned = {re.sub(r"[-_.]+", "-", name).lower() for name in pinned}
-    assert {re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", name)[0]).lower() for name in asked} <= pinned
+    assert {
+        re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", name)[0]).lower() for name in asked
+    } <= pinned
 
 
 def test_style():
     """What the hooks say: ruff's rules and form, and notebook sources without outputs."""
     for command in (["check"], ["format", "--check"]):
-        done = subprocess.run([sys.executable, "-m", "ruff", *command, CHECKOUT], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, CHECKOUT], capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     for source in CHECKOUT.glob("notebooks/*.ipynb"):
         cells = nbformat.read(source, as_version=4).cells
-        assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), source.name
+        assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), (
+            source.name
+        )
 
 
 def test_a_book_of_nothing_is_refused(tmp_path):
@@ -112,4 +132,6 @@ def test_a_book_of_nothing_is_refused(tmp_path):
     (empty.root / "README.md").write_text("# HARP", encoding="utf-8")
     code, shown = empty.run(command="book")
     assert code != 0
-    assert "no executed notebook of the profile 'smoke': ./run_all.sh --profile smoke first" in shown
+    assert (
+        "no executed notebook of the profile 'smoke': ./run_all.sh --profile smoke first" in shown
+    )

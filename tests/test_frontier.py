@@ -1,4 +1,6 @@
-"""Notebook 09's cells: what is stored is what the changed model, run as a whole, makes of each document."""
+"""Notebook 09's cells: what is stored is what the changed model, run as a whole, makes of each
+document.
+"""
 
 import pytest
 
@@ -7,13 +9,13 @@ from harp_lib.config import load_profile
 from harp_lib.experiments import run
 from harp_lib.experiments.frontier import RIVALS, passkeys
 from harp_lib.experiments.job import HELD_OUT, Job
-from harp_lib.measure.text import make_batches, total_nll
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.refit import explained_by_layer, refit_values
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.report import figures_harp
 from harp_lib.results import read_results
+from harp_lib.text.perplexity import make_batches, total_nll
 
 MODEL = "tiny-llama"
 
@@ -30,15 +32,33 @@ def stored(tmp_path_factory):
 def test_cells_are_likelihoods_of_the_whole_changed_model(stored):
     job = Job("frontier", load_profile("smoke", models=[MODEL]), MODEL)
     model, corpus = job.model, job.corpora[0]
-    text, searched = job.text(corpus, HELD_OUT, (3, 64)), stored["harp", f"search-{corpus}"]["alphas"]
-    assert list(job.alphas(corpus).values()) == searched[:2], "a longer greedy search begins like the shorter one"
+    text, searched = (
+        job.text(corpus, HELD_OUT, (3, 64)),
+        stored["harp", f"search-{corpus}"]["alphas"],
+    )
+    assert list(job.alphas(corpus).values()) == searched[:2], (
+        "a longer greedy search begins like the shorter one"
+    )
     kinds = {kind for kind, _ in (method.rsplit("-", 1) for method, _ in stored if "-" in method)}
-    assert kinds == {"alpha-0", "harp", "harp+refit", "harp+refit-two", "harp+refit-chosen", *RIVALS}
+    assert kinds == {
+        "alpha-0",
+        "harp",
+        "harp+refit",
+        "harp+refit-two",
+        "harp+refit-chosen",
+        *RIVALS,
+    }
     fit = refit_values(model, job.refit_blocks(), 2)
-    assert stored["harp+refit-02", "fit"]["explained"] == pytest.approx({str(k): v for k, v in fit.explained.items()})
+    assert stored["harp+refit-02", "fit"]["explained"] == pytest.approx(
+        {str(k): v for k, v in fit.explained.items()}
+    )
     explained = explained_by_layer(model, job.refit_blocks(2))
-    assert explained[4] == pytest.approx(refit_values(model, job.refit_blocks(2), 1, [4]).explained[4])
-    best = refit_values(model, job.refit_blocks(2), 3, sorted(range(6), key=lambda layer: -explained[layer])[:3])
+    assert explained[4] == pytest.approx(
+        refit_values(model, job.refit_blocks(2), 1, [4]).explained[4]
+    )
+    best = refit_values(
+        model, job.refit_blocks(2), 3, sorted(range(6), key=lambda layer: -explained[layer])[:3]
+    )
     changes = {
         "dense": temporarily_pruned(model, PruningPlan(6, {})),
         "alpha-0-03": temporarily_pruned(model, PruningPlan.value_only(6, [0.0] * 3)),
@@ -67,7 +87,9 @@ def test_a_key_is_named_once_and_asked_for_at_the_end():
         assert 80 < len(document[0].ids) < 200
     assert places == sorted(places)
     assert places[0] < 0.2 < 0.6 < places[-1]
-    assert len({whole.rsplit(" ", 1)[1] for whole in text.corpus.documents}) >= 4, "not always the same key"
+    assert len({whole.rsplit(" ", 1)[1] for whole in text.corpus.documents}) >= 4, (
+        "not always the same key"
+    )
 
 
 def test_multiples_are_of_the_dense_model_or_of_harp(stored):

@@ -1,4 +1,6 @@
-"""Importance of groups and layers: gradients against autograd on the whole model, angles against the eager probe."""
+"""Importance of groups and layers: gradients against autograd on the whole model, angles against
+the eager probe.
+"""
 
 import copy
 
@@ -9,13 +11,13 @@ from conftest import FAMILIES
 from test_surgery import small_model
 
 from harp_lib import apply_plan
-from harp_lib.measure.probe import observe_layers
-from harp_lib.measure.text import Window
+from harp_lib.evaluation.probe import observe_layers
 from harp_lib.methods import llm_pruner
 from harp_lib.methods.layer_selection import SCORED, layer_scores, lowest_layers
 from harp_lib.methods.llm_pruner import group_importance, planner, weight_gradients
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
+from harp_lib.text.perplexity import Window
 
 PARTS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -24,7 +26,10 @@ def small(family, tiny):
     if family in FAMILIES:
         return tiny(family)
     # Attention and FFN in parallel, scaled logits; a multiplier of what is added.
-    particulars = {"cohere": {"logit_scale": 0.3}, "granite": {"logits_scaling": 4.0, "residual_multiplier": 0.3}}
+    particulars = {
+        "cohere": {"logit_scale": 0.3},
+        "granite": {"logits_scaling": 4.0, "residual_multiplier": 0.3},
+    }
     return small_model(family, vocab_size=512, **particulars[family])
 
 
@@ -40,7 +45,9 @@ def assert_gradients(found, twin):
 @pytest.mark.parametrize("family", [*FAMILIES, "cohere", "granite"])
 @pytest.mark.parametrize("tokens_per_pass", [1024, 50])
 def test_gradients_are_those_of_the_whole_model(tiny, tokens, family, tokens_per_pass, monkeypatch):
-    monkeypatch.setattr(llm_pruner, "TOKENS_PER_PASS", tokens_per_pass)  # 50: one sequence at a time
+    monkeypatch.setattr(
+        llm_pruner, "TOKENS_PER_PASS", tokens_per_pass
+    )  # 50: one sequence at a time
     model = small(family, tiny)
     twin = copy.deepcopy(model)
     twin(tokens, labels=tokens).loss.backward()
@@ -48,13 +55,22 @@ def test_gradients_are_those_of_the_whole_model(tiny, tokens, family, tokens_per
 
 
 def test_windows_predict_their_last_tokens_and_weigh_by_them(tiny, tokens):
-    """Loss of the model's own logits, window by window; two windows of another length, one that repeats context."""
+    """Loss of the model's own logits, window by window; two windows of another length, one that
+    repeats context.
+    """
     model = tiny("tiny-gemma2")
-    windows = [Window(tokens[0], 47), Window(tokens[1, :20], 5), Window(tokens[2, :20], 5), Window(tokens[3], 9)]
+    windows = [
+        Window(tokens[0], 47),
+        Window(tokens[1, :20], 5),
+        Window(tokens[2, :20], 5),
+        Window(tokens[3], 9),
+    ]
     twin, losses = copy.deepcopy(model), []
     for ids, scored in windows:
         logits = twin(ids[None]).logits[0]
-        losses += [F.cross_entropy(logits[i - 1], ids[i]) for i in range(len(ids) - scored, len(ids))]
+        losses += [
+            F.cross_entropy(logits[i - 1], ids[i]) for i in range(len(ids) - scored, len(ids))
+        ]
     torch.stack(losses).mean().backward()
     assert_gradients(weight_gradients(model, windows, range(6), PARTS), twin)
 
@@ -71,7 +87,9 @@ def test_bfloat16_is_summed_up_in_float32(tiny, tokens, monkeypatch):
 def test_the_model_is_as_before_also_after_an_error(tiny, tokens):
     model = tiny("tiny-gemma2").train()
     model.get_input_embeddings().requires_grad_(False)
-    own = model.model.norm.weight.grad = torch.ones_like(model.model.norm.weight)  # somebody's training step
+    own = model.model.norm.weight.grad = torch.ones_like(
+        model.model.norm.weight
+    )  # somebody's training step
     before = {name: value.clone() for name, value in model.state_dict().items()}
     required = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     for layer in decoder_layers(model):
@@ -80,10 +98,16 @@ def test_the_model_is_as_before_also_after_an_error(tiny, tokens):
     def assert_untouched():
         assert model.training
         assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-        assert required == {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-        assert [parameter.grad for parameter in model.parameters() if parameter.grad is not None] == [own]
+        assert required == {
+            name: parameter.requires_grad for name, parameter in model.named_parameters()
+        }
+        assert [
+            parameter.grad for parameter in model.parameters() if parameter.grad is not None
+        ] == [own]
         assert not any("forward" in vars(module) for module in model.modules())
-        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        assert not any(
+            module._forward_hooks or module._forward_pre_hooks for module in model.modules()
+        )
 
     def stop(module, args, output):
         if args[0].shape[1] > 3:  # not in the check that comes first, of three tokens
@@ -116,7 +140,9 @@ def test_a_layer_with_a_forward_of_its_own_keeps_it(tiny, tokens):
     assert own.forward is moving
     assert len(calls) == 2, "once forward, and once more in the backward pass"
     assert not any("forward" in vars(layer) for layer in decoder_layers(model) if layer is not own)
-    for (_, gradient), (_, other) in zip(found[2], weight_gradients(tiny(), tokens, [2], PARTS)[2], strict=True):
+    for (_, gradient), (_, other) in zip(
+        found[2], weight_gradients(tiny(), tokens, [2], PARTS)[2], strict=True
+    ):
         assert torch.equal(gradient, other)
 
 
@@ -133,13 +159,17 @@ def test_importance_group_by_group(tiny, tokens, family):
             weight = getattr(decoder_layers(twin)[layer].self_attn, part).weight
             for i, row in enumerate((weight * weight.grad).abs().tolist()):
                 for j, product in enumerate(row):
-                    head = (j if part == "o_proj" else i) // 16  # of 4 query heads, two for each of the 2 groups
+                    head = (
+                        j if part == "o_proj" else i
+                    ) // 16  # of 4 query heads, two for each of the 2 groups
                     expected[head if part in ("k_proj", "v_proj") else head // 2] += product
         assert scores.tolist() == pytest.approx(expected, rel=1e-4)
     plan = planner(model, tokens, range(1, 6))
     for layers in ([3, 4, 5], [1, 2]):
         lowest = {layer: (importance[layer].argmin().item(),) for layer in layers}
-        assert {layer: lost.removed_groups for layer, lost in plan(len(layers), layers).layers.items()} == lowest
+        assert {
+            layer: lost.removed_groups for layer, lost in plan(len(layers), layers).layers.items()
+        } == lowest
 
 
 def test_gradients_that_are_not_finite_name_the_layer(tiny, tokens):
@@ -154,7 +184,10 @@ def observed(model, ids):
     sums = []
 
     def visit(view):
-        pairs = zip(*(x.double().flatten(0, 1) for x in (view.entering, view.entering + view.branch)), strict=True)
+        pairs = zip(
+            *(x.double().flatten(0, 1) for x in (view.entering, view.entering + view.branch)),
+            strict=True,
+        )
         sums.append(sum(1 - (x @ y / (x.norm() * y.norm())).item() for x, y in pairs))
 
     observe_layers(model, ids, visit)
@@ -164,7 +197,11 @@ def observed(model, ids):
 @pytest.mark.parametrize("family", [*FAMILIES, "cohere", "granite"])
 def test_angles_are_those_of_the_probe(tiny, tokens, family):
     model = small(family, tiny)
-    texts = [Window(tokens[0], 47), Window(tokens[1, :20], 19), Window(tokens[2, :33], 4)]  # weigh by their tokens
+    texts = [
+        Window(tokens[0], 47),
+        Window(tokens[1, :20], 19),
+        Window(tokens[2, :33], 4),
+    ]  # weigh by their tokens
     sums = [observed(model, text.ids[None]) for text in texts]
     wanted = [sum(values) / (48 + 20 + 33) for values in zip(*sums, strict=True)]
     assert layer_scores("similarity", model, texts) == pytest.approx(wanted, rel=1e-4)
@@ -185,10 +222,15 @@ def test_hessian_is_the_squared_slope_of_the_loss_in_the_scale_of_each_matrix(ti
 
 
 def test_the_lowest_layers_of_what_can_be_scored(tiny, tokens):
-    assert lowest_layers([0.5, 0.1, 0.3, 0.3, 0.3, 0.9], 3) == [1, 3, 4], "of equal scores the higher layer goes"
+    assert lowest_layers([0.5, 0.1, 0.3, 0.3, 0.3, 0.9], 3) == [1, 3, 4], (
+        "of equal scores the higher layer goes"
+    )
     model = tiny("tiny-mistral")
     for strategy in SCORED:
-        assert all(isinstance(score, float) for score in layer_scores(strategy, model.to(torch.bfloat16), tokens))
+        assert all(
+            isinstance(score, float)
+            for score in layer_scores(strategy, model.to(torch.bfloat16), tokens)
+        )
     with pytest.raises(ValueError, match="no scores for 'top'; choose from hessian"):
         layer_scores("top", model, tokens)
     with pytest.raises(ValueError, match="pruned already"):

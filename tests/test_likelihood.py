@@ -1,4 +1,6 @@
-"""The likelihood of the right answer: its definitions, and slow twins that read one prompt at a time."""
+"""The likelihood of the right answer: its definitions, and slow twins that read one prompt at a
+time.
+"""
 
 import math
 
@@ -6,15 +8,16 @@ import pytest
 import torch
 
 from harp_lib.config import asked_of, load_profile
-from harp_lib.measure.evaluation import ALL_BENCHMARKS, Evaluator
-from harp_lib.measure.likelihood import (
+from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS
+from harp_lib.evaluation.evaluator import Evaluator
+from harp_lib.evaluation.likelihood import (
     bits_per_byte,
     guess_rate,
     log_odds_margin,
     reasoning_before_conclusion,
     reference_answer,
 )
-from harp_lib.measure.registry import tiny_tokenizer
+from harp_lib.models.registry import tiny_tokenizer
 
 
 def test_the_margin_is_the_log_odds_of_the_right_choice():
@@ -23,7 +26,9 @@ def test_the_margin_is_the_log_odds_of_the_right_choice():
     for right, p in enumerate(probabilities):
         assert log_odds_margin(logs, right) == pytest.approx(math.log(p / (1 - p)))
     assert log_odds_margin([-3.0, -3.0], 0) == 0
-    assert log_odds_margin([-3.0] * 5, 2) == pytest.approx(-math.log(4)), "what a guess among five has"
+    assert log_odds_margin([-3.0] * 5, 2) == pytest.approx(-math.log(4)), (
+        "what a guess among five has"
+    )
 
 
 def test_bits_per_byte_count_bytes_not_letters():
@@ -98,24 +103,36 @@ def test_a_chain_of_thought_is_the_dense_models_own(tiny):
     model, tokenizer, ours = tiny(), tiny_tokenizer(), evaluator()
     benchmark = ALL_BENCHMARKS["bbh_cot_fewshot"]
     written = ours.evaluate(model, tokenizer, benchmark)["answers"]
-    thoughts = {subtask: ["Thus. So the answer is 3.", "no end", "Hm. So the answer is"] for subtask in written}
+    thoughts = {
+        subtask: ["Thus. So the answer is 3.", "no end", "Hm. So the answer is"]
+        for subtask in written
+    }
     found = ours.likelihoods(model, tokenizer, benchmark, thoughts)
     assert found["dropped"] == len(written), "one of three has no conclusion"
     assert [row["question"] for row in found["rows"]] == [0, 2] * len(written)
-    other = ours.likelihoods(model, tokenizer, benchmark, {name: ["So the answer is"] * 3 for name in written})
-    assert other["rows"][0]["bits_per_byte"] != found["rows"][0]["bits_per_byte"], "the reasoning is read"
+    other = ours.likelihoods(
+        model, tokenizer, benchmark, {name: ["So the answer is"] * 3 for name in written}
+    )
+    assert other["rows"][0]["bits_per_byte"] != found["rows"][0]["bits_per_byte"], (
+        "the reasoning is read"
+    )
     nothing = ours.likelihoods(model, tokenizer, benchmark, {name: [""] * 3 for name in written})
     assert nothing == {"rows": [], "dropped": 3 * len(written)}
 
 
 def test_white_space_at_the_end_of_a_prompt_is_the_prompts(tiny):
     """lm-eval would count it to the answer; LongBench's prompts of code end in a newline."""
-    from harp_lib.measure.runner import ReferenceAnswer, Runner
+    from harp_lib.evaluation.runner import ReferenceAnswer, Runner
 
     model, tokenizer = tiny(), tiny_tokenizer()
     runner = Runner(model, tokenizer)
-    asked = [ReferenceAnswer("lcc", 0, "Next line of code:\n", "return x"), ReferenceAnswer("qa", 0, "Answer:", "Rome")]
+    asked = [
+        ReferenceAnswer("lcc", 0, "Next line of code:\n", "return x"),
+        ReferenceAnswer("qa", 0, "Answer:", "Rome"),
+    ]
     found = runner.answer_log_likelihoods(asked)
     assert [question.answer for question in asked] == ["return x", " Rome"]
     for question, value in zip(asked, found, strict=True):
-        assert value == pytest.approx(log_likelihood(model, tokenizer, question.prompt, question.answer), abs=1e-3)
+        assert value == pytest.approx(
+            log_likelihood(model, tokenizer, question.prompt, question.answer), abs=1e-3
+        )

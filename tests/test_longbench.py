@@ -6,19 +6,32 @@ from test_evaluation import write
 from test_fast import WORDS
 
 from harp_lib.config import load_profile
-from harp_lib.measure import longbench
-from harp_lib.measure.evaluation import LONGBENCH, Evaluator, check_rows
-from harp_lib.measure.registry import tiny_tokenizer
-from harp_lib.measure.runner import load_tasks
+from harp_lib.evaluation import longbench
+from harp_lib.evaluation.benchmarks import LONGBENCH, check_rows
+from harp_lib.evaluation.evaluator import Evaluator
+from harp_lib.evaluation.runner import load_tasks
+from harp_lib.models.registry import tiny_tokenizer
 
 
 def row(number, **fields):
     context = " ".join(f"{WORDS[(number + i * i) % 10]} {i}." for i in range(120))
-    whole = {"question": f"What about {number}?", "context": context, "answers": ["river stone"], "length": 240}
-    return whole | {"dataset": "ours", "language": "en", "all_classes": None, "_id": str(number)} | fields
+    whole = {
+        "question": f"What about {number}?",
+        "context": context,
+        "answers": ["river stone"],
+        "length": 240,
+    }
+    return (
+        whole
+        | {"dataset": "ours", "language": "en", "all_classes": None, "_id": str(number)}
+        | fields
+    )
 
 
-ROWS = (row(3), row(8, context="There is a river.", question="Where?"))  # a prompt to cut, and one to pad
+ROWS = (
+    row(3),
+    row(8, context="There is a river.", question="Where?"),
+)  # a prompt to cut, and one to pad
 
 
 @pytest.fixture
@@ -32,7 +45,10 @@ def folder(tmp_path):
 def evaluator(folder, **tasks):
     profile = load_profile("smoke", datasets=folder, limit=2)
     new_tokens = {"hotpotqa": 4, "samsum": 4, "lcc": 4} | tasks
-    settings = {f"longbench_{name}": {"rows": 2, "new_tokens": number} for name, number in new_tokens.items()}
+    settings = {
+        f"longbench_{name}": {"rows": 2, "new_tokens": number}
+        for name, number in new_tokens.items()
+    }
     profile["longbench"] |= {"context": 400, "tasks": settings}
     return Evaluator(profile, section="longbench")
 
@@ -41,7 +57,9 @@ def test_the_paper_profile_is_the_official_protocol(tmp_path):
     """All sixteen tasks: lengths, no stop strings; prompts end as the official ones do."""
     section = load_profile("paper")["longbench"]
     assert (section["context"], set(section["tasks"])) == (4096, set(LONGBENCH))
-    assert all(settings == {"rows": None, "new_tokens": None} for settings in section["tasks"].values())
+    assert all(
+        settings == {"rows": None, "new_tokens": None} for settings in section["tasks"].values()
+    )
     ends = {
         "longbench_triviaqa": "\n\nquestion",
         "longbench_samsum": "\n\nquestion",
@@ -53,18 +71,28 @@ def test_the_paper_profile_is_the_official_protocol(tmp_path):
     }
     lengths = (128, 128, 64, 32, 32, 32, 512, 512, 512, 64, 32, 128, 32, 32, 64, 64)
     for (name, benchmark), length in zip(LONGBENCH.items(), lengths, strict=True):
-        asked = row(0, question="question", context="context", all_classes=["x"], answers=["Paragraph 3"])
+        asked = row(
+            0, question="question", context="context", all_classes=["x"], answers=["Paragraph 3"]
+        )
         write(tmp_path / name, test=[asked])
-        task = load_tasks(benchmark, str(tmp_path), {"new_tokens": None}, tmp_path / "tasks" / name)["tasks"][name]
+        task = load_tasks(
+            benchmark, str(tmp_path), {"new_tokens": None}, tmp_path / "tasks" / name
+        )["tasks"][name]
         settings = task.config.generation_kwargs
-        assert (settings["max_gen_toks"], settings["until"], settings["do_sample"]) == (length, [], False), name
+        assert (settings["max_gen_toks"], settings["until"], settings["do_sample"]) == (
+            length,
+            [],
+            False,
+        ), name
         prompt = task.doc_to_text(task.dataset["test"][0])
         assert prompt.endswith(ends.get(name, prompt)), name
         assert "context" in prompt
         assert task.config.num_fewshot == 0
         assert task.process_results(task.dataset["test"][0], ["river stone"]).keys() == {"score"}
     with pytest.raises(ValueError, match="longbench_lcc ends with"):
-        longbench.official_task(LONGBENCH["longbench_lcc"], {"doc_to_text": "Complete: {{context}}"})
+        longbench.official_task(
+            LONGBENCH["longbench_lcc"], {"doc_to_text": "Complete: {{context}}"}
+        )
 
 
 def test_the_middle_is_cut():
@@ -93,8 +121,12 @@ def test_answers_are_those_of_one_row_at_a_time_without_a_cache(folder, tiny, na
             written = []
             for step in range(6):
                 with torch.no_grad():
-                    logits = model(torch.cat([ids[0], torch.tensor(written, dtype=torch.long)])[None]).logits[0, -1]
-                ends = {tokenizer.eos_token_id} | ({newline} if task == longbench.ENDS_AT_NEWLINE else set())
+                    logits = model(
+                        torch.cat([ids[0], torch.tensor(written, dtype=torch.long)])[None]
+                    ).logits[0, -1]
+                ends = {tokenizer.eos_token_id} | (
+                    {newline} if task == longbench.ENDS_AT_NEWLINE else set()
+                )
                 if task == longbench.ENDS_AT_NEWLINE and step == 0:
                     logits[list(ends)] = -torch.inf
                 written.append(int(logits.argmax()))
@@ -117,7 +149,9 @@ def test_a_newline_ends_samsum_from_the_second_token_on(folder, tiny):
 
     model.lm_head.register_forward_hook(prefer_newlines)
     ours = evaluator(folder, hotpotqa=5, samsum=5)
-    for answer in ours.evaluate(model, tokenizer, LONGBENCH["longbench_samsum"])["answers"]["longbench_samsum"]:
+    for answer in ours.evaluate(model, tokenizer, LONGBENCH["longbench_samsum"])["answers"][
+        "longbench_samsum"
+    ]:
         assert len(answer) > 1
         assert answer.count("\n") == 1
         assert answer.endswith("\n")
@@ -127,16 +161,31 @@ def test_a_newline_ends_samsum_from_the_second_token_on(folder, tiny):
 
 
 @pytest.mark.parametrize(
-    ("task", "answer", "references", "score"),  # by hand, from the definitions of the official metrics
+    (
+        "task",
+        "answer",
+        "references",
+        "score",
+    ),  # by hand, from the definitions of the official metrics
     [
         # F1 of bags of words: "The" and the comma go; 2 words in common, 4 written, 2 wanted
-        ("qasper", "The river, stone and sand", ["river stone"], 2 * (2 / 4) * (2 / 2) / (2 / 4 + 2 / 2)),
+        (
+            "qasper",
+            "The river, stone and sand",
+            ["river stone"],
+            2 * (2 / 4) * (2 / 2) / (2 / 4 + 2 / 2),
+        ),
         ("qasper", "nothing", ["river", "Nothing."], 1.0),  # the best reference counts
         ("qasper", "", ["river"], 0.0),
         ("triviaqa", "\n\nriver stone\nQuestion: more", ["river stone"], 1.0),
         ("qasper", "\n\nriver stone\nQuestion: more", ["river stone"], 2 * (2 / 4) / (2 / 4 + 1)),
         # ROUGE-L: longest common subsequence "the river runs" of 4 written and 5 wanted words
-        ("gov_report", "the river runs fast", ["the cold river runs west"], 2 * (3 / 4) * (3 / 5) / (3 / 4 + 3 / 5)),
+        (
+            "gov_report",
+            "the river runs fast",
+            ["the cold river runs west"],
+            2 * (3 / 4) * (3 / 5) / (3 / 4 + 3 / 5),
+        ),
         ("gov_report", "", ["the river"], 0.0),
         ("samsum", "the river runs\nDialogue: x", ["the river runs"], 1.0),
         ("passage_retrieval_en", "Paragraph 7, not 12", ["Paragraph 7"], 1 / 2),
@@ -152,18 +201,26 @@ def test_a_newline_ends_samsum_from_the_second_token_on(folder, tiny):
 )
 def test_metrics(task, answer, references, score):
     doc = {"answers": references, "all_classes": ["Date", "Event", "Person", "Other entity"]}
-    assert longbench.score(LONGBENCH[f"longbench_{task}"], doc, [answer]) == {"score": pytest.approx(score, abs=1e-8)}
+    assert longbench.score(LONGBENCH[f"longbench_{task}"], doc, [answer]) == {
+        "score": pytest.approx(score, abs=1e-8)
+    }
 
 
 def test_a_short_context_leaves_room_for_the_answer(folder, tiny, capfd):
-    """The tiny models read 512 tokens; scores are those of the answers, and nothing is said on the way."""
+    """The tiny models read 512 tokens; scores are those of the answers, and nothing is said on the
+    way.
+    """
     ours, model, tokenizer, read = evaluator(folder, lcc=100), tiny(), tiny_tokenizer(), []
     ours.settings |= {"context": 4096, "batch_size": 1}
-    model.model.register_forward_pre_hook(lambda _, a, inputs: read.append(inputs["input_ids"][0]), with_kwargs=True)
+    model.model.register_forward_pre_hook(
+        lambda _, a, inputs: read.append(inputs["input_ids"][0]), with_kwargs=True
+    )
     found = ours.evaluate(model, tokenizer, LONGBENCH["longbench_lcc"])
     before = [asked["prompt_tokens"] for asked in found["rows"]]
     assert sorted(length > 412 for length in before) == [False, True], "one to be cut, one short"
-    assert sum(len(ids) for ids in read if len(ids) > 1) <= sum(min(length, 412) for length in before)
+    assert sum(len(ids) for ids in read if len(ids) > 1) <= sum(
+        min(length, 412) for length in before
+    )
     assert found["context"] == 412
     assert [asked["score"] for asked in found["rows"]] == [
         longbench.score(LONGBENCH["longbench_lcc"], row(0), [answer])["score"]
@@ -177,7 +234,9 @@ def test_real_rows(shared, tiny):
     check_rows(str(shared / "benchmarks"))
     names = (name.removeprefix("longbench_") for name in LONGBENCH)
     ours = evaluator(str(shared / "benchmarks"), **dict.fromkeys(names, 2))
-    ours.settings |= {"tasks": {name: s | {"rows": 1} for name, s in ours.settings["tasks"].items()}}
+    ours.settings |= {
+        "tasks": {name: s | {"rows": 1} for name, s in ours.settings["tasks"].items()}
+    }
     model, tokenizer = tiny(), tiny_tokenizer()
     for name, benchmark in LONGBENCH.items():
         found = ours.evaluate(model, tokenizer, benchmark)

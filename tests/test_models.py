@@ -11,9 +11,16 @@ from transformers.utils import logging
 
 from harp_lib import load_model
 from harp_lib.config import NAMED_MODELS, slug
-from harp_lib.measure import registry
-from harp_lib.measure.models import display_name, evaluating, release_memory
-from harp_lib.measure.registry import FAMILIES, FROM_WHEELS, ModelDownloadError, tiny_model, tiny_tokenizer
+from harp_lib.models import registry
+from harp_lib.models.load import evaluating, release_memory
+from harp_lib.models.registry import (
+    FAMILIES,
+    FROM_WHEELS,
+    ModelDownloadError,
+    tiny_model,
+    tiny_tokenizer,
+)
+from harp_lib.names import display_name
 
 Q4_1 = gguf.GGMLQuantizationType.Q4_1
 TEXT = "The with statement wraps a block: naïve café, 日本語, 🙂 12345\n\n    def f(x): return x"
@@ -21,8 +28,15 @@ TEXT = "The with statement wraps a block: naïve café, 日本語, 🙂 12345\n\
 
 def test_names():
     assert set(NAMED_MODELS) == FROM_WHEELS.keys() | FAMILIES.keys()
-    shown = {"smollm2-135m": "SmolLM2-135M-Instruct (Q4_1, dequantized)", "tiny-gemma2": "tiny random Gemma-2"}
-    shown |= {"meta-llama/Llama-3.1-8B": "Llama-3.1-8B", "checkpoints/pruned/": "pruned", ".": Path.cwd().name}
+    shown = {
+        "smollm2-135m": "SmolLM2-135M-Instruct (Q4_1, dequantized)",
+        "tiny-gemma2": "tiny random Gemma-2",
+    }
+    shown |= {
+        "meta-llama/Llama-3.1-8B": "Llama-3.1-8B",
+        "checkpoints/pruned/": "pruned",
+        ".": Path.cwd().name,
+    }
     assert {name: display_name(name) for name in shown} == shown
     assert slug("meta-llama/Llama-3.1-8B") == "meta-llama--Llama-3.1-8B"
     assert slug(".").startswith(f"{Path.cwd().name}-")
@@ -32,7 +46,10 @@ def test_memory_is_given_back():
     import weakref
 
     model = tiny_model("tiny-llama")
-    model.itself, gone = model.forward, weakref.ref(model)  # a cycle, as the hooks of accelerate make
+    model.itself, gone = (
+        model.forward,
+        weakref.ref(model),
+    )  # a cycle, as the hooks of accelerate make
     del model
     release_memory()
     assert gone() is None
@@ -51,7 +68,10 @@ def test_linear_layers_by_onednn_give_the_same_and_leave_gradients_alone():
     expected = model(ids).logits
     with evaluating(model), torch.no_grad(), Called() as called:
         torch.testing.assert_close(model(ids).logits, expected.detach(), atol=1e-5, rtol=1e-5)
-    assert "mkldnn._linear_pointwise.default" in called.names or not torch.backends.mkldnn.is_available()
+    assert (
+        "mkldnn._linear_pointwise.default" in called.names
+        or not torch.backends.mkldnn.is_available()
+    )
     with evaluating(model):
         torch.testing.assert_close(model(ids).logits, expected, atol=0, rtol=0)
         model(ids).logits.sum().backward()
@@ -73,11 +93,19 @@ def test_a_tiny_model_is_reproducible(name):
     before = torch.get_rng_state()
     model, twin = tiny_model(name), tiny_model(name)
     assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True)
+    )
     assert not model.training
     assert {p.dtype for p in model.parameters()} == {torch.float32}
-    assert all(p.std() > 0.01 for key, p in model.named_parameters() if "norm" in key or key.endswith(".bias"))
-    assert sum(key.endswith(".bias") for key, _ in model.named_parameters()) == (18 if name == "tiny-qwen2" else 0)
+    assert all(
+        p.std() > 0.01
+        for key, p in model.named_parameters()
+        if "norm" in key or key.endswith(".bias")
+    )
+    assert sum(key.endswith(".bias") for key, _ in model.named_parameters()) == (
+        18 if name == "tiny-qwen2" else 0
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", torch.bfloat16, torch.float64])
@@ -88,9 +116,13 @@ def test_dtype(dtype):
     assert len(tokenizer) == model.config.vocab_size
 
 
-@pytest.mark.parametrize("name", ["smollm2-135", "gpt2", "./nowhere/model", "/nowhere", "a/b/c", ""])
+@pytest.mark.parametrize(
+    "name", ["smollm2-135", "gpt2", "./nowhere/model", "/nowhere", "a/b/c", ""]
+)
 def test_unknown_name(name):
-    with pytest.raises(ValueError, match=r"unknown model .*smollm2-135m.*folder.*owner/name") as caught:
+    with pytest.raises(
+        ValueError, match=r"unknown model .*smollm2-135m.*folder.*owner/name"
+    ) as caught:
         load_model(name)
     assert ("did you mean 'smollm2-135m'" in str(caught.value)) == (name == "smollm2-135")
 
@@ -117,7 +149,9 @@ def test_folder_that_is_no_model(saved):
     (saved / "config.json").write_text(json.dumps(written | {"num_hidden_layers": 7}))
     with pytest.raises(ValueError, match="lacks 9 weights"):
         load_model(str(saved))
-    (saved / "config.json").write_text(json.dumps(written | {"auto_map": {"AutoConfig": "remote.HarpLlamaConfig"}}))
+    (saved / "config.json").write_text(
+        json.dumps(written | {"auto_map": {"AutoConfig": "remote.HarpLlamaConfig"}})
+    )
     with pytest.raises(ValueError, match=r"pruned checkpoint.*load_pruned"):
         load_model(str(saved))
     (saved / "config.json").unlink()
@@ -127,7 +161,9 @@ def test_folder_that_is_no_model(saved):
 
 def test_hub_is_not_reached(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelDownloadError, match=r"(?s)owner/name cannot be loaded.*no hub: smollm2") as caught:
+    with pytest.raises(
+        ModelDownloadError, match=r"(?s)owner/name cannot be loaded.*no hub: smollm2"
+    ) as caught:
         load_model("owner/name")
     assert caught.value.__cause__ is not None
 
@@ -141,7 +177,19 @@ def test_smollm2(smollm2, monkeypatch):
     special = [tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token]
     assert special == ["<|im_start|>", "<|im_end|>", "<|im_end|>"]
     assert "<|im_start|>" in tokenizer.chat_template
-    assert tokenizer.tokenize("A:\n\n1. In  2018") == ["A", ":", "ĊĊ", "1", ".", "ĠIn", "ĠĠ", "2", "0", "1", "8"]
+    assert tokenizer.tokenize("A:\n\n1. In  2018") == [
+        "A",
+        ":",
+        "ĊĊ",
+        "1",
+        ".",
+        "ĠIn",
+        "ĠĠ",
+        "2",
+        "0",
+        "1",
+        "8",
+    ]
     prompt = tokenizer("The capital of France is", return_tensors="pt")
     assert prompt.input_ids[0].tolist() == [504, 3575, 282, 4649, 314]  # no BOS
     answer = model.generate(**prompt, do_sample=False, max_new_tokens=3)

@@ -1,4 +1,6 @@
-"""A method that somebody adds as CONTRIBUTING says, at the end of the catalogue: it is planned, scored, shown."""
+"""A method that somebody adds as CONTRIBUTING says, by a file and an entry of the catalogue, is
+planned, scored, shown.
+"""
 
 import json
 import os
@@ -24,26 +26,43 @@ def planner(model, calibration, layers):
     scores = {layer: torch.arange(num_groups(found[layer].self_attn)) for layer in layers}
     return lowest_per_layer(scores, len(found), "first-groups")
 '''
-ROW = """    "first-groups": Method("First groups", "first_groups", "#123456", "h", is_baseline=True),\n"""
+ENTRY = """
+first-groups:
+  title: First groups
+  module: first_groups
+  colour: "#123456"
+  marker: h
+  is_baseline: true
+  table:
+    pruning metric: none
+    calibration: none
+    weight update: none
+    what goes where: the first groups of each layer of the range
+"""
 MODEL = "smollm2-135m"
 
 
 def synthetic_stores():
-    """Scores, likelihoods and perplexities of every method of the catalogue, each with a plan of its own."""
-    from harp_lib.measure.evaluation import BENCHMARKS, LONGBENCH
-    from harp_lib.methods import TITLES
+    """Scores, likelihoods and perplexities of every method of the catalogue, each with a plan of
+    its own.
+    """
+    from harp_lib.evaluation.benchmarks import BENCHMARKS, LONGBENCH
+    from harp_lib.names import METHOD_TITLES
 
     ratios = {"removed_fraction": 0.05, "head_ratio": 0.2}
     questions = range(40)
     stores = {"main_tables": {}, "longbench": {}, "likelihoods": {}, "baselines": {}}
-    for place, method in enumerate(TITLES):
+    for place, method in enumerate(METHOD_TITLES):
         for store, tasks in (("main_tables", BENCHMARKS), ("longbench", LONGBENCH)):
             for task, benchmark in tasks.items():
                 asked = {"subtask": [task] * len(questions), "question": list(questions)}
                 scores = [float(question % (place + 2) == 0) for question in questions]
                 rows = asked | {"score": scores, "chance": [0.1] * len(questions)}
                 if benchmark.choices:
-                    rows |= {"margin": [score - 0.1 * place for score in scores], "choice": [0] * len(questions)}
+                    rows |= {
+                        "margin": [score - 0.1 * place for score in scores],
+                        "choice": [0] * len(questions),
+                    }
                 else:
                     bits = [1.0 + 0.1 * place + 0.01 * question for question in questions]
                     result = {"rows": asked | {"bits_per_byte": bits}}
@@ -51,23 +70,31 @@ def synthetic_stores():
                 result = ratios | {"rows": rows, "versions": {task: 1.0}}
                 stores[store][MODEL, method, task] = {"inputs": {}, "result": result}
         layers = [{"layer": place, "removed_groups": [0]}]
-        result = {"plan": {"method": method, "num_layers": 30, "layers": layers}, "groups_per_layer": 3}
+        result = {
+            "plan": {"method": method, "num_layers": 30, "layers": layers},
+            "groups_per_layer": 3,
+        }
         stores["baselines"][MODEL, method, "plan"] = {"inputs": {}, "result": result}
         likelihood = {"nll": [300.0 + place, 310.0, 290.0], "tokens": [100, 100, 100]}
         for corpus in ("wikitext", "python-docs"):
-            stores["baselines"][MODEL, method, f"{corpus}-validation"] = {"inputs": {}, "result": likelihood}
+            stores["baselines"][MODEL, method, f"{corpus}-validation"] = {
+                "inputs": {},
+                "result": likelihood,
+            }
     return stores
 
 
 def observe():
-    """Where the catalogue's last method is seen; printed by the process that has it in its catalogue."""
+    """Where the catalogue's last method is seen; printed by the process that has it in its
+    catalogue.
+    """
     import torch
 
     from harp_lib import METHODS, make_plan
     from harp_lib.config import load_profile
     from harp_lib.experiments import job, plans
-    from harp_lib.measure.registry import tiny_model
-    from harp_lib.methods import CATALOGUE
+    from harp_lib.models.registry import tiny_model
+    from harp_lib.names import CATALOGUE
     from harp_lib.report import data, figures_costs, figures_scores, likelihoods, plots, scores
 
     name = list(CATALOGUE)[-1]
@@ -83,11 +110,22 @@ def observe():
         return sorted({text.get_text() for axis in figure.axes for text in axis.get_yticklabels()})
 
     plan = make_plan(name, tiny_model("tiny-llama"), torch.arange(96).view(2, 48), kv_groups=6)
-    setting = plans.Setting(job.Job("baselines", load_profile("smoke", models=["tiny-llama"]), "tiny-llama"))
-    tables = [scores.scores_generation, scores.scores_discriminative, scores.longbench_scores, scores.at_a_glance]
+    setting = plans.Setting(
+        job.Job("baselines", load_profile("smoke", models=["tiny-llama"]), "tiny-llama")
+    )
+    tables = [
+        scores.scores_generation,
+        scores.scores_discriminative,
+        scores.longbench_scores,
+        scores.at_a_glance,
+    ]
     tables += [likelihoods.likelihood_discriminative, likelihoods.likelihood_generation]
     tables += [likelihoods.likelihood_longbench]
-    figures = [figures_scores.teaser_left, figures_scores.score_differences, figures_scores.longbench_differences]
+    figures = [
+        figures_scores.teaser_left,
+        figures_scores.score_differences,
+        figures_scores.longbench_differences,
+    ]
     figures += [likelihoods.margin_lost, likelihoods.bits_lost, likelihoods.longbench_bits_lost]
     return {
         "name": name,
@@ -95,7 +133,10 @@ def observe():
         "removed": {layer: part.removed_groups for layer, part in plan.layers.items()},
         "ranges": [len(window) for window in setting.windows(name)],
         "tables": {table.__name__: list(table(profile)[0]["method"]) for table in tables},
-        "at a glance": scores.at_a_glance(profile)[0].set_index("method").loc["First groups"].tolist(),
+        "at a glance": scores.at_a_glance(profile)[0]
+        .set_index("method")
+        .loc["First groups"]
+        .tolist(),
         "csv": list(scores.at_a_glance(profile)[1]["method"].unique()),
         "legends": {figure.__name__: legend(figure(profile)) for figure in figures},
         "perplexity": down_the_side(figures_costs.baseline_change(profile)),
@@ -110,15 +151,22 @@ def seen(tmp_path_factory):
     library = folder / "code" / "harp_lib"
     shutil.copytree(CHECKOUT / "harp_lib", library, ignore=shutil.ignore_patterns("__pycache__"))
     (library / "methods" / "first_groups.py").write_text(MODULE, encoding="utf-8")
-    catalogue = library / "methods" / "__init__.py"
-    begin, rest = catalogue.read_text(encoding="utf-8").split("CATALOGUE = {\n")
-    rows, end = rest.split("\n}\n", 1)
-    catalogue.write_text(f"{begin}CATALOGUE = {{\n{rows}\n{ROW}}}\n{end}", encoding="utf-8")
-
     work = Checkout(folder / "work", {"01_one": ""})
-    environment = {"HARP_ROOT": str(work.root), "PYTHONPATH": str(library.parent), "OMP_NUM_THREADS": "1"}
+    catalogue = work.root / "data" / "methods.yaml"
+    entries = catalogue.read_text(encoding="utf-8") + ENTRY
+    catalogue.unlink()  # it may be a link to the repository's
+    catalogue.write_text(entries, encoding="utf-8")
+    environment = {
+        "HARP_ROOT": str(work.root),
+        "PYTHONPATH": str(library.parent),
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(
-        [sys.executable, __file__], env=os.environ | environment, cwd=folder, capture_output=True, text=True
+        [sys.executable, __file__],
+        env=os.environ | environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -133,7 +181,9 @@ def test_it_is_planned(seen):
 
 def test_it_stands_in_the_tables(seen):
     for name, methods in seen["tables"].items():
-        ours = methods[len(methods) - 1 - methods[::-1].index("dense") :]  # the last block, beneath the paper's
+        ours = methods[
+            len(methods) - 1 - methods[::-1].index("dense") :
+        ]  # the last block, beneath the paper's
         baselines = [method for method in ours if method in ("Mag-sp", "FLAP", "First groups")]
         assert baselines == ["Mag-sp", "FLAP", "First groups"], name
         assert ours.index("First groups") < ours.index("HARP+FLAP"), name

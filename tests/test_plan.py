@@ -11,7 +11,10 @@ from harp_lib.pruning.plan import LayerPlan
 def test_alphas_by_position_and_by_layer():
     plan = PruningPlan.value_only(num_layers=30, alphas=[0.8, 0.2, 0.0])
     assert plan.alphas == {27: 0.0, 28: 0.2, 29: 0.8}, "from the top"
-    assert PruningPlan.value_only(num_layers=30, alphas={24: 0.3, 0: 1.0}).alphas == {0: 1.0, 24: 0.3}
+    assert PruningPlan.value_only(num_layers=30, alphas={24: 0.3, 0: 1.0}).alphas == {
+        0: 1.0,
+        24: 0.3,
+    }
     plan = PruningPlan.value_only(np.int64(6), {np.int64(5): np.float32(0.5)})
     assert plan == PruningPlan.value_only(6, [0.5]), "numbers of numpy are numbers"
     assert plan.digest == PruningPlan.value_only(6, (alpha for alpha in [0.5])).digest
@@ -33,7 +36,14 @@ def test_bad_plans_are_refused(alphas, message):
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", "{}", '{"format": "harp-plan/1"}', json.dumps({"format": "harp-plan/9", "layers": []})]
+    "content",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"format": "harp-plan/1"}',
+        json.dumps({"format": "harp-plan/9", "layers": []}),
+    ],
 )
 def test_a_file_that_is_no_plan_is_named(tmp_path, content):
     file = tmp_path / "plan.json"
@@ -43,7 +53,9 @@ def test_a_file_that_is_no_plan_is_named(tmp_path, content):
 
 
 def test_losses_round_trip_and_say_only_what_they_lose(tmp_path):
-    lost = LayerPlan(removed_groups=(0, 2), group_means=(0.5, -1.25), removed_channels=(7,), channel_means=(0.1,))
+    lost = LayerPlan(
+        removed_groups=(0, 2), group_means=(0.5, -1.25), removed_channels=(7,), channel_means=(0.1,)
+    )
     plan = PruningPlan(4, {1: lost, 3: LayerPlan(0.5, removed_channels=(1,))}, "flap")
     plan.to_json(tmp_path / "plan.json")
     text = (tmp_path / "plan.json").read_text()
@@ -58,7 +70,10 @@ def test_losses_round_trip_and_say_only_what_they_lose(tmp_path):
 @pytest.mark.parametrize(
     ("lost", "message"),
     [
-        ({"removed_groups": (1, 0)}, "removed_groups has to be indices from 0, rising, each once; got"),
+        (
+            {"removed_groups": (1, 0)},
+            "removed_groups has to be indices from 0, rising, each once; got",
+        ),
         ({"removed_channels": (2, 2)}, "removed_channels has to be indices from 0, rising"),
         ({"removed_groups": (-1,)}, "removed_groups has to be indices from 0"),
         ({"alpha": 0.5, "removed_groups": (0,)}, "value-only layer"),

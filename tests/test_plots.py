@@ -14,7 +14,7 @@ from matplotlib.colors import to_hex
 
 from harp_lib import report
 from harp_lib.config import NOTEBOOKS, load_profile
-from harp_lib.methods import CATALOGUE
+from harp_lib.names import CATALOGUE
 from harp_lib.report import data, figures_harp, plots
 from harp_lib.report.figures_costs import LOOK
 from harp_lib.report.figures_harp import TEXTS
@@ -58,7 +58,9 @@ def frame() -> pd.DataFrame:
 def drawn_intervals(axis: plt.Axes, along: int) -> set[tuple[float, float]]:
     """The ends of every error bar on an axis."""
     segments = [part for box in axis.containers for part in getattr(box, "lines", [()] * 3)[2]]
-    ends = [segment[:, along] for part in segments for segment in part.get_segments() if len(segment)]
+    ends = [
+        segment[:, along] for part in segments for segment in part.get_segments() if len(segment)
+    ]
     return {(round(min(end), 6), round(max(end), 6)) for end in ends}
 
 
@@ -68,7 +70,11 @@ def test_intervals_of_dots_are_where_the_numbers_are(scale):
     for axis, part in figure.panels:
         axis.set_xscale(scale)
         assert drawn_intervals(axis, along=0) == set(zip(part["low"], part["high"], strict=True))
-    assert [name.get_text() for name in figure.axes[0].get_yticklabels()] == ["first", "second", "third"]
+    assert [name.get_text() for name in figure.axes[0].get_yticklabels()] == [
+        "first",
+        "second",
+        "third",
+    ]
     plots.finish(figure, "A title")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["dense", "HARP"]
 
@@ -86,8 +92,12 @@ def test_lines_and_their_bands_are_where_the_numbers_are():
     for axis, own in plots.lines(part, "layer", "method").panels:
         drawn = {tuple(point) for line in axis.lines for point in line.get_xydata()}
         assert drawn == set(zip(own["layer"], own["value"], strict=True))
-        corners = {tuple(point) for band in axis.collections for point in band.get_paths()[0].vertices}
-        assert corners == {(row.layer, end) for row in own.itertuples() for end in (row.low, row.high)}
+        corners = {
+            tuple(point) for band in axis.collections for point in band.get_paths()[0].vertices
+        }
+        assert corners == {
+            (row.layer, end) for row in own.itertuples() for end in (row.low, row.high)
+        }
 
 
 def test_bars_have_their_numbers():
@@ -100,7 +110,10 @@ def test_bars_have_their_numbers():
 
 
 def test_one_colour_has_one_meaning():
-    own = [*(method.colour for method in CATALOGUE.values()), *(colour for colour, _ in LOOK.values())]
+    own = [
+        *(method.colour for method in CATALOGUE.values()),
+        *(colour for colour, _ in LOOK.values()),
+    ]
     meanings = [*own, plots.DENSE, plots.PAPER, plots.RANDOM, plots.FIRST, plots.SECOND]
     assert len({colour.lower() for colour in meanings}) == len(meanings)
     marks = {(look.marker, look.hollow, look.colour) for look in LOOKS.values()}
@@ -130,14 +143,22 @@ def test_figures_say_what_is_seen_and_in_which_units(name, profile):
     title = " ".join(text.get_text() for text in drawn.texts[:1])
     assert title
     assert "nan" not in title, f"a title that needs a number that is not there: {title!r}"
-    own = [axis for axis in drawn.axes if axis.get_subplotspec() is not None and axis.get_label() != "<colorbar>"]
+    own = [
+        axis
+        for axis in drawn.axes
+        if axis.get_subplotspec() is not None and axis.get_label() != "<colorbar>"
+    ]
     assert any(axis.get_xlabel() for axis in own) or all(axis.get_xticklabels() for axis in own)
     assert any(axis.get_ylabel() or len(axis.get_yticklabels()) for axis in own)
     for axis in own:
         low, high = sorted(axis.get_ylim())
-        lines = [line for line in axis.lines if list(line.get_ydata()) != [0, 1]]  # one across the panel is no mark
+        lines = [
+            line for line in axis.lines if list(line.get_ydata()) != [0, 1]
+        ]  # one across the panel is no mark
         points = [y for line in lines for y in np.atleast_1d(line.get_ydata()) if np.isfinite(y)]
-        assert not points or sum(low <= y <= high for y in points) > 0.9 * len(points), "marks are cut off"
+        assert not points or sum(low <= y <= high for y in points) > 0.9 * len(points), (
+            "marks are cut off"
+        )
 
 
 def title_of(corpus: str) -> str:
@@ -171,7 +192,9 @@ def test_every_panel_of_perplexities_says_its_number_of_documents(name, profile)
         for text in (text for text in stored if text in title and "(paper)" not in title):
             (count,) = stored[text]
             said = title if "documents)" in title else note
-            assert re.search(rf"(?<![\d.]){count}( held-out)? documents", said), f"{text} has {count}: {said!r}"
+            assert re.search(rf"(?<![\d.]){count}( held-out)? documents", said), (
+                f"{text} has {count}: {said!r}"
+            )
             checked += 1
     assert checked >= 2
 
@@ -179,7 +202,10 @@ def test_every_panel_of_perplexities_says_its_number_of_documents(name, profile)
 def test_counts_are_of_each_panel():
     rows = frame().assign(documents=[5] * 6 + [8] * 6)
     drawn = plots.lines(rows, "layer", "method")
-    assert [axis.get_title(loc="left") for axis, _ in drawn.panels] == ["A (5 documents)", "B (8 documents)"]
+    assert [axis.get_title(loc="left") for axis, _ in drawn.panels] == [
+        "A (5 documents)",
+        "B (8 documents)",
+    ]
     assert plots.about(rows, "over {documents} documents") == "over 5 to 8 documents"
     equal = plots.lines(rows.assign(documents=5), "layer", "method")
     assert [axis.get_title(loc="left") for axis, _ in equal.panels] == ["A", "B"]
@@ -193,7 +219,9 @@ def test_a_span_has_no_negative_zero():
 
 def test_tables_of_perplexity_say_their_number_of_documents():
     small = load_profile("small")
-    held_out = data.cells("small", "baselines")["smollm2-135m", "harp", "wikitext-validation"]["result"]["nll"]
+    held_out = data.cells("small", "baselines")["smollm2-135m", "harp", "wikitext-validation"][
+        "result"
+    ]["nll"]
     assert f"perplexity, WikiText-2 ({len(held_out)} documents)" in at_a_glance(small)[0]
     stored = data.cells("small", "frontier")
     counts = {
@@ -209,18 +237,25 @@ def test_tables_of_perplexity_say_their_number_of_documents():
 
 
 @pytest.mark.parametrize("profile", ["mini", "small"])
-@pytest.mark.parametrize("source", sorted(NOTEBOOKS.glob("0*.ipynb")), ids=lambda source: source.stem)
+@pytest.mark.parametrize(
+    "source", sorted(NOTEBOOKS.glob("0*.ipynb")), ids=lambda source: source.stem
+)
 def test_an_executed_notebook_is_of_its_source(source, profile):
     executed = nbformat.read(NOTEBOOKS / "executed" / profile / source.name, 4)
     again = f"./run_all.sh --profile {profile} --only {source.name[:2]}"
-    assert executed.metadata["harp"]["source_sha256"] == hashlib.sha256(source.read_bytes()).hexdigest(), again
+    assert (
+        executed.metadata["harp"]["source_sha256"]
+        == hashlib.sha256(source.read_bytes()).hexdigest()
+    ), again
     code = [cell for cell in executed.cells if cell.cell_type == "code"]
     assert not [out for cell in code for out in cell.outputs if out.output_type == "error"]
 
 
 @pytest.mark.parametrize("number", FIGURES)
 def test_a_notebook_has_its_parts(number):
-    """The claim at the top, code with an assertion, figures, and at the end a verdict and where numbers come from."""
+    """The claim at the top, code with an assertion, figures, and at the end a verdict and where
+    numbers come from.
+    """
     read = book(number)
     code = [cell for cell in read.cells if cell.cell_type == "code"]
     everything = "\n".join(cell.source for cell in code)
@@ -233,22 +268,42 @@ def test_a_notebook_has_its_parts(number):
     figures = {name for name in shown if not report.entries()[name].is_table}
     assert figures == set(FIGURES[number])
     assert "provenance_table" in code[-1].source
-    heads = [line for cell in read.cells for line in cell.source.splitlines() if line.startswith("## ")]
+    heads = [
+        line for cell in read.cells for line in cell.source.splitlines() if line.startswith("## ")
+    ]
     assert heads[-3:] == ["## Verdict", "## Play", "## Where these numbers come from"]
 
 
 @pytest.mark.parametrize("number", FIGURES)
 def test_the_parameters_are_plain_literals(number):
     (cell,) = [cell for cell in book(number).cells if "parameters" in cell.metadata.get("tags", [])]
-    found = {node.targets[0].id: ast.literal_eval(node.value) for node in ast.parse(cell.source).body}
+    found = {
+        node.targets[0].id: ast.literal_eval(node.value) for node in ast.parse(cell.source).body
+    }
     limited = {"limit": None} if number in ("05", "06", "07") else {}
-    assert found == {"profile": "mini", "models": None, "datasets": None, **limited, "force": False, "seed": 0}
+    assert found == {
+        "profile": "mini",
+        "models": None,
+        "datasets": None,
+        **limited,
+        "force": False,
+        "seed": 0,
+    }
 
 
 def by_hand(number: str, models: list[str], replace: str = "", by: str = "") -> int:
-    """Run what a notebook computes by hand, up to its first stored result; how many assertions held."""
+    """Run what a notebook computes by hand, up to its first stored result; how many assertions
+    held.
+    """
     code = [cell.source for cell in book(number).cells if cell.cell_type == "code"][1:]
-    names = {"profile": "smoke", "models": models, "datasets": None, "limit": None, "force": False, "seed": 0}
+    names = {
+        "profile": "smoke",
+        "models": models,
+        "datasets": None,
+        "limit": None,
+        "force": False,
+        "seed": 0,
+    }
     code = list(itertools.takewhile(lambda source: "report.show(" not in source, code))
     for source in code:
         source = re.sub(r"^experiments\.run\(.*$", "", source, flags=re.M).replace(replace, by)

@@ -5,7 +5,7 @@ import torch
 from conftest import FAMILIES
 
 from harp_lib import PruningPlan, apply_plan, theory
-from harp_lib.measure.probe import observe_layers
+from harp_lib.evaluation.probe import observe_layers
 from harp_lib.pruning.architecture import branch_exit, decoder_layers, output_norm
 from harp_lib.pruning.surgery import temporarily_value_only
 
@@ -29,7 +29,9 @@ class TestViews:
             assert leaving is None or torch.allclose(view.leaving, leaving, atol=1e-4)
         with torch.no_grad():
             normed = model.get_decoder().norm(seen[-1].leaving)
-        assert torch.allclose(normed, hidden[-1], atol=1e-4), "transformers' last hidden state is after the norm"
+        assert torch.allclose(normed, hidden[-1], atol=1e-4), (
+            "transformers' last hidden state is after the norm"
+        )
 
     def test_branch_is_attention_times_values(self, tiny, tokens, family):
         model = tiny(family)
@@ -47,7 +49,9 @@ class TestViews:
         branches = []
         with temporarily_value_only(model, {5: 1.0}), torch.no_grad():
             place = branch_exit(decoder_layers(model)[5])
-            handle = place.register_forward_hook(lambda module, args, output: branches.append(output))
+            handle = place.register_forward_hook(
+                lambda module, args, output: branches.append(output)
+            )
             model(tokens, use_cache=False)
             handle.remove()
         (branch,) = branches
@@ -64,7 +68,9 @@ class TestViews:
         assert model.training
         assert model.config._attn_implementation == implementation
         assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        assert not any(
+            module._forward_hooks or module._forward_pre_hooks for module in model.modules()
+        )
 
 
 def test_windows_are_seen(tiny, tokens):

@@ -16,8 +16,9 @@ from harp_lib import (
     search_alphas,
     word_perplexity,
 )
-from harp_lib.measure.text import calibration_blocks, excerpt, load_corpus, rolling_windows
 from harp_lib.pruning.surgery import temporarily_pruned
+from harp_lib.text.corpora import calibration_blocks, excerpt, load_corpus
+from harp_lib.text.perplexity import rolling_windows
 
 pytestmark = pytest.mark.real_model
 
@@ -28,7 +29,9 @@ def real(request, smollm2):
     if request.param == "smollm2-135m":
         return smollm2
     if not (config.MODELS / request.param).is_dir():
-        pytest.skip(f"{request.param} is not downloaded: harp_lib.load_model({request.param!r}) does")
+        pytest.skip(
+            f"{request.param} is not downloaded: harp_lib.load_model({request.param!r}) does"
+        )
     return load_model(request.param)
 
 
@@ -39,7 +42,9 @@ def test_search_prune_save_load_and_write(real, tmp_path):
     dense = perplexity(model, windows)
     assert dense < 60, "a trained model"
     fast = search_alphas(model, windows, 3, grid=(0.0, 0.5, 1.0), progress=False)
-    literal = search_alphas(model, windows, 3, grid=(0.0, 0.5, 1.0), reuse_prefix=False, progress=False)
+    literal = search_alphas(
+        model, windows, 3, grid=(0.0, 0.5, 1.0), reuse_prefix=False, progress=False
+    )
     assert fast.alphas == literal.alphas
     for layer in range(top - 2, top + 1):
         assert fast.perplexities[layer] == pytest.approx(literal.perplexities[layer], rel=1e-5)
@@ -68,7 +73,9 @@ def test_search_prune_save_load_and_write(real, tmp_path):
     with torch.no_grad():
         assert torch.equal(again(ids).logits, model(ids).logits)
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": tokenizer.pad_token_id}
-    cached, uncached = (again.generate(ids, use_cache=use_cache, **options) for use_cache in (True, False))
+    cached, uncached = (
+        again.generate(ids, use_cache=use_cache, **options) for use_cache in (True, False)
+    )
     assert torch.equal(cached, uncached)
 
 

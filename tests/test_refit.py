@@ -1,11 +1,13 @@
-"""Refitted values: least squares of the right rank, on the stream of the model as it is pruned so far."""
+"""Refitted values: least squares of the right rank, on the stream of the model as it is pruned so
+far.
+"""
 
 import pytest
 import torch
 
 from harp_lib import apply_plan, load_pruned, refit_values, save_pruned
-from harp_lib.measure.registry import tiny_tokenizer
 from harp_lib.methods import refit
+from harp_lib.models.registry import tiny_tokenizer
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.surgery import temporarily_pruned
 
@@ -18,7 +20,8 @@ def attention_in_and_out(model, layer, ids):
     seen = []
     attention = decoder_layers(model)[layer].self_attn
     hook = attention.register_forward_hook(
-        lambda module, args, kwargs, out: seen.extend([kwargs["hidden_states"], out[0]]), with_kwargs=True
+        lambda module, args, kwargs, out: seen.extend([kwargs["hidden_states"], out[0]]),
+        with_kwargs=True,
     )
     model(ids)
     hook.remove()
@@ -27,7 +30,9 @@ def attention_in_and_out(model, layer, ids):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_value_only_already_is_found(family, tiny, monkeypatch):
-    """Where a text repeats one token, attention averages equal values: the fit has to find the very map, and biases."""
+    """Where a text repeats one token, attention averages equal values: the fit has to find the very
+    map, and biases.
+    """
     monkeypatch.setattr(refit, "RIDGE", 1e-12)
     model, ids = tiny(family), torch.arange(3, 512)[:, None].expand(-1, 2)
     found = refit_values(model, ids, 3)
@@ -35,12 +40,17 @@ def test_what_is_value_only_already_is_found(family, tiny, monkeypatch):
     with torch.no_grad():
         dense = model(ids).logits
         torch.testing.assert_close(
-            apply_plan(model, found.plan, weights=found.weights)(ids).logits, dense, rtol=0, atol=1e-3
+            apply_plan(model, found.plan, weights=found.weights)(ids).logits,
+            dense,
+            rtol=0,
+            atol=1e-3,
         )
 
 
 def test_the_best_map_of_its_rank(tiny, tokens, monkeypatch):
-    """The second layer of two is fitted on what the first makes, refitted; by other routines of linear algebra."""
+    """The second layer of two is fitted on what the first makes, refitted; by other routines of
+    linear algebra.
+    """
     monkeypatch.setattr(refit, "RIDGE", 0.0)
     model = tiny("tiny-llama")
     found = refit_values(model, tokens, 2, layers=[2, 4])
@@ -51,7 +61,11 @@ def test_the_best_map_of_its_rank(tiny, tokens, monkeypatch):
     u, s, v = torch.linalg.svd(fitted, full_matrices=False)
     rank = model.config.num_key_value_heads * model.config.head_dim
     best = u[:, :rank] * s[:rank] @ v[:rank]
-    ours = x @ found.weights[4]["v_proj.weight"].double().T @ found.weights[4]["o_proj.weight"].double().T
+    ours = (
+        x
+        @ found.weights[4]["v_proj.weight"].double().T
+        @ found.weights[4]["o_proj.weight"].double().T
+    )
     torch.testing.assert_close(ours, best, rtol=0, atol=1e-4)
     missed = (y - best).square().sum() / (y - y.mean(0)).square().sum()
     assert found.explained[4] == pytest.approx(1 - float(missed), abs=1e-6)
@@ -86,10 +100,16 @@ def test_applied_and_in_checkpoints(tiny, tokens, tmp_path):
 
 def test_wrong_input_is_named(tiny, tokens):
     model = tiny("tiny-llama")
-    with pytest.raises(ValueError, match=r"2 layers were asked for, \[5, 6\] given; the model has 0 … 5"):
+    with pytest.raises(
+        ValueError, match=r"2 layers were asked for, \[5, 6\] given; the model has 0 … 5"
+    ):
         refit_values(model, tokens, 2, layers=[5, 6])
     found = refit_values(model, tokens, 1)
     with pytest.raises(ValueError, match="layer 3"):
         apply_plan(model, found.plan, weights={3: found.weights[5]})
     with pytest.raises(ValueError, match=r"v_proj.weight .*\(32, 64\)"):
-        apply_plan(model, found.plan, weights={5: {name: weight.T for name, weight in found.weights[5].items()}})
+        apply_plan(
+            model,
+            found.plan,
+            weights={5: {name: weight.T for name, weight in found.weights[5].items()}},
+        )

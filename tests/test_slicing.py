@@ -1,4 +1,6 @@
-"""Sliced weights against their obvious twin: the whole model with the inputs of W_O and W_down overwritten."""
+"""Sliced weights against their obvious twin: the whole model with the inputs of W_O and W_down
+overwritten.
+"""
 
 from unittest.mock import Mock
 
@@ -22,7 +24,10 @@ def numbers(count):
 
 def mixed_plan(model, means=True, channels=True):
     """Every kind of loss in one model of four layers or more."""
-    attention, ffn = decoder_layers(model)[0].self_attn, getattr(decoder_layers(model)[0], "mlp", None)
+    attention, ffn = (
+        decoder_layers(model)[0].self_attn,
+        getattr(decoder_layers(model)[0], "mlp", None),
+    )
     groups = attention.v_proj.out_features // attention.head_dim
     width = attention.o_proj.in_features // groups
     some, every, gone = tuple(range(1, groups)) or (0,), tuple(range(groups)), {}
@@ -34,8 +39,14 @@ def mixed_plan(model, means=True, channels=True):
     return PruningPlan(
         len(decoder_layers(model)),
         {
-            0: LayerPlan(removed_groups=some, group_means=numbers(width * len(some)) if means else None),
-            1: LayerPlan(removed_groups=every, group_means=numbers(width * len(every)) if means else None, **gone),
+            0: LayerPlan(
+                removed_groups=some, group_means=numbers(width * len(some)) if means else None
+            ),
+            1: LayerPlan(
+                removed_groups=every,
+                group_means=numbers(width * len(every)) if means else None,
+                **gone,
+            ),
             2: LayerPlan(0.4, **gone),
             3: LayerPlan(removed_groups=(0,), **gone),
         },
@@ -63,7 +74,9 @@ def masked_twin(model, plan):
             overwrite(layer.mlp.down_proj, lost.removed_channels, 1, lost.channel_means)
         if lost.removed_groups:
             attention = layer.self_attn
-            width = attention.o_proj.in_features // (attention.v_proj.out_features // attention.head_dim)
+            width = attention.o_proj.in_features // (
+                attention.v_proj.out_features // attention.head_dim
+            )
             overwrite(attention.o_proj, lost.removed_groups, width, lost.group_means)
     return with_twins(model, plan.alphas)
 
@@ -92,7 +105,11 @@ def test_sliced_equals_masked(tiny, name, means):
 def test_other_attention_and_ffns_are_refused(tiny, name):
     model, channels = make(tiny, name), PruningPlan(4, {0: LayerPlan(removed_channels=(0,))})
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    message = "in layer 0, attention without some of its heads" if name == "olmo2" else "layer 0 has no gated FFN"
+    message = (
+        "in layer 0, attention without some of its heads"
+        if name == "olmo2"
+        else "layer 0 has no gated FFN"
+    )
     with pytest.raises(ValueError, match=message):
         apply_plan(model, channels if name in UNGATED else mixed_plan(model))
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
@@ -101,8 +118,14 @@ def test_other_attention_and_ffns_are_refused(tiny, name):
 @pytest.mark.parametrize(
     ("lost", "message"),
     [
-        ({"removed_groups": (2,)}, r"layer 1: key/value group 2 does not exist; there are 2 \(0 … 1\)"),
-        ({"removed_groups": (0,), "group_means": (0.5,)}, "layer 1: 1 group_means for 32 removed columns"),
+        (
+            {"removed_groups": (2,)},
+            r"layer 1: key/value group 2 does not exist; there are 2 \(0 … 1\)",
+        ),
+        (
+            {"removed_groups": (0,), "group_means": (0.5,)},
+            "layer 1: 1 group_means for 32 removed columns",
+        ),
         ({"removed_channels": (10**6,)}, "layer 1: FFN channel 1000000 does not exist"),
         ({"removed_channels": "all"}, "layer 1: all [0-9]+ FFN channels would go"),
     ],
@@ -122,7 +145,7 @@ def test_plans_for_another_model_are_refused(tiny, tokens, lost, message):
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_bfloat16_and_both_kernels(tokens, implementation):
-    from harp_lib.measure.registry import tiny_model
+    from harp_lib.models.registry import tiny_model
 
     reference = tiny_model("tiny-llama")
     model = tiny_model("tiny-llama").bfloat16()
@@ -139,7 +162,10 @@ def test_bfloat16_and_both_kernels(tokens, implementation):
 def test_a_model_that_failed_half_way_is_not_pruned_again(tiny, monkeypatch):
     model, plan = tiny(), mixed_plan(tiny())
     with monkeypatch.context() as patch:
-        patch.setattr("harp_lib.pruning.surgery.pruned_attention", Mock(side_effect=torch.OutOfMemoryError("no more")))
+        patch.setattr(
+            "harp_lib.pruning.surgery.pruned_attention",
+            Mock(side_effect=torch.OutOfMemoryError("no more")),
+        )
         with pytest.raises(torch.OutOfMemoryError):
             apply_plan(model, plan)
     with pytest.raises(ValueError, match="pruned already; load the dense model again"):

@@ -1,4 +1,6 @@
-"""All notebooks on tiny models, once from beginning to end, and some once more: side by side, killed, and continued."""
+"""All notebooks on tiny models, once from beginning to end, and some once more: side by side,
+killed, and continued.
+"""
 
 import contextlib
 import os
@@ -28,7 +30,11 @@ def test_every_notebook_runs(smoke):
     assert not [file for what in LEFTOVERS for file in smoke.root.rglob(what)]
     drawn = smoke.root / "figures" / "smoke"
     names = {file.stem for file in drawn.glob("*.png")}
-    assert names == {file.stem for file in drawn.glob("*.pdf")} == {file.stem for file in drawn.glob("*.svg")}
+    assert (
+        names
+        == {file.stem for file in drawn.glob("*.pdf")}
+        == {file.stem for file in drawn.glob("*.svg")}
+    )
     assert len(names) > 20
     assert len(list((drawn / "tables").glob("*.csv"))) > 20
 
@@ -75,7 +81,9 @@ def test_what_is_drawn_can_be_drawn_again(seed, monkeypatch):
 
 
 def test_kills_and_another_way_to_run_change_nothing(smoke, tmp_path, seed):
-    """Cells by jobs of their own, two at a time; the runner and then a job killed somewhere, the same command again."""
+    """Cells by jobs of their own, two at a time; the runner and then a job killed somewhere, the
+    same command again.
+    """
     work, written = Checkout(tmp_path / "work"), {}
 
     def cells():
@@ -86,13 +94,19 @@ def test_kills_and_another_way_to_run_change_nothing(smoke, tmp_path, seed):
         runner = psutil.Process(running.pid)
         while running.poll() is None:
             with contextlib.suppress(psutil.NoSuchProcess):  # ended while we looked
-                family = [process for process in (runner, *runner.children(recursive=True)) if process.name() != "bash"]
+                family = [
+                    process
+                    for process in (runner, *runner.children(recursive=True))
+                    if process.name() != "bash"
+                ]
                 if found := [process for process in family if victim in process.cmdline()]:
                     return found[0].kill()
             time.sleep(0.01)
         raise AssertionError(f"the run ended, and no {victim} was seen")
 
-    for victim, new in zip(("harp_lib.cli", "harp_lib.batch"), cells_until_kills(seed), strict=True):
+    for victim, new in zip(
+        ("harp_lib.cli", "harp_lib.batch"), cells_until_kills(seed), strict=True
+    ):
         running = work.start(*SOME)
         wanted = len(written) + new
         while len(cells()) < wanted:
@@ -110,7 +124,9 @@ def test_kills_and_another_way_to_run_change_nothing(smoke, tmp_path, seed):
 
 
 def test_the_book_reads_offline(smoke):
-    """Of the smoke run's notebooks; every page that a page of it links to is there, and nothing is loaded from afar."""
+    """Of the smoke run's notebooks; every page that a page of it links to is there, and nothing is
+    loaded from afar.
+    """
     pytest.importorskip("myst_nb")
     pytest.importorskip("sphinx_book_theme")
     front = (CHECKOUT / "README.md").read_text(encoding="utf-8")

@@ -1,4 +1,6 @@
-"""What a plan does to a model: against the official logits, against hand-made twins, and when it is refused."""
+"""What a plan does to a model: against the official logits, against hand-made twins, and when it is
+refused.
+"""
 
 import json
 
@@ -21,7 +23,10 @@ from harp_lib.pruning.surgery import temporarily_pruned
 OTHER_FAMILIES = {
     "qwen3": {},
     "gemma": {},
-    "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 16},
+    "gemma3_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 16,
+    },
     "olmo2": {},  # norms after attention whose gain is w, not 1 + w
     "mixtral": {"num_local_experts": 2},
     "granitemoe": {"num_local_experts": 2},  # its FFN is not called mlp
@@ -44,7 +49,9 @@ def small_model(model_type, **particulars):
         "pad_token_id": 0,
     }
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **shape | particulars))
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(model_type, **shape | particulars)
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
@@ -55,7 +62,10 @@ def small_model(model_type, **particulars):
 SHAPES = {
     "own heads": ("llama", {"num_key_value_heads": 4}),
     "one group": ("llama", {"num_key_value_heads": 1}),
-    "counted heads": ("stablelm", {"use_qkv_bias": True}),  # its attention reshapes by a number of heads it stores
+    "counted heads": (
+        "stablelm",
+        {"use_qkv_bias": True},
+    ),  # its attention reshapes by a number of heads it stores
     "narrow heads": ("llama", {"head_dim": 4}),
     "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     **{family: (family, particulars) for family, particulars in OTHER_FAMILIES.items()},
@@ -78,28 +88,46 @@ def test_logits_of_the_official_code(shared, family, fold):
     golden = json.loads((shared / "golden" / f"{family}.json").read_text())
     tensors = load_file(shared / "golden" / f"{family}.safetensors")
     config = AutoConfig.for_model(family, **golden["config"])
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()  # Gemma-2 caps its scores
+    model = AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager"
+    ).eval()  # Gemma-2 caps its scores
     weights = {name[2:]: tensor for name, tensor in tensors.items() if name.startswith("w.")}
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert set(missing) <= {"lm_head.weight"}  # tied in Gemma-2
     assert not unexpected
-    torch.testing.assert_close(logits(model, tensors["ids"]), tensors["dense_logits"], atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        logits(model, tensors["ids"]), tensors["dense_logits"], atol=1e-4, rtol=0
+    )
     apply_plan(model, PruningPlan.value_only(6, golden["alpha_top_down"]), fold)
     torch.testing.assert_close(logits(model, tensors["ids"]), tensors["logits"], atol=1e-4, rtol=0)
 
 
 class IdentityAttention(torch.nn.Module):
-    """The obvious twin of a value-only layer: the stock attention, run on each token as a text of its own."""
+    """The obvious twin of a value-only layer: the stock attention, run on each token as a text of
+    its own.
+    """
 
     def __init__(self, attention):
         super().__init__()
         self.attention = attention
 
-    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
+    def forward(
+        self,
+        hidden_states,
+        position_embeddings=None,
+        attention_mask=None,
+        past_key_values=None,
+        **kwargs,
+    ):
         batch, length, width = hidden_states.shape
-        cos, sin = (part[:, :1].expand(batch, -1, -1).repeat_interleave(length, 0) for part in position_embeddings)
+        cos, sin = (
+            part[:, :1].expand(batch, -1, -1).repeat_interleave(length, 0)
+            for part in position_embeddings
+        )
         alone = hidden_states.reshape(batch * length, 1, width)
-        output, _ = self.attention(alone, position_embeddings=(cos, sin), attention_mask=None, past_key_values=None)
+        output, _ = self.attention(
+            alone, position_embeddings=(cos, sin), attention_mask=None, past_key_values=None
+        )
         return output.view(batch, length, width), None
 
 
@@ -122,9 +150,14 @@ def with_twins(model, alphas):
 @pytest.mark.parametrize("alphas", [{3: 0.3}, {0: 0.7, 2: 0.0, 3: 1.0}], ids=["top", "scattered"])
 @pytest.mark.parametrize("name", [*FAMILIES, *SHAPES, "glm4"])
 def test_value_only_is_stock_attention_on_lone_tokens(tiny, name, alphas, fold):
-    """In the context, which leaves the model as it was, and applied; folded, W_O reads each value head once."""
+    """In the context, which leaves the model as it was, and applied; folded, W_O reads each value
+    head once.
+    """
     model, twin = make(tiny, name), with_twins(make(tiny, name), alphas)
-    ids, before = torch.randint(3, 120, (2, 24), generator=torch.Generator().manual_seed(1)), model.state_dict()
+    ids, before = (
+        torch.randint(3, 120, (2, 24), generator=torch.Generator().manual_seed(1)),
+        model.state_dict(),
+    )
     dense, expected = logits(model, ids), logits(twin, ids)
     plan = PruningPlan.value_only(model.config.num_hidden_layers, alphas)
     with temporarily_pruned(model, plan, fold_output=fold):
@@ -148,7 +181,12 @@ def test_on_a_gpu(tiny, tokens):
 
 def test_offloaded_weights_are_refused(tiny, tmp_path):
     tiny().save_pretrained(tmp_path / "model")
-    device_map = {"model.embed_tokens": "cpu", "lm_head": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu"}
+    device_map = {
+        "model.embed_tokens": "cpu",
+        "lm_head": "cpu",
+        "model.norm": "cpu",
+        "model.rotary_emb": "cpu",
+    }
     device_map |= {f"model.layers.{i}": "disk" if i == 5 else "cpu" for i in range(6)}
     model = AutoModelForCausalLM.from_pretrained(
         tmp_path / "model", device_map=device_map, offload_folder=tmp_path / "offload"
@@ -176,9 +214,13 @@ def check_unchanged_after(model, tokens, plan, message):
 
 def test_plans_for_something_else_are_refused(tiny, tokens):
     model = tiny()
-    check_unchanged_after(model, tokens, PruningPlan.value_only(7, [0.5]), "for 7 layers, LlamaForCausalLM has 6")
+    check_unchanged_after(
+        model, tokens, PruningPlan.value_only(7, [0.5]), "for 7 layers, LlamaForCausalLM has 6"
+    )
     model.__class__ = type("MyForCausalLM", (LlamaForCausalLM,), {})
-    check_unchanged_after(model, tokens, PruningPlan.value_only(6, [0.5]), "MyForCausalLM is not a class of")
+    check_unchanged_after(
+        model, tokens, PruningPlan.value_only(6, [0.5]), "MyForCausalLM is not a class of"
+    )
     model = apply_plan(tiny(), PruningPlan.value_only(6, [0.5]))
     check_unchanged_after(model, tokens, PruningPlan.value_only(6, {0: 0.5}), "pruned already")
 
@@ -187,15 +229,25 @@ def test_plans_for_something_else_are_refused(tiny, tokens):
     ("model_type", "particulars", "message"),
     [
         ("gpt2", {"n_layer": 2, "n_embd": 32, "n_head": 4}, "GPT2LMHeadModel is not supported"),
-        ("phi3", {"pad_token_id": 0}, "Phi3ForCausalLM is not supported: layer 1 has no self_attn with separate"),
+        (
+            "phi3",
+            {"pad_token_id": 0},
+            "Phi3ForCausalLM is not supported: layer 1 has no self_attn with separate",
+        ),
         ("mamba", {}, "MambaForCausalLM is not supported"),
-        ("bitnet", {}, "BitNetForCausalLM is not supported: in layer 1, attention on a single token is not"),
+        (
+            "bitnet",
+            {},
+            "BitNetForCausalLM is not supported: in layer 1, attention on a single token is not",
+        ),
     ],
 )
 def test_other_attention_is_refused_by_name(model_type, particulars, message):
     shape = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2}
-    config = AutoConfig.for_model(model_type, **({"vocab_size": 128} if model_type == "gpt2" else shape) | particulars)
+    config = AutoConfig.for_model(
+        model_type, **({"vocab_size": 128} if model_type == "gpt2" else shape) | particulars
+    )
     model = AutoModelForCausalLM.from_config(config).eval()
     if model_type == "bitnet":
         torch.nn.init.normal_(model.model.layers[1].self_attn.attn_sub_norm.weight)
@@ -204,13 +256,34 @@ def test_other_attention_is_refused_by_name(model_type, particulars, message):
 
 
 def test_models_that_only_look_like_others_are_refused():
-    text = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
-    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = Gemma3Config(text_config=text, vision_config=vision | {"image_size": 28, "patch_size": 14})
-    with pytest.raises(ValueError, match="Gemma3ForConditionalGeneration is not supported: it has other inputs"):
+    text = {
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "head_dim": 8,
+    }
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    config = Gemma3Config(
+        text_config=text, vision_config=vision | {"image_size": 28, "patch_size": 14}
+    )
+    with pytest.raises(
+        ValueError, match="Gemma3ForConditionalGeneration is not supported: it has other inputs"
+    ):
         apply_plan(Gemma3ForConditionalGeneration(config), PruningPlan.value_only(2, [0.5]))
-    for model_type, extra in {"hyperclovax": {"use_post_norm": True}, "olmo": {"clip_qkv": 4.0}}.items():
-        with pytest.raises(ValueError, match=r"is not supported: (layer 3 has parts of no known kind|it clips values)"):
+    for model_type, extra in {
+        "hyperclovax": {"use_post_norm": True},
+        "olmo": {"clip_qkv": 4.0},
+    }.items():
+        with pytest.raises(
+            ValueError,
+            match=r"is not supported: (layer 3 has parts of no known kind|it clips values)",
+        ):
             apply_plan(small_model(model_type, **extra), PruningPlan.value_only(4, [0.5]))
 
 

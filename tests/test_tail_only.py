@@ -1,4 +1,6 @@
-"""Positions whose logits nobody asks for skip the pruned layers at the top: exactly, counted, and only then."""
+"""Positions whose logits nobody asks for skip the pruned layers at the top: exactly, counted, and
+only then.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,12 +28,17 @@ PLANS = {  # of the top four layers, and how many of these are spared
 def make(tiny, family, plan):
     model = tiny(family) if family in FAMILIES else small_model(family, **OTHER_FAMILIES[family])
     below = model.config.num_hidden_layers - 4
-    return apply_plan(model, PruningPlan(below + 4, {below + layer: lost for layer, lost in PLANS[plan][0].items()}))
+    return apply_plan(
+        model,
+        PruningPlan(below + 4, {below + layer: lost for layer, lost in PLANS[plan][0].items()}),
+    )
 
 
 @contextmanager
 def positions_entering():
-    """How many positions each pruned attention reads, from the bottom; hooks on the layers would turn it off."""
+    """How many positions each pruned attention reads, from the bottom; hooks on the layers would
+    turn it off.
+    """
     seen = []
 
     def count(module, args, output):
@@ -63,7 +70,9 @@ def test_the_last_logits_are_those_of_the_full_pass(tiny, tokens, family, plan):
             assert set(seen[:-top]) <= {48}, "a value-only layer below a live one reads everything"
             error, scale = (found.logits - full[:, -keep:]).abs().max(), full.abs().max()
             assert error <= 1e-5 * scale
-            assert (found.logits - full[:, -keep - 1 : -1]).abs().max() > 1e-2 * scale, "one position beside is seen"
+            assert (found.logits - full[:, -keep - 1 : -1]).abs().max() > 1e-2 * scale, (
+                "one position beside is seen"
+            )
             assert {entry.get_seq_length() for entry in found.past_key_values.layers} == {48}
     assert torch.equal(model(ids, attention_mask=mask).logits, full), "nothing stays behind"
 
@@ -104,7 +113,9 @@ def test_it_is_off_where_somebody_looks_at_every_position(tiny, tokens):
         assert entering(**options) == [48] * 3, options
     states = model(tokens, output_hidden_states=True, logits_to_keep=1).hidden_states
     assert {state.shape[1] for state in states} == {48}
-    assert entering(logits_to_keep=1) == [48, 1, 1], "transformers' own hooks are there now, and idle"
+    assert entering(logits_to_keep=1) == [48, 1, 1], (
+        "transformers' own hooks are there now, and idle"
+    )
     for module in (model.model.layers[5].mlp, model.model.norm, model.model):
         handle = module.register_forward_hook(lambda *_: None)
         assert entering(logits_to_keep=1) == [48] * 3
@@ -112,7 +123,9 @@ def test_it_is_off_where_somebody_looks_at_every_position(tiny, tokens):
     model.train()
     assert entering(logits_to_keep=1) == [48] * 3
     model.eval()
-    model.model.layers[4].mixer = torch.nn.Identity()  # as hybrid models have beside their attention
+    model.model.layers[
+        4
+    ].mixer = torch.nn.Identity()  # as hybrid models have beside their attention
     assert entering(logits_to_keep=1) == [48, 48, 1]
     del model.model.layers[4].mixer
     model.config.output_hidden_states = True
@@ -129,8 +142,12 @@ def test_a_thread_that_reads_everything_meanwhile_is_not_disturbed(tiny, tokens)
     with ThreadPoolExecutor(1) as other:
 
         def interrupt(module, args, output):
-            if module is model.model.layers[3].mlp and get_ident() == main:  # below the top: its hooks are there
-                found.append(other.submit(lambda: torch.no_grad()(model)(tokens, use_cache=True)).result())
+            if (
+                module is model.model.layers[3].mlp and get_ident() == main
+            ):  # below the top: its hooks are there
+                found.append(
+                    other.submit(lambda: torch.no_grad()(model)(tokens, use_cache=True)).result()
+                )
 
         handle = register_module_forward_hook(interrupt)
         kept = model(tokens, logits_to_keep=1).logits

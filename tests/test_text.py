@@ -1,4 +1,6 @@
-"""Corpora and their splits; perplexity against the obvious computation, in bounded memory, and against lm-eval."""
+"""Corpora and their splits; perplexity against the obvious computation, in bounded memory, and
+against lm-eval.
+"""
 
 import json
 import math
@@ -16,21 +18,24 @@ from conftest import FAMILIES
 from tokenizers.processors import TemplateProcessing
 
 from harp_lib import perplexity, word_perplexity
-from harp_lib.measure import text
-from harp_lib.measure.registry import tiny_tokenizer
-from harp_lib.measure.text import SPLITS, Window, excerpt, load_corpus, rolling_windows
+from harp_lib.models.registry import tiny_tokenizer
+from harp_lib.text import perplexity as perplexity_module
+from harp_lib.text.corpora import EMBEDDED, SPLITS, calibration_blocks, excerpt, load_corpus
+from harp_lib.text.perplexity import Window, rolling_windows
 
 
 def adding_bos():
     """The tiny tokenizer, putting a BOS token before each text as that of Llama does."""
     tokenizer = tiny_tokenizer()
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 1)]
+    )
     assert tokenizer("a").input_ids[0] == tokenizer.bos_token_id == 1
     return tokenizer
 
 
 class TestCorpora:
-    @pytest.mark.parametrize("name", text.EMBEDDED)
+    @pytest.mark.parametrize("name", EMBEDDED)
     def test_each_embedded_split_has_enough_and_shares_nothing(self, name):
         """16 documents of 512 tokens of a real tokenizer, which has some 4 characters a token."""
         splits = [load_corpus(name, split) for split in SPLITS]
@@ -42,15 +47,19 @@ class TestCorpora:
 
     def test_embedded_prose_is_the_same_in_every_process(self):
         """Docstrings may print addresses and sets, and libraries may change those of others."""
-        code = (
-            "import lm_eval, seaborn, scipy.special, scipy.stats, transformers\nfrom harp_lib.measure.text import *\n"
-        )
+        code = "import lm_eval, seaborn, scipy.special, scipy.stats, transformers\nfrom harp_lib.text.corpora import *\n"
         code += "print(*[load_corpus(name, split).sha256 for name in EMBEDDED for split in SPLITS])"
         environment = os.environ | {"PYTHONHASHSEED": "1"}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-        assert done.stdout.split() == [load_corpus(name, split).sha256 for name in text.EMBEDDED for split in SPLITS]
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+        )
+        assert done.stdout.split() == [
+            load_corpus(name, split).sha256 for name in EMBEDDED for split in SPLITS
+        ]
 
-    @pytest.mark.parametrize("tokenizer", [tiny_tokenizer(), adding_bos()], ids=["plain", "adds BOS"])
+    @pytest.mark.parametrize(
+        "tokenizer", [tiny_tokenizer(), adding_bos()], ids=["plain", "adds BOS"]
+    )
     def test_windows_predict_every_token_once_after_one_bos(self, tokenizer):
         texts = ["import this and that " * 40, "short", ""]
         windows = rolling_windows(tokenizer, texts, max_length=32)
@@ -58,8 +67,12 @@ class TestCorpora:
         plain = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
         assert predicted.tolist() == [token for ids in plain for token in ids]
         begins = [window for window in windows if window.ids[0] == tokenizer.bos_token_id]
-        assert [window.ids.tolist().count(tokenizer.bos_token_id) for window in begins] == [1, 1], "never [1, 1, …]"
-        assert all(len(window.ids) <= 33 for window in windows), "one context token and 32 predicted ones at most"
+        assert [window.ids.tolist().count(tokenizer.bos_token_id) for window in begins] == [1, 1], (
+            "never [1, 1, …]"
+        )
+        assert all(len(window.ids) <= 33 for window in windows), (
+            "one context token and 32 predicted ones at most"
+        )
 
     def test_an_excerpt_is_cut_by_tokens(self):
         tokenizer, whole = tiny_tokenizer(), load_corpus("python-docs", "test")
@@ -76,13 +89,13 @@ class TestCorpora:
 
     def test_calibration_blocks_do_not_overlap(self):
         tokenizer, corpus = adding_bos(), load_corpus("scipy-docs", "train")
-        blocks = text.calibration_blocks(corpus, tokenizer, 50, 32, seed=1)
+        blocks = calibration_blocks(corpus, tokenizer, 50, 32, seed=1)
         whole = tokenizer("\n\n".join(corpus.texts), add_special_tokens=False).input_ids
         cut = {tuple(whole[start : start + 32]) for start in range(0, len(whole) - 31, 32)}
         assert len({tuple(block) for block in blocks.tolist()} & cut) == 50
-        assert not torch.equal(blocks, text.calibration_blocks(corpus, tokenizer, 50, 32, seed=2))
+        assert not torch.equal(blocks, calibration_blocks(corpus, tokenizer, 50, 32, seed=2))
         with pytest.raises(ValueError, match=r"has \d+ blocks of 32 tokens; 1000000 are wanted"):
-            text.calibration_blocks(corpus, tokenizer, 1_000_000, 32)
+            calibration_blocks(corpus, tokenizer, 1_000_000, 32)
 
     def test_a_directory_of_pages(self, tmp_path):
         (tmp_path / "wikitext").mkdir()
@@ -93,7 +106,10 @@ class TestCorpora:
         assert corpus.documents == ("one , two\u2028three", "four")
         assert corpus.texts[0].startswith("one, two")
         assert corpus.source == tmp_path.name
-        for row, found in (('{"text": "no page"}', "no field 'page'; WikiText-2 needs page"), ("{", "not JSON")):
+        for row, found in (
+            ('{"text": "no page"}', "no field 'page'; WikiText-2 needs page"),
+            ("{", "not JSON"),
+        ):
             file.write_text(f"{first}\n{row}\n")
             with pytest.raises(ValueError, match=f"test.jsonl, line 2: {found}"):
                 load_corpus("wikitext", "test", str(tmp_path))
@@ -111,11 +127,18 @@ class TestCorpora:
             load_corpus(*arguments)
 
     def test_corpora_of_the_hub(self, monkeypatch):
-        """The hub itself cannot be reached from a test; what is asked of it and what becomes of the answer can."""
+        """The hub itself cannot be reached from a test; what is asked of it and what becomes of the
+        answer can.
+        """
         import datasets
 
-        asked, published = [], datasets.Dataset.from_dict({"page": list("abcdefghi"), "text": list("jklmnopqr")})
-        monkeypatch.setattr(datasets, "load_dataset", lambda *name, split: asked.append((*name, split)) or published)
+        asked, published = (
+            [],
+            datasets.Dataset.from_dict({"page": list("abcdefghi"), "text": list("jklmnopqr")}),
+        )
+        monkeypatch.setattr(
+            datasets, "load_dataset", lambda *name, split: asked.append((*name, split)) or published
+        )
         assert load_corpus("wikitext", "test", "hub").documents == tuple("abcdefghi")
         splits = [load_corpus("pile_10k", split, "hub").documents for split in SPLITS]
         assert sorted(sum(splits, ())) == list("jklmnopqr"), "one published split becomes three"
@@ -133,28 +156,38 @@ def naive_nll(model, ids, scored):
 class TestPerplexity:
     @pytest.mark.parametrize("family", FAMILIES)
     def test_equals_the_obvious_computation(self, tiny, tokens, family, monkeypatch):
-        monkeypatch.setattr(text, "LOGITS_PER_BLOCK", 50 * 512)
+        monkeypatch.setattr(perplexity_module, "LOGITS_PER_BLOCK", 50 * 512)
         model = tiny(family).train()
         expected = math.exp(sum(naive_nll(model.eval(), row, 47) for row in tokens) / (4 * 47))
         model.train()
         sizes = []
-        model.lm_head.register_forward_hook(lambda module, args, logits: sizes.append(logits.numel()))
+        model.lm_head.register_forward_hook(
+            lambda module, args, logits: sizes.append(logits.numel())
+        )
         assert perplexity(model, tokens) == pytest.approx(expected, rel=1e-5)
-        assert max(sizes) <= text.LOGITS_PER_BLOCK, "of a long text, all logits together would fill the memory"
+        assert max(sizes) <= perplexity_module.LOGITS_PER_BLOCK, (
+            "of a long text, all logits together would fill the memory"
+        )
         assert model.training, "as before"
 
     def test_documents_and_windows_of_unequal_length(self, tiny, tokens, monkeypatch):
-        monkeypatch.setattr(text, "TOKENS_PER_BATCH", 64)
+        monkeypatch.setattr(perplexity_module, "TOKENS_PER_BATCH", 64)
         model = tiny()
         documents = [tokens[0], tokens[1], tokens[2, :13], tokens[3, :2], tokens[3, :1]]
         nll = sum(naive_nll(model, ids, len(ids) - 1) for ids in documents[:-1])
-        assert perplexity(model, documents) == pytest.approx(math.exp(nll / (47 + 47 + 12 + 1)), rel=1e-5)
+        assert perplexity(model, documents) == pytest.approx(
+            math.exp(nll / (47 + 47 + 12 + 1)), rel=1e-5
+        )
         windows = [Window(tokens[0], 9), Window(tokens[1], 9), Window(tokens[2], 47)]
         nll = sum(naive_nll(model, window.ids, window.scored) for window in windows)
         assert perplexity(model, windows) == pytest.approx(math.exp(nll / 65), rel=1e-5)
 
     @pytest.mark.parametrize(
-        "scaling", [{"model_type": "cohere", "logit_scale": 0.3}, {"model_type": "granite", "logits_scaling": 4.0}]
+        "scaling",
+        [
+            {"model_type": "cohere", "logit_scale": 0.3},
+            {"model_type": "granite", "logits_scaling": 4.0},
+        ],
     )
     def test_families_that_scale_their_logits(self, tokens, scaling):
         from test_surgery import small_model
@@ -170,24 +203,50 @@ class TestPerplexity:
         with pytest.raises(ValueError, match="the corpus is empty"):
             word_perplexity(tiny(), tiny_tokenizer(), [])
 
-    @pytest.mark.parametrize(("max_length", "tokenizer"), [(512, tiny_tokenizer()), (100, adding_bos())])
-    def test_word_perplexity_is_that_of_lm_eval(self, shared, tiny, tmp_path, max_length, tokenizer):
+    @pytest.mark.parametrize(
+        ("max_length", "tokenizer"), [(512, tiny_tokenizer()), (100, adding_bos())]
+    )
+    def test_word_perplexity_is_that_of_lm_eval(
+        self, shared, tiny, tmp_path, max_length, tokenizer
+    ):
         """With lm-eval's own ``wikitext`` task, told to add no second BOS."""
         import lm_eval.tasks
         from lm_eval.models.huggingface import HFLM
 
         rows = (shared / "benchmarks" / "wikitext" / "test.jsonl").read_text().split("\n")[:3]
         pages = [json.loads(row)["page"][:3000] for row in rows]
-        (tmp_path / "test.jsonl").write_text("\n".join(json.dumps({"page": page}) for page in pages))
-        overlay = {"include": str(Path(lm_eval.tasks.__file__).parent / "wikitext" / "wikitext.yaml")}
-        overlay |= {"task": "wikitext", "dataset_path": "json", "dataset_name": None, "training_split": None}
-        overlay |= {"dataset_kwargs": {"data_files": {"test": str(tmp_path / "test.jsonl")}}, "validation_split": None}
+        (tmp_path / "test.jsonl").write_text(
+            "\n".join(json.dumps({"page": page}) for page in pages)
+        )
+        overlay = {
+            "include": str(Path(lm_eval.tasks.__file__).parent / "wikitext" / "wikitext.yaml")
+        }
+        overlay |= {
+            "task": "wikitext",
+            "dataset_path": "json",
+            "dataset_name": None,
+            "training_split": None,
+        }
+        overlay |= {
+            "dataset_kwargs": {"data_files": {"test": str(tmp_path / "test.jsonl")}},
+            "validation_split": None,
+        }
         (tmp_path / "overlay").mkdir()
         (tmp_path / "overlay" / "wikitext.yaml").write_text(yaml.safe_dump(overlay))
         model = tiny()
         model.config.max_position_embeddings = max_length
-        lm = HFLM(pretrained=model, tokenizer=tokenizer, max_length=max_length, batch_size=1, add_bos_token=False)
-        manager = lm_eval.tasks.TaskManager(include_path=str(tmp_path / "overlay"), include_defaults=False)
-        theirs = lm_eval.simple_evaluate(lm, tasks=["wikitext"], task_manager=manager, bootstrap_iters=0)
+        lm = HFLM(
+            pretrained=model,
+            tokenizer=tokenizer,
+            max_length=max_length,
+            batch_size=1,
+            add_bos_token=False,
+        )
+        manager = lm_eval.tasks.TaskManager(
+            include_path=str(tmp_path / "overlay"), include_defaults=False
+        )
+        theirs = lm_eval.simple_evaluate(
+            lm, tasks=["wikitext"], task_manager=manager, bootstrap_iters=0
+        )
         theirs = theirs["results"]["wikitext"]["word_perplexity,none"]
         assert word_perplexity(model, tokenizer, pages) == pytest.approx(theirs, rel=1e-4)

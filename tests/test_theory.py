@@ -1,4 +1,6 @@
-"""The theory against slow, obvious twins, as properties of random matrices, and each counterexample built again."""
+"""The theory against slow, obvious twins, as properties of random matrices, and each counterexample
+built again.
+"""
 
 import itertools
 import math
@@ -34,7 +36,9 @@ def rows(draw, tokens=several, width=some, shortest=1e-3):
 def stochastic(draw, tokens=several, causal=either):
     """A row-stochastic matrix, from uniform to one-hot."""
     n = draw(tokens)
-    logits = torch.from_numpy(draw(arrays(np.float64, (n, n), elements=finite))) * draw(st.sampled_from([0.0, 0.02, 1]))
+    logits = torch.from_numpy(draw(arrays(np.float64, (n, n), elements=finite))) * draw(
+        st.sampled_from([0.0, 0.02, 1])
+    )
     if draw(causal):
         logits = logits.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -torch.inf)
     return logits.softmax(-1)
@@ -82,7 +86,9 @@ class TestAttention:
         assert theory.distance_to_consensus(A @ worst) >= grown - 1e-7
 
     def test_lemma_2(self):
-        assert theory.block_bound(2.0, 4.0, 3, (2.0, 5.0)) == pytest.approx((1 + 4) * (1 + 2 * 3 * 2) / 10)
+        assert theory.block_bound(2.0, 4.0, 3, (2.0, 5.0)) == pytest.approx(
+            (1 + 4) * (1 + 2 * 3 * 2) / 10
+        )
 
     @pytest.mark.parametrize("tokens", [2, 3, 4])
     def test_one_hot_rows_preserve_it_only_as_permutations(self, tokens):
@@ -98,7 +104,9 @@ class TestAttention:
         assert ratios.shape == (2, 3)
         assert ratios[1, 2].item() == pytest.approx(theory.norm_ratio(A[1, 2], H[1, 0]))
         assert theory.norm_ratio(A, H) == pytest.approx(ratios.mean().item())
-        assert not theory.preserves_norm(torch.stack([torch.eye(2), torch.tensor([[1.0, 0], [1, 0]])]))
+        assert not theory.preserves_norm(
+            torch.stack([torch.eye(2), torch.tensor([[1.0, 0], [1, 0]])])
+        )
 
 
 class TestEntropy:
@@ -124,7 +132,9 @@ class TestEntropy:
         assert theory.visible_positions(5, window=3).tolist() == [1, 2, 3, 3, 3]
         band = torch.ones(5, 5).tril().triu(-2)
         visible = theory.visible_positions(5, window=3)
-        assert theory.attention_entropies(band / visible[:, None], visible).item() == pytest.approx(1)
+        assert theory.attention_entropies(band / visible[:, None], visible).item() == pytest.approx(
+            1
+        )
 
 
 @pytest.mark.parametrize(
@@ -135,12 +145,24 @@ class TestEntropy:
         (theory.similarity, [[[[1.0], [2.0]], [[0.0], [2.0]]]], r"row \[1, 0\] of H is zero"),
         (theory.similarity, [[[1.0, math.nan], [1.0, 2.0]]], "H has to be finite"),
         (theory.similarity, [[1.0, 2.0]], r"H has to be finite numbers \(..., N, d\)"),
-        (theory.norm_ratio, [[[0.5, 0.4], [0.5, 0.5]], [[1.0], [1]]], "row-stochastic, got .* row sums from 0.9 to 1"),
-        (theory.norm_ratio, [[[1.5, -0.5], [0.5, 0.5]], [[1.0], [1]]], "row-stochastic, got .* entries from -0.5"),
+        (
+            theory.norm_ratio,
+            [[[0.5, 0.4], [0.5, 0.5]], [[1.0], [1]]],
+            "row-stochastic, got .* row sums from 0.9 to 1",
+        ),
+        (
+            theory.norm_ratio,
+            [[[1.5, -0.5], [0.5, 0.5]], [[1.0], [1]]],
+            "row-stochastic, got .* entries from -0.5",
+        ),
         (theory.norm_ratio, [[[0.5, 0.5]], [[1.0], [1]]], r"A has to be \(..., N, N\)"),
         (theory.norm_ratio, [[[1.0, 0], [0, 1]], [[0.0], [0]]], "H is zero"),
         (theory.attention_entropies, [[[1.0]], [1]], "one position only"),
-        (theory.attention_entropies, [[[0.5, 0.5], [0.5, 0.5]], [1, 2]], "more positions than it sees"),
+        (
+            theory.attention_entropies,
+            [[[0.5, 0.5], [0.5, 0.5]], [1, 2]],
+            "more positions than it sees",
+        ),
     ],
 )
 def test_refusals(measure, given, message):
@@ -220,7 +242,9 @@ def test_synthetic_attention_is_the_models():
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
-    config = LlamaConfig(hidden_size=16, num_attention_heads=1, num_key_value_heads=1, attn_implementation="eager")
+    config = LlamaConfig(
+        hidden_size=16, num_attention_heads=1, num_key_value_heads=1, attn_implementation="eager"
+    )
     module, H = LlamaAttention(config, 0), torch.randn(1, 12, 16)
     mask = torch.full((12, 12), -torch.inf).triu(1)[None, None]
     positions = LlamaRotaryEmbedding(config)(H, torch.arange(12)[None])
@@ -239,6 +263,8 @@ def test_sweeps_show_what_they_should():
     assert ends.drop((True, False)).max() < 0.9
     norms = norm_sweep(3, seed=0)
     assert norms.loc[norms["rows"] == "independent", "ratio"].max() < 1.1
-    assert norms.loc[norms["rows"] == "a long first row", "ratio"].max() > 1.2, "averaging may lengthen"
+    assert norms.loc[norms["rows"] == "a long first row", "ratio"].max() > 1.2, (
+        "averaging may lengthen"
+    )
     assert uniformity_sweep(2, seed=0).equals(uniformity_sweep(2, seed=0))
     assert not norm_sweep(2, seed=0).equals(norm_sweep(2, seed=1))

@@ -1,4 +1,6 @@
-"""The harness of notebook 08: order, hooks, caches and bytes. No test depends on how fast the machine is."""
+"""The harness of notebook 08: order, hooks, caches and bytes. No test depends on how fast the
+machine is.
+"""
 
 from types import SimpleNamespace
 
@@ -6,8 +8,8 @@ import pytest
 import torch
 
 from harp_lib import PruningPlan, apply_plan
-from harp_lib.measure import timing
-from harp_lib.measure.timing import (
+from harp_lib.evaluation import timing
+from harp_lib.evaluation.timing import (
     cache_bytes,
     continued,
     decode,
@@ -54,7 +56,9 @@ def test_each_repetition_begins_with_another():
     for name, results in found.items():
         assert all(result[0] == name for result in results)
     first, second = ([place for _, place in found[name]] for name in "ab")
-    assert all(abs(one - other) < 3 for one, other in zip(first, second, strict=True)), "one repetition, side by side"
+    assert all(abs(one - other) < 3 for one, other in zip(first, second, strict=True)), (
+        "one repetition, side by side"
+    )
 
 
 def test_module_times_are_those_of_the_modules(tiny, tokens, monkeypatch):
@@ -93,7 +97,9 @@ def after(seconds, clock, run):
 
 
 def hooks(model):
-    return [module for module in model.modules() if module._forward_hooks or module._forward_pre_hooks]
+    return [
+        module for module in model.modules() if module._forward_hooks or module._forward_pre_hooks
+    ]
 
 
 def pruned(tiny, family, which):
@@ -117,13 +123,19 @@ def test_a_filled_cache_is_like_that_of_a_prefill(tiny, tokens, family, which):
     model, ids = pruned(tiny, family, which), tokens[:1]
     filled, real = filled_cache(model, 48), prefill(model, ids)
     assert [type(layer) for layer in filled.layers] == [type(layer) for layer in real.layers]
-    assert [layer.keys.shape for layer in filled.layers] == [layer.keys.shape for layer in real.layers]
-    assert [layer.values.shape for layer in filled.layers] == [layer.values.shape for layer in real.layers]
+    assert [layer.keys.shape for layer in filled.layers] == [
+        layer.keys.shape for layer in real.layers
+    ]
+    assert [layer.values.shape for layer in filled.layers] == [
+        layer.values.shape for layer in real.layers
+    ]
     assert filled.get_seq_length() == 48
     assert cache_bytes(filled) == cache_bytes(real)
     with torch.no_grad():
         at_once = model(ids[:, :5], past_key_values=continued(filled), use_cache=True).logits[:, -1]
-    torch.testing.assert_close(decode(model, continued(filled), ids[:, :5]), at_once, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        decode(model, continued(filled), ids[:, :5]), at_once, atol=2e-5, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -133,7 +145,9 @@ def test_every_repetition_begins_with_the_same_cache(tiny, tokens, family):
     kept = [layer.keys.clone() for layer in filled.layers]
     first = decode(model, continued(filled), tokens[:1, :4])
     assert filled.get_seq_length() == 40
-    assert all(torch.equal(layer.keys, keys) for layer, keys in zip(filled.layers, kept, strict=True))
+    assert all(
+        torch.equal(layer.keys, keys) for layer, keys in zip(filled.layers, kept, strict=True)
+    )
     assert torch.equal(decode(model, continued(filled), tokens[:1, :4]), first)
 
 

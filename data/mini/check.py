@@ -1,9 +1,10 @@
-"""Find every generated answer of the miniature benchmark again, in another way than it was generated.
+"""Find every generated answer of the miniature benchmark again, in another way than it was
+generated.
 
     python data/mini/check.py [FOLDER]
 
-Reads the rows alone: GSM8K, four MATH subjects, six BBH subtasks, six LongBench tasks. Fails at the first answer that
-differs. Standard library only.
+Reads the rows alone: GSM8K, four MATH subjects, six BBH subtasks, six LongBench tasks. Fails at the
+first answer that differs. Standard library only.
 """
 
 import ast
@@ -27,7 +28,9 @@ GSM8K = {  # a word of the story → its answer, of the numbers in the order of 
     "This story": lambda pages, read: pages - read,
     "ticket": lambda price, tickets: price * tickets,
     "bookcase": lambda shelves, books, lent: shelves * books - lent,
-    "notebook": lambda pencil, notebook, pencils, notebooks: pencil * pencils + notebook * notebooks,
+    "notebook": lambda pencil, notebook, pencils, notebooks: (
+        pencil * pencils + notebook * notebooks
+    ),
     "bus": lambda people, off, on: people - off + on,
     "marbles": lambda bags, each, friends: Fraction(bags * each, friends),
     "zoo": lambda price, people, bill: bill - price * people,
@@ -58,12 +61,16 @@ MATH = {  # words of the problem → its answer
     "Evaluate": lambda a, b, c, d: a + b * c - b * d,
     "common divisor": gcd,
     "remainder when": pow,
-    "integers divide": lambda number: sum(number % divisor == 0 for divisor in range(1, number + 1)),
+    "integers divide": lambda number: sum(
+        number % divisor == 0 for divisor in range(1, number + 1)
+    ),
     "base two": lambda digits, base: int(str(digits), base),
     "soups": lambda a, b, c: a * b * c,
     "shakes hands": lambda people: comb(people, 2),
     "red and": lambda red, blue: Fraction(red, red + blue),
-    "fair dice": lambda total: Fraction(sum(a + b == total for a, b in product(range(1, 7), repeat=2)), 36),
+    "fair dice": lambda total: Fraction(
+        sum(a + b == total for a, b in product(range(1, 7), repeat=2)), 36
+    ),
 }
 
 
@@ -88,7 +95,9 @@ def gsm8k(row):
 
 def math(row):
     boxed = only(re.findall(r"\\boxed\{(.+)\}\$", row["solution"]))
-    return compute(MATH, row["problem"]), Fraction(re.sub(r"\\frac\{(\d+)\}\{(\d+)\}", r"\1/\2", boxed))
+    return compute(MATH, row["problem"]), Fraction(
+        re.sub(r"\\frac\{(\d+)\}\{(\d+)\}", r"\1/\2", boxed)
+    )
 
 
 KINDS = {
@@ -104,34 +113,57 @@ def count(text):
     listed, kind = re.fullmatch(r"I have (.+)\. How many (.+) do I have\?", text).groups()
     words, nouns = ["a", "two", "three", "four", "five"], KINDS[kind].split()
     pairs = re.findall(r"\b(a|two|three|four|five) ([a-z]+)", listed.replace("an ", "a "))
-    return str(sum(words.index(n) + 1 for n, noun in pairs if (noun if n == "a" else noun.removesuffix("s")) in nouns))
+    return str(
+        sum(
+            words.index(n) + 1
+            for n, noun in pairs
+            if (noun if n == "a" else noun.removesuffix("s")) in nouns
+        )
+    )
 
 
 def walk(text):
     place, ahead = 0, 1j
     for turn, steps, direction in re.findall(r"Turn (\w+)|Take (\d+) steps?(?: (\w+))?\.", text):
         ahead *= {"left": 1j, "right": -1j, "around": -1}.get(turn, 1)
-        place += int(steps or 0) * {"forward": 1j, "backward": -1j, "left": -1, "right": 1}.get(direction, ahead)
+        place += int(steps or 0) * {"forward": 1j, "backward": -1j, "left": -1, "right": 1}.get(
+            direction, ahead
+        )
     return "Yes" if place == 0 else "No"
 
 
 def truth(text):
     """Every assignment of truth and lies is tried; exactly one may fit all the sentences."""
     said = re.findall(r"(\w+) (?:says (\w+) )?(tells the truth|lies)\.", text)
-    people = [dict(zip([one for one, _, _ in said], v, strict=True)) for v in product([True, False], repeat=len(said))]
-    fit = [h for h in people if all((h[a] == h[b] if b else h[a]) == (claim != "lies") for a, b, claim in said)]
+    people = [
+        dict(zip([one for one, _, _ in said], v, strict=True))
+        for v in product([True, False], repeat=len(said))
+    ]
+    fit = [
+        h
+        for h in people
+        if all((h[a] == h[b] if b else h[a]) == (claim != "lies") for a, b, claim in said)
+    ]
     return "Yes" if only(fit)[re.search(r"Does (\w+) tell", text)[1]] else "No"
 
 
 def colored(text):
-    listed, asked, options = re.fullmatch(r"(?s)On the [^.]+? (an? [^.]+)\. (.+)\?\nOptions:\n(.+)", text).groups()
+    listed, asked, options = re.fullmatch(
+        r"(?s)On the [^.]+? (an? [^.]+)\. (.+)\?\nOptions:\n(.+)", text
+    ).groups()
     colors = {item: color for color, item in re.findall(r"\ban? (\w+) (\w+)", listed)}
     *_, named, item = asked.split()
     if asked.startswith("Is the"):
         answer = "yes" if colors[named] == item else "no"
     else:
-        answer = colors[item] if asked.startswith("What color") else colors[[*colors][[*colors].index(item) + 1]]
-    return only(option.split()[0] for option in options.splitlines() if option.endswith(f" {answer}"))
+        answer = (
+            colors[item]
+            if asked.startswith("What color")
+            else colors[[*colors][[*colors].index(item) + 1]]
+        )
+    return only(
+        option.split()[0] for option in options.splitlines() if option.endswith(f" {answer}")
+    )
 
 
 BBH = {
@@ -165,35 +197,56 @@ CHAINS = {  # form of a question → the hops from the thing that it names
 
 
 def story(row):
-    found, where = only((m, w) for form, w in STORY.items() if (m := re.fullmatch(form, row["question"])))
+    found, where = only(
+        (m, w) for form, w in STORY.items() if (m := re.fullmatch(form, row["question"]))
+    )
     return only(re.findall(where.format(*found.groups()), row["context"]))
 
 
 def hops(row):
-    thing, chain = only((m[1], c) for form, c in CHAINS.items() if (m := re.fullmatch(form, row["question"])))
-    passages = dict(part.split("\n")[1:] for part in re.split(r"(?:^|\n)(?=Passage \d+:\n)", row["context"])[1:])
+    thing, chain = only(
+        (m[1], c) for form, c in CHAINS.items() if (m := re.fullmatch(form, row["question"]))
+    )
+    passages = dict(
+        part.split("\n")[1:] for part in re.split(r"(?:^|\n)(?=Passage \d+:\n)", row["context"])[1:]
+    )
     for hop in chain:
         thing = only(re.findall(HOPS[hop], passages[thing]))
     return thing
 
 
 def report(row):
-    checked, wrong = zip(*re.findall(r"We checked (\d+) .+?, and (\d+)", row["context"]), strict=True)
+    checked, wrong = zip(
+        *re.findall(r"We checked (\d+) .+?, and (\d+)", row["context"]), strict=True
+    )
     block = only(part for part in row["context"].split("\n\n") if "five districts" in part)
     assert [*map(int, re.findall(r"\d+", block))] == [sum(map(int, checked)), sum(map(int, wrong))]
     return block
 
 
 def trivia(row):
-    kinds = {"Where was": "birthplace", "Who was the": "founder", "On which river": "river", "Into which": "lake"}
-    text, asked = re.fullmatch(r"(?s)Passage:\n(.+)\nQuestion:\n(.+)\nAnswer:\n", row["question"]).groups()
-    return only(re.findall(HOPS[only(kind for start, kind in kinds.items() if asked.startswith(start))], text))
+    kinds = {
+        "Where was": "birthplace",
+        "Who was the": "founder",
+        "On which river": "river",
+        "Into which": "lake",
+    }
+    text, asked = re.fullmatch(
+        r"(?s)Passage:\n(.+)\nQuestion:\n(.+)\nAnswer:\n", row["question"]
+    ).groups()
+    return only(
+        re.findall(
+            HOPS[only(kind for start, kind in kinds.items() if asked.startswith(start))], text
+        )
+    )
 
 
 def retrieval(row):
     words = set(re.findall(r"\b[A-Z]\w+|\b\d{4}\b", row["question"])) - {"A", "An", "The", "Its"}
     texts = re.split(r"(?:^|\n\n)Paragraph \d+: ", row["context"])[1:]
-    found = only(i for i, text in enumerate(texts, start=1) if words <= set(re.findall(r"\w+", text)))
+    found = only(
+        i for i, text in enumerate(texts, start=1) if words <= set(re.findall(r"\w+", text))
+    )
     return f"Paragraph {found}"
 
 
@@ -214,19 +267,28 @@ LONGBENCH |= {"passage_retrieval_en": retrieval, "lcc": next_line}
 def check(folder: Path) -> int:
     """How many answers were found again."""
     tasks = {"gsm8k": gsm8k}
-    tasks |= {f"leaderboard_math_{name}_hard": math for name in ("algebra", "prealgebra", "num_theory")}
+    tasks |= {
+        f"leaderboard_math_{name}_hard": math for name in ("algebra", "prealgebra", "num_theory")
+    }
     tasks["leaderboard_math_counting_and_prob_hard"] = math
-    tasks |= {f"bbh_cot_fewshot_{n}": lambda r, f=f: (f(r["input"]), r["target"]) for n, f in BBH.items()}
+    tasks |= {
+        f"bbh_cot_fewshot_{n}": lambda r, f=f: (f(r["input"]), r["target"]) for n, f in BBH.items()
+    }
     tasks |= {f"longbench_{n}": lambda r, f=f: ([f(r)], r["answers"]) for n, f in LONGBENCH.items()}
     found = 0
     for task, solve in tasks.items():
         for file in sorted((folder / task).glob("*.jsonl")):
             for line in file.read_text(encoding="utf-8").splitlines():
                 computed, written = solve(json.loads(line))
-                assert computed == written, f"{task}: computed {computed!r}, written {written!r}, in {line}"
+                assert computed == written, (
+                    f"{task}: computed {computed!r}, written {written!r}, in {line}"
+                )
                 found += 1
     return found
 
 
 if __name__ == "__main__":
-    print(check(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent), "answers found again")
+    print(
+        check(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent),
+        "answers found again",
+    )

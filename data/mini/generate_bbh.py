@@ -1,8 +1,9 @@
-"""Six BBH subtasks: the surface form is that of the exemplars in the official prompts, the contents are drawn.
+"""Six BBH subtasks: the surface form is that of the exemplars in the official prompts, the contents
+are drawn.
 
-Each has rows at three levels: an easy one is short (few operators, things, instructions or words) or, where the form
-fixes the length, has at most one lie; a medium and a hard one are longer. Three of five rows are easy, so that a very
-small model can solve some.
+Each has rows at three levels: an easy one is short (few operators, things, instructions or words)
+or, where the form fixes the length, has at most one lie; a medium and a hard one are longer. Three
+of five rows are easy, so that a very small model can solve some.
 """
 
 import random
@@ -71,7 +72,9 @@ def _disjunction(rng: random.Random, depth: int, operands: int) -> tuple[str, bo
         word = rng.choice(["and", "or"])
         right, right_value = _operand(rng, depth)
         text = f"{text} {word} {right}"
-        value, product = (value, product and right_value) if word == "and" else (value or product, right_value)
+        value, product = (
+            (value, product and right_value) if word == "and" else (value or product, right_value)
+        )
     return text, value or product
 
 
@@ -98,7 +101,8 @@ def _counted(noun: str, count: int) -> str:
 def object_counting(rng: random.Random) -> list[Row]:
     """One question for each kind of thing. No two have the same answer.
 
-    A level has its numbers of such things, of things of another kind in between (none in an easy row), and counts.
+    A level has its numbers of such things, of things of another kind in between (none in an easy
+    row), and counts.
     """
     sizes = {
         "easy": (((3, 0),), (1, 1, 2)),
@@ -146,12 +150,18 @@ def _walk(rng: random.Random, turning: bool, instructions: Sequence[int], longes
 
 def navigate(rng: random.Random) -> list[Row]:
     """A level is a number of instructions and of steps in each, and only the hard one has turns."""
-    walks = {"easy": (False, range(2, 3), 5), "medium": (False, range(4, 6), 10), "hard": (True, range(4, 8), 10)}
+    walks = {
+        "easy": (False, range(2, 3), 5),
+        "medium": (False, range(4, 6), 10),
+        "hard": (True, range(4, 8), 10),
+    }
     return _with_targets("Yes No Yes No Yes", lambda level: _walk(rng, *walks[level]))
 
 
 def word_sorting(rng: random.Random) -> list[Row]:
-    """Two or three words for an easy row, which all begin with different letters. No list is in order."""
+    """Two or three words for an easy row, which all begin with different letters. No list is in
+    order.
+    """
     result = []
     for length in (2, 2, 3, 5, 7):
         words = initials = []
@@ -175,7 +185,8 @@ def web_of_lies(rng: random.Random) -> list[Row]:
         first, *verbs = ("tells the truth" if claim else "lies" for claim in claims)
         sentences = [f"{people[0]} {first}."]
         sentences += [
-            f"{name} says {before} {verb}." for (before, name), verb in zip(pairwise(people), verbs, strict=True)
+            f"{name} says {before} {verb}."
+            for (before, name), verb in zip(pairwise(people), verbs, strict=True)
         ]
         text = f"Question: {' '.join(sentences)} Does {people[-1]} tell the truth?"
         return {"input": text, "target": _yes(claims.count(False) % 2 == 0)}
@@ -185,12 +196,19 @@ def web_of_lies(rng: random.Random) -> list[Row]:
 
 def _options(choices: Sequence[str]) -> str:
     return "\n".join(
-        ["Options:", *(f"({letter}) {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False))]
+        [
+            "Options:",
+            *(
+                f"({letter}) {choice}"
+                for letter, choice in zip(ascii_uppercase, choices, strict=False)
+            ),
+        ]
     )
 
 
 def reasoning_about_colored_objects(rng: random.Random) -> list[Row]:
-    """An easy row has two objects and asks for one; the medium one has five, the hard one asks for a neighbor.
+    """An easy row has two objects and asks for one; the medium one has five, the hard one asks for
+    a neighbor.
 
     No two rows have the same answer.
     """
@@ -201,14 +219,17 @@ def reasoning_about_colored_objects(rng: random.Random) -> list[Row]:
             shown, items = rng.sample(colors, number), rng.sample(ITEMS.split(), number)
             index = rng.randrange(number - 1 if question == "neighbor" else number)
             things = [
-                f"{'an' if color[0] == 'o' else 'a'} {color} {item}" for color, item in zip(shown, items, strict=True)
+                f"{'an' if color[0] == 'o' else 'a'} {color} {item}"
+                for color, item in zip(shown, items, strict=True)
             ]
             listed = f"{', '.join(things[:-1])}{',' if number > 2 else ''} and {things[-1]}"
             scene, asked = f"there is {listed}", f"What color is the {items[index]}"
             choices, answer = colors, shown[index]
             if question == "neighbor":
                 scene = f"you see a bunch of objects arranged in a row: {listed}"
-                asked = f"What is the color of the object directly to the right of the {items[index]}"
+                asked = (
+                    f"What is the color of the object directly to the right of the {items[index]}"
+                )
                 answer = shown[index + 1]
             elif question != "color":
                 asked = f"Is the {items[index]} {shown[index if question == 'yes' else index - 1]}"

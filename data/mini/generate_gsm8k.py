@@ -1,8 +1,8 @@
 """Word problems in the form of GSM8K: stories with drawn numbers and names, at three levels.
 
-Easy: one step, a sum or difference of one-digit numbers or a product up to 5 x 5. Medium: one step with numbers up to
-20, or two with one-digit numbers. Hard: two or three steps with larger numbers. Half of the stories told are easy, so
-that a very small model can solve some.
+Easy: one step, a sum or difference of one-digit numbers or a product up to 5 x 5. Medium: one step
+with numbers up to 20, or two with one-digit numbers. Hard: two or three steps with larger numbers.
+Half of the stories told are easy, so that a very small model can solve some.
 """
 
 import operator
@@ -27,17 +27,26 @@ def read_templates(name: str) -> dict[str, list[list[str]]]:
     text = (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
     parts = re.split(r"^\[(.+)\]\n", text, flags=re.MULTILINE)[1:]
     sections = zip(parts[::2], parts[1::2], strict=True)
-    return {heading: [block.splitlines() for block in body.strip().split("\n\n")] for heading, body in sections}
+    return {
+        heading: [block.splitlines() for block in body.strip().split("\n\n")]
+        for heading, body in sections
+    }
 
 
 def _story(lines: list[str]) -> Story:
     ranges = re.findall(r"(\w) (\d+)-(\d+)/?(\d*)", lines[0])
-    numbers = {name: range(int(low), int(high) + 1, int(step or 1)) for name, low, high, step in ranges}
+    numbers = {
+        name: range(int(low), int(high) + 1, int(step or 1)) for name, low, high, step in ranges
+    }
     return Story(numbers, lines[1], [line.split(": ") for line in lines[2:]])
 
 
 STORIES = {level: list(map(_story, found)) for level, found in read_templates("gsm8k.txt").items()}
-EXAMPLES = {"easy": 4, "medium": 2, "hard": 2}  # stories that the train rows tell: each level's first ones
+EXAMPLES = {
+    "easy": 4,
+    "medium": 2,
+    "hard": 2,
+}  # stories that the train rows tell: each level's first ones
 
 
 def _fill(template: str, values: dict[str, str | int]) -> str:
@@ -68,7 +77,9 @@ def tell(rng: random.Random, story: Story) -> dict[str, str]:
     lines = []
     for (_, sentence), (a, sign, b, result) in zip(story.steps, solved, strict=True):
         text = f"{a} {sign} {b} = {{}}<<{a}{sign}{b}={result}>>{result}"
-        lines.append(_fill(sentence, people | {"step": text.format(""), "dollars": text.format("$")}))
+        lines.append(
+            _fill(sentence, people | {"step": text.format(""), "dollars": text.format("$")})
+        )
     question = _fill(story.question, people | numbers)
     return {"question": question, "answer": "\n".join([*lines, f"#### {solved[-1][-1]}"])}
 
@@ -76,8 +87,8 @@ def tell(rng: random.Random, story: Story) -> dict[str, str]:
 def rows(rng: random.Random) -> dict[str, list[dict[str, str]]]:
     """24 test rows, 12 of them easy, 6 medium and 6 hard; 8 train rows, easy ones first.
 
-    An easy story is told twice, any other once. In the steps of the train rows, sums, differences and products are
-    equally frequent.
+    An easy story is told twice, any other once. In the steps of the train rows, sums, differences
+    and products are equally frequent.
     """
     train, test = [], []
     for level, stories in STORIES.items():

@@ -1,8 +1,9 @@
-"""Six of LongBench's tasks in small, one of each category: four rows each, whose prompts a short context holds uncut.
+"""Six of LongBench's tasks in small, one of each category: four rows each, whose prompts a short
+context holds uncut.
 
-All texts are put together from templates (``templates/longbench.txt``) and word lists of our own. What decides the
-answer stands at the start, at the end or in the middle of the context, in each task in all three places. In triviaqa it
-is the last passage, which belongs to the question.
+All texts are put together from templates (``templates/longbench.txt``) and word lists of our own.
+What decides the answer stands at the start, at the end or in the middle of the context, in each
+task in all three places. In triviaqa it is the last passage, which belongs to the question.
 """
 
 import random
@@ -46,17 +47,22 @@ def fill(text: str, values: dict[str, Any]) -> str:
 
 def say(rng: random.Random, text: str, **values: Any) -> str:
     """``text`` with one of each ``{this|that}``, and each ``<name>`` replaced by its value."""
-    return fill(re.sub(r"\{([^{}]*)\}", lambda match: rng.choice(match[1].split("|")), text), values)
+    return fill(
+        re.sub(r"\{([^{}]*)\}", lambda match: rng.choice(match[1].split("|")), text), values
+    )
 
 
 def put(parts: list[Any], keys: list[Any], where: str) -> list[Any]:
-    """``parts`` with ``keys`` before them ("start"), after them ("end") or in their middle ("middle")."""
+    """``parts`` with ``keys`` before them ("start"), after them ("end") or in their middle
+    ("middle").
+    """
     index = {"start": 0, "middle": len(parts) // 2, "end": len(parts)}[where]
     return [*parts[:index], *keys, *parts[index:]]
 
 
-# A world of facts (hotpotqa, triviaqa, passage_retrieval_en): firm leads to founder, person to birthplace, town to
-# river, river to lake and hill; the first two sentences of a passage hold all of these. No two things share a name.
+# A world of facts (hotpotqa, triviaqa, passage_retrieval_en): firm leads to founder, person to
+# birthplace, town to river, river to lake and hill; the first two sentences of a passage hold all
+# of these. No two things share a name.
 FIRMS = """Bluebell Northwind Redstart Silverline Greenleaf Starling Goldcrest Whitecap Blackthorn Sunrise Foxglove
 Kingfisher"""
 RIVERS = "Lenna Tarrow Ister Morva Calder Wenlow Arrin Sable"
@@ -68,13 +74,25 @@ class Thing(NamedTuple):
 
 
 def world(rng: random.Random) -> dict[str, list[Thing]]:
-    """Kind → things, four of each. The founder of a firm, and the birthplace of a person, has the same index."""
-    people, towns, years = names(rng, 4), rng.sample(TOWNS.split(), 4), rng.sample(range(1890, 1940), 4)
+    """Kind → things, four of each. The founder of a firm, and the birthplace of a person, has the
+    same index.
+    """
+    people, towns, years = (
+        names(rng, 4),
+        rng.sample(TOWNS.split(), 4),
+        rng.sample(range(1890, 1940), 4),
+    )
     rivers, firms = rng.sample(RIVERS.split(), 4), rng.sample(FIRMS.split(), 4)
-    lakes, hills, products, sights = (rng.sample(TEXTS[of][0], 4) for of in ("lakes", "hills", "products", "sights"))
+    lakes, hills, products, sights = (
+        rng.sample(TEXTS[of][0], 4) for of in ("lakes", "hills", "products", "sights")
+    )
     made = {"person": [], "firm": [], "town": [], "river": []}
     for i, (name, town) in enumerate(zip(people, towns, strict=True)):
-        firm, first, later = f"{firms[i]} {products[i].split()[-1].title()}", name.split()[0], years[i] + 30
+        firm, first, later = (
+            f"{firms[i]} {products[i].split()[-1].title()}",
+            name.split()[0],
+            years[i] + 30,
+        )
         made["person"].append({"name": name, "first": first, "town": town, "year": years[i]})
         made["firm"].append({"name": firm, "product": products[i], "founder": name, "year": later})
         made["town"].append({"name": town, "river": rivers[i], "sight": sights[i]})
@@ -98,10 +116,14 @@ def hotpotqa(rng: random.Random, number: int, where: str) -> Row:
         ("Into which lake flows the river on which {town} lies?", "lake", [town, river]),
         ("In which year was the founder of {firm} born?", "year", [firm, person]),
     )[number]
-    question = text.format(firm=firm.facts["name"], person=person.facts["name"], town=town.facts["name"])
+    question = text.format(
+        firm=firm.facts["name"], person=person.facts["name"], town=town.facts["name"]
+    )
     others = rng.sample([thing for kind in things.values() for thing in kind[1:]], 8)
     order = enumerate(put(others, needed, where), start=1)
-    context = "\n".join(f"Passage {k}:\n{thing.facts['name']}\n{passage(rng, thing)}" for k, thing in order)
+    context = "\n".join(
+        f"Passage {k}:\n{thing.facts['name']}\n{passage(rng, thing)}" for k, thing in order
+    )
     return context, question, [str(needed[-1].facts[answer])]
 
 
@@ -111,22 +133,35 @@ def passage_retrieval_en(rng: random.Random, number: int, where: str) -> Row:
     asked = things[("firm", "person", "river", "town")[number]][0]
     others = rng.sample([thing for kind in things.values() for thing in kind if thing != asked], 9)
     order = put(others, [asked], where)
-    context = "\n\n".join(f"Paragraph {k}: {passage(rng, thing)}" for k, thing in enumerate(order, start=1))
-    return context, say(rng, TEXTS[asked.kind][1][0], **asked.facts), [f"Paragraph {order.index(asked) + 1}"]
+    context = "\n\n".join(
+        f"Paragraph {k}: {passage(rng, thing)}" for k, thing in enumerate(order, start=1)
+    )
+    return (
+        context,
+        say(rng, TEXTS[asked.kind][1][0], **asked.facts),
+        [f"Paragraph {order.index(asked) + 1}"],
+    )
 
 
 TRIVIA = {  # kind of thing → a question, and which fact is its answer
     "person": (("Where was {name} born?", "town"), ("In which year was {name} born?", "year")),
     "firm": (("What does {name} make?", "product"), ("Who was the founder of {name}?", "founder")),
-    "town": (("On which river lies {name}?", "river"), ("Which river does one see in {name}?", "river")),
-    "river": (("On which hill does the {name} rise?", "hill"), ("Into which lake does the {name} flow?", "lake")),
+    "town": (
+        ("On which river lies {name}?", "river"),
+        ("Which river does one see in {name}?", "river"),
+    ),
+    "river": (
+        ("On which hill does the {name} rise?", "hill"),
+        ("Into which lake does the {name} flow?", "lake"),
+    ),
 }
 
 
 def triviaqa(rng: random.Random, number: int, where: str) -> Row:
     """Six passages with a question and an answer; the last question comes with its own passage.
 
-    The example that asks the same of another thing stands at ``where``; the other examples ask other things.
+    The example that asks the same of another thing stands at ``where``; the other examples ask
+    other things.
     """
     things, kind = world(rng), list(TRIVIA)[number]
     form, fact = TRIVIA[kind][number % 2]
@@ -139,7 +174,11 @@ def triviaqa(rng: random.Random, number: int, where: str) -> Row:
     others = rng.sample([thing for other in TRIVIA if other != kind for thing in things[other]], 5)
     shown = ["".join(example(thing, *rng.choice(TRIVIA[thing.kind]))) for thing in others]
     question, right = example(asked, form, fact)
-    return "\n".join(put(shown, ["".join(example(same, form, fact))], where)) + "\n", question, [right]
+    return (
+        "\n".join(put(shown, ["".join(example(same, form, fact))], where)) + "\n",
+        question,
+        [right],
+    )
 
 
 PLACE = ("place", "job", "doing")
@@ -152,12 +191,24 @@ ASKED = (
 
 
 def narrativeqa(rng: random.Random, number: int, where: str) -> Row:
-    """A journey in five scenes; in each the hero meets someone at a place, does some work and is given something."""
+    """A journey in five scenes; in each the hero meets someone at a place, does some work and is
+    given something.
+    """
     hero, *hosts = names(rng, 6)
     hero, lost, said = hero.split()[0], TEXTS["lost"][0][number], Deck(rng, TEXTS["said"][0])
-    drawn = zip(hosts, *(rng.sample(TEXTS[name][0], 5) for name in ("places", "objects", "tasks")), strict=True)
+    drawn = zip(
+        hosts,
+        *(rng.sample(TEXTS[name][0], 5) for name in ("places", "objects", "tasks")),
+        strict=True,
+    )
     scenes = [
-        {"hero": hero, "host": host, "object": gift, "task": task, **dict(zip(PLACE, there.split("|"), strict=True))}
+        {
+            "hero": hero,
+            "host": host,
+            "object": gift,
+            "task": task,
+            **dict(zip(PLACE, there.split("|"), strict=True)),
+        }
         for host, there, gift, task in drawn
     ]
     text = "{In the evening|Around noon|Two days later|Before long}, <hero> came to <place>. {Here|There} <hero> met "
@@ -171,12 +222,16 @@ def narrativeqa(rng: random.Random, number: int, where: str) -> Row:
 
 
 def gov_report(rng: random.Random, number: int, where: str) -> Row:
-    """A report on five districts, with totals that are their sums; the four statements are the summary."""
+    """A report on five districts, with totals that are their sums; the four statements are the
+    summary.
+    """
     agency, things, state, harm, remedy = TEXTS["reports"][0][number].split("|")
     counts = [(rng.randrange(14, 40), rng.randrange(2, 13)) for _ in range(5)]
     total, bad = map(sum, zip(*counts, strict=True))
     summary = f"The {agency} looks after {total} {things} in five districts. Of these, {bad} were {state} when they "
-    summary += f"were checked. As a result, {harm}. The report recommends that the {agency} {remedy}."
+    summary += (
+        f"were checked. As a result, {harm}. The report recommends that the {agency} {remedy}."
+    )
     visits, parts = Deck(rng, TEXTS["visits"][0]), []
     for district, (checked, wrong) in zip(rng.sample(TOWNS.split(), 5), counts, strict=True):
         text = f"District of {district}: We checked {checked} {things}, and {wrong} of them were {state}. "
@@ -209,7 +264,10 @@ ENDS = (  # what the file ends with: up to the loop, and the line for each part
         'def check_<thing>(<thing>):\n    """Refuse a <thing> that lacks a part."""',
         '    require(<thing>.<part>, "<part>")',
     ),
-    ('def show_<thing>(<thing>):\n    """Print the parts of a <thing>."""', '    print("<part>:", <thing>.<part>)'),
+    (
+        'def show_<thing>(<thing>):\n    """Print the parts of a <thing>."""',
+        '    print("<part>:", <thing>.<part>)',
+    ),
 )
 FUNCTIONS = (
     '''def total_<field>(<thing>s):
@@ -235,12 +293,19 @@ FUNCTIONS = (
 
 
 def lcc(rng: random.Random, number: int, where: str) -> Row:
-    """One file; it ends in a function that goes through the parts of a class, before the last of them."""
+    """One file; it ends in a function that goes through the parts of a class, before the last of
+    them.
+    """
     thing, *words = PARTS[number].split()
     parts, field = rng.sample(words, 4), rng.choice(("price", "weight", "length", "age"))
     other = rng.choice(("crate", "ticket", "parcel", "bottle"))
     others = [fill(text, {"thing": other, "field": field}) for text in rng.sample(FUNCTIONS, 4)]
-    values = {"thing": thing, "Thing": thing.title(), "signature": ", ".join(parts), "names": " ".join(parts)}
+    values = {
+        "thing": thing,
+        "Thing": thing.title(),
+        "signature": ", ".join(parts),
+        "names": " ".join(parts),
+    }
     head, line = ENDS[number]
     *done, last = [fill(line, values | {"part": part}) for part in parts]
     end = "\n".join([fill(head, values), *done])
@@ -258,7 +323,9 @@ MAKERS: dict[str, Callable[[random.Random, int, str], Row]] = {
 
 
 def rows(rng: random.Random, name: str) -> dict[str, list[dict]]:
-    """Four test rows in the schema of the real ones; ``length`` counts the words of context and question."""
+    """Four test rows in the schema of the real ones; ``length`` counts the words of context and
+    question.
+    """
     places = ["start", "end", "middle", rng.choice(["start", "end"])]
     rng.shuffle(places)
     made = []

@@ -1,8 +1,8 @@
 """Problems in the form of MATH, in four of its subjects, at three levels.
 
-Easy: one step of primary-school arithmetic, with an answer of one digit. Medium: one or two steps with larger numbers.
-Hard: several steps, fractions, or a rule that one has to know. Three of five problems are easy, so that a very small
-model can solve some.
+Easy: one step of primary-school arithmetic, with an answer of one digit. Medium: one or two steps
+with larger numbers. Hard: several steps, fractions, or a rule that one has to know. Three of five
+problems are easy, so that a very small model can solve some.
 """
 
 import math
@@ -33,15 +33,22 @@ def _boxed(numerator: int, denominator: int = 1) -> str:
 def draw(rng: random.Random, template: list[str]) -> tuple[str, str]:
     """A problem and its solution."""
     drawn, *texts = template
-    names = {"between": lambda low, high: rng.randrange(low, high + 1), "choice": rng.choice, "sample": rng.sample}
+    names = {
+        "between": lambda low, high: rng.randrange(low, high + 1),
+        "choice": rng.choice,
+        "sample": rng.sample,
+    }
     names |= {"boxed": _boxed, "frac": _frac, "comb": math.comb, "factorial": math.factorial}
     exec(drawn, names)
-    problem, solution = (re.sub("<(.+?)>", lambda match: str(eval(match[1], names)), text) for text in texts)
+    problem, solution = (
+        re.sub("<(.+?)>", lambda match: str(eval(match[1], names)), text) for text in texts
+    )
     return problem, solution
 
 
 def rows(rng: random.Random, subject: str) -> dict[str, list[dict[str, str]]]:
-    """Five test rows: a problem of each easy type, one medium and one hard; a train row of every level.
+    """Five test rows: a problem of each easy type, one medium and one hard; a train row of every
+    level.
 
     The field "level" is the one that the official tasks keep, whatever the level here.
     """
@@ -49,7 +56,12 @@ def rows(rng: random.Random, subject: str) -> dict[str, list[dict[str, str]]]:
 
     def row(template: list[str]) -> dict[str, str]:
         problem, solution = draw(rng, template)
-        return {"problem": problem, "level": "Level 5", "solution": solution, "type": SUBJECTS[subject]}
+        return {
+            "problem": problem,
+            "level": "Level 5",
+            "solution": solution,
+            "type": SUBJECTS[subject],
+        }
 
     medium, hard = rng.sample(medium, 2), rng.sample(hard, 2)
     test = [row(template) for template in (*easy, medium[0], hard[0])]

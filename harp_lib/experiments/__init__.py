@@ -1,7 +1,7 @@
 """What is computed: a *unit* is what one job computes for one model, and a notebook asks for units.
 
-Each module of this folder says what the cells of its units are, and computes one. Experiments know of each other only
-what they read from the result store.
+Each module of this folder says what the cells of its units are, and computes one. Experiments know
+of each other only what they read from the result store.
 """
 
 from collections import Counter
@@ -18,7 +18,9 @@ class Unit(NamedTuple):
     module: str  # of this folder; its function has the unit's name
     needs: tuple[str, ...]  # units that the same model has to have first
     notebooks: tuple[str, ...]  # that ask for it
-    section: str = ""  # of the profile, where it says which tasks are asked: several jobs may share these
+    section: str = (
+        ""  # of the profile, where it says which tasks are asked: several jobs may share these
+    )
 
 
 UNITS = {
@@ -40,7 +42,9 @@ UNITS = {
 }
 """Units in the order in which they may be computed."""
 NOTEBOOKS = {
-    f"{number:02d}": tuple(name for name, unit in UNITS.items() if f"{number:02d}" in unit.notebooks)
+    f"{number:02d}": tuple(
+        name for name, unit in UNITS.items() if f"{number:02d}" in unit.notebooks
+    )
     for number in range(10)
 }
 """The units that each notebook asks for; what these need comes first by itself."""
@@ -63,16 +67,22 @@ def models_of(profile: dict[str, Any], unit: str) -> list[str]:
 
 
 def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False) -> None:
-    """Compute what is missing of some units, for all of their models, and what they need first; read the rest.
+    """Compute what is missing of some units, for all of their models, and what they need first;
+    read the rest.
 
-    ``units`` are keys of ``UNITS``, and ``seed`` is that of everything that is drawn. ``force`` computes every cell of
-    ``units`` again, whatever is stored; what they need is read all the same. Afterwards the report reads exactly the
-    cells of this run.
+    ``units`` are keys of ``UNITS``, and ``seed`` is that of everything that is drawn. ``force``
+    computes every cell of ``units`` again, whatever is stored; what they need is read all the same.
+    Afterwards the report reads exactly the cells of this run.
     """
     wanted = {(unit, model) for unit in units for model in models_of(profile, unit)}
     for unit in reversed(UNITS):
         models = [model for model in models_of(profile, unit) if (unit, model) in wanted]
-        wanted |= {(need, model) for need in UNITS[unit].needs for model in models if model in models_of(profile, need)}
+        wanted |= {
+            (need, model)
+            for need in UNITS[unit].needs
+            for model in models
+            if model in models_of(profile, need)
+        }
     stores: dict[str, dict[str, Any]] = {unit: {} for unit in UNITS}
     for model in dict.fromkeys(model for unit in UNITS for model in models_of(profile, unit)):
         for unit in UNITS:
@@ -89,16 +99,25 @@ def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False
 
 
 def compute(
-    unit: str, profile: dict, model: str, seed: int = 0, force: bool = False, part=(0, 1), stores: dict | None = None
+    unit: str,
+    profile: dict,
+    model: str,
+    seed: int = 0,
+    force: bool = False,
+    part=(0, 1),
+    stores: dict | None = None,
 ) -> dict[str, int]:
-    """One unit for one model, what it needs being stored; how many cells were ``computed``, ``read`` and ``failed``.
+    """One unit for one model, what it needs being stored; how many cells were ``computed``,
+    ``read`` and ``failed``.
 
-    ``part`` ``(i, n)`` is the i-th, from 0, of n groups of tasks, for a unit of ``IN_PARTS``. ``stores`` are those that
-    are open; new ones are added.
+    ``part`` ``(i, n)`` is the i-th, from 0, of n groups of tasks, for a unit of ``IN_PARTS``.
+    ``stores`` are those that are open; new ones are added.
     """
     stores = {} if stores is None else stores
     job = import_module(f"{__name__}.job")  # here, because it imports torch
-    work = job.Job(UNITS[unit].store, config.asked_of(model, profile), model, seed, force, part, stores)
+    work = job.Job(
+        UNITS[unit].store, config.asked_of(model, profile), model, seed, force, part, stores
+    )
     getattr(import_module(f"{__name__}.{UNITS[unit].module}"), unit)(work)
     counts = sum((store.counts for store in stores.values()), Counter())
     return {what: counts[what] for what in ("computed", "read", "failed")}

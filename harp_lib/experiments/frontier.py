@@ -1,6 +1,8 @@
-"""Notebook 09: layers that go by HARP, refitted, and by rivals: two kinds of held-out text, and a key to be found.
+"""Notebook 09: layers that go by HARP, refitted, and by rivals: two kinds of held-out text, and a
+key to be found.
 
-Rivals are contexts in which something else takes the place of attention, by hooks: for comparison, and no more.
+Rivals are contexts in which something else takes the place of attention, by hooks: for comparison,
+and no more.
 """
 
 import itertools
@@ -17,7 +19,6 @@ from transformers import PreTrainedModel
 
 from harp_lib import accounting
 from harp_lib.experiments.job import HELD_OUT, REFIT, SEARCHED, Job, Text, described
-from harp_lib.measure.text import Corpus, Window
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.layer_selection import lowest_layers
@@ -25,6 +26,8 @@ from harp_lib.methods.refit import RIDGE, Moments, Refit, explained_by_layer, re
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
+from harp_lib.text.corpora import Corpus
+from harp_lib.text.perplexity import Window
 
 KEY = "31629487501376492865"  # pass keys are four of its digits
 FILLER = "The river runs past the mill. Boats come up at noon, and leave before dark. Somebody mends a net. "
@@ -35,29 +38,51 @@ Read = Callable[[torch.Tensor], torch.Tensor]
 
 
 def frontier(job: Job) -> None:
-    """Every way to do without attention in the top layers: likelihoods of documents and of keys, and what it costs."""
+    """Every way to do without attention in the top layers: likelihoods of documents and of keys,
+    and what it costs.
+    """
     settings, model, total = job.profile["frontier"], job.model, job.num_layers
     texts = {corpus: job.text(corpus, HELD_OUT, settings["held_out"]) for corpus in job.corpora}
     texts["passkey"] = passkeys(job, **settings["passkey"])
-    whole = Text(texts["passkey"].corpus, [part for text in texts.values() for part in text.documents], job)
+    whole = Text(
+        texts["passkey"].corpus, [part for text in texts.values() for part in text.documents], job
+    )
     size = job.profile["baselines"]["calibration"][REFIT]
-    inputs = job.inputs | {"calibration": size, "seed": job.seed, "ridge": RIDGE, "context": job.context}
+    inputs = job.inputs | {
+        "calibration": size,
+        "seed": job.seed,
+        "ridge": RIDGE,
+        "context": job.context,
+    }
     inputs |= {"read": [described(job.corpus(name)) for name in job.corpora]}
     shares = settings["shares"].get(job.name, ())
-    counts = sorted({job.num_pruned, *(round(share * total) for share in shares)} - {0}, reverse=True)
-    seen = job.cell("dense", "explained", inputs, lambda: {"explained": explained_by_layer(model, job.refit_blocks(2))})
+    counts = sorted(
+        {job.num_pruned, *(round(share * total) for share in shares)} - {0}, reverse=True
+    )
+    seen = job.cell(
+        "dense",
+        "explained",
+        inputs,
+        lambda: {"explained": explained_by_layer(model, job.refit_blocks(2))},
+    )
     missed = [-share for share in seen["explained"]]
     alphas, cells = _searched(job, counts[0]), []
     changes = [(total, "dense", 0, partial(temporarily_pruned, model, PruningPlan(total, {})))]
     for count in counts:
         made = _changes(job, alphas[:count], lowest_layers(missed, count), inputs)
         changes += [(lowest, f"{kind}-{count:02d}", count, change) for lowest, kind, change in made]
-    for lowest, name, count, change in sorted(changes, key=itemgetter(0)):  # what lies below is run once
+    for lowest, name, count, change in sorted(
+        changes, key=itemgetter(0)
+    ):  # what lies below is run once
         measured = cache(lambda lowest=lowest, change=change: whole.nll_within(change(), lowest))
         start = 0
         for corpus, text in texts.items():
             part = slice(start, start := start + len(text.documents))
-            wanted = inputs | {"layers": count, "evaluated": described(text.corpus), "documents": len(text.documents)}
+            wanted = inputs | {
+                "layers": count,
+                "evaluated": described(text.corpus),
+                "documents": len(text.documents),
+            }
             cells.append((name, f"{corpus}-{HELD_OUT}", wanted, _part, measured, part))
     job.cells("frontier", cells)
 
@@ -75,24 +100,40 @@ def _searched(job: Job, count: int) -> list[float]:
 
     def search() -> dict[str, Any]:
         found = search_alphas(job.model, text.windows, count)
-        return {"alphas": found.alphas, "num_model_layers": job.num_layers, "seconds": found.seconds}
+        return {
+            "alphas": found.alphas,
+            "num_model_layers": job.num_layers,
+            "seconds": found.seconds,
+        }
 
-    return job.cell("harp", f"search-{first}", text.inputs | {"num_layers": count}, search)["alphas"]
+    return job.cell("harp", f"search-{first}", text.inputs | {"num_layers": count}, search)[
+        "alphas"
+    ]
 
 
-def _changes(job: Job, alphas: list[float], best: list[int], inputs: dict[str, Any]) -> Iterator[tuple]:
-    """What happens to as many top layers as there are alphas, or to the ``best`` explained; rivals at HARP's number.
+def _changes(
+    job: Job, alphas: list[float], best: list[int], inputs: dict[str, Any]
+) -> Iterator[tuple]:
+    """What happens to as many top layers as there are alphas, or to the ``best`` explained; rivals
+    at HARP's number.
 
-    Of each change the lowest layer, what it is called, and what makes the context in which the model is changed.
+    Of each change the lowest layer, what it is called, and what makes the context in which the
+    model is changed.
     """
     model, total, count = job.model, job.num_layers, len(alphas)
     top, harps = range(total - count, total), count == job.num_pruned
 
     def fit(layers: Sequence[int], kinds: int) -> Refit:
-        return job.refit() if harps and kinds == 1 else refit_values(model, job.refit_blocks(kinds), count, layers)
+        return (
+            job.refit()
+            if harps and kinds == 1
+            else refit_values(model, job.refit_blocks(kinds), count, layers)
+        )
 
     def about(refit: Callable[[], Refit]) -> dict[str, Any]:
-        return {"seconds": refit().seconds, "explained": refit().explained} | _left(job, refit().plan)
+        return {"seconds": refit().seconds, "explained": refit().explained} | _left(
+            job, refit().plan
+        )
 
     @cache
     def stream() -> LayerStream:
@@ -102,20 +143,34 @@ def _changes(job: Job, alphas: list[float], best: list[int], inputs: dict[str, A
 
     for kind, layers, kinds in ((CHOSEN, best, 2), (REFIT, top, 1), (f"{REFIT}-two", top, 2)):
         refit = cache(partial(fit, layers, kinds))
-        job.cell(f"{kind}-{count:02d}", "fit", inputs | {"layers": count, "kinds": kinds}, about, refit)
-        yield layers[0], kind, lambda refit=refit: temporarily_pruned(model, refit().plan, weights=refit().weights)
+        job.cell(
+            f"{kind}-{count:02d}", "fit", inputs | {"layers": count, "kinds": kinds}, about, refit
+        )
+        yield (
+            layers[0],
+            kind,
+            lambda refit=refit: temporarily_pruned(model, refit().plan, weights=refit().weights),
+        )
     for kind, values in (("alpha-0", [0.0] * count), ("harp", alphas)):
-        yield top[0], kind, partial(temporarily_pruned, model, PruningPlan.value_only(total, values))
+        yield (
+            top[0],
+            kind,
+            partial(temporarily_pruned, model, PruningPlan.value_only(total, values)),
+        )
     for kind, rival in RIVALS.items() if harps else ():
         yield top[0], kind, lambda rival=rival: rival(model, stream(), top)
 
 
 def _left(job: Job, plan: PruningPlan) -> dict[str, float]:
-    """Shares of the dense model's operations and bytes of cache that value-only layers leave, counted."""
+    """Shares of the dense model's operations and bytes of cache that value-only layers leave,
+    counted.
+    """
     config, tokens = job.model.config, job.profile["baselines"]["cost_tokens"]
     left, dense = (
         {
-            "prefill left": accounting.prefill_flops(config, each, tokens, True, True, tail_only=True),
+            "prefill left": accounting.prefill_flops(
+                config, each, tokens, True, True, tail_only=True
+            ),
             "decode left": accounting.decode_flops(config, each, tokens, True),
             "cache left": accounting.kv_bytes_per_token(config, each, job.model.dtype),
         }
@@ -125,9 +180,13 @@ def _left(job: Job, plan: PruningPlan) -> dict[str, float]:
 
 
 def passkeys(job: Job, tokens: int, depths: int, keys: int) -> Text:
-    """Texts of about ``tokens`` tokens that name a key, ``keys`` at each depth, and ask for it: it is predicted."""
+    """Texts of about ``tokens`` tokens that name a key, ``keys`` at each depth, and ask for it: it
+    is predicted.
+    """
     filler = FILLER * tokens
-    per_token = len(filler) / len(job.tokenizer(filler, add_special_tokens=False, verbose=False).input_ids)
+    per_token = len(filler) / len(
+        job.tokenizer(filler, add_special_tokens=False, verbose=False).input_ids
+    )
     room, texts, windows = int(tokens * per_token), [], []
     for depth, number in itertools.product(range(depths), range(keys)):
         first = 2 * (number + depth) % len(KEY)
@@ -149,11 +208,17 @@ def neighbours(x: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def mapped(
-    model: PreTrainedModel, stream: LayerStream, layers: Iterable[int], read: Read = with_one, as_nbl: bool = False
+    model: PreTrainedModel,
+    stream: LayerStream,
+    layers: Iterable[int],
+    read: Read = with_one,
+    as_nbl: bool = False,
 ) -> Iterator[None]:
-    """Attention by least squares of full rank, from the lowest layer up on the stream of the model as changed so far.
+    """Attention by least squares of full rank, from the lowest layer up on the stream of the model
+    as changed so far.
 
-    NBL (LIONS-EPFL, NeurIPS 2025) fits it to the stream *before* the norm, all layers on dense activations.
+    NBL (LIONS-EPFL, NeurIPS 2025) fits it to the stream *before* the norm, all layers on dense
+    activations.
     """
     stream = stream.fork()
 
@@ -163,18 +228,31 @@ def mapped(
             yield layer, _least_squares(stream, index, layer.self_attn, states, read)
 
     def linear(weight: torch.Tensor) -> Callable:
-        return lambda module, args, kwargs, output: (read(args[0] if args else kwargs["hidden_states"]) @ weight, None)
+        return lambda module, args, kwargs, output: (
+            read(args[0] if args else kwargs["hidden_states"]) @ weight,
+            None,
+        )
 
     with ExitStack() as hooks:
         for layer, weight in list(fitted()) if as_nbl else fitted():
             if as_nbl:  # without the norm
-                hooks.enter_context(layer.input_layernorm.register_forward_hook(lambda module, args, output: args[0]))
-            hooks.enter_context(layer.self_attn.register_forward_hook(linear(weight), with_kwargs=True))
+                hooks.enter_context(
+                    layer.input_layernorm.register_forward_hook(
+                        lambda module, args, output: args[0]
+                    )
+                )
+            hooks.enter_context(
+                layer.self_attn.register_forward_hook(linear(weight), with_kwargs=True)
+            )
         yield
 
 
-def _least_squares(stream: LayerStream, index: int, module: nn.Module, states: list | None, read: Read) -> torch.Tensor:
-    """The map (features, d) from what a module of a layer is given, or other ``states``, to what it puts out."""
+def _least_squares(
+    stream: LayerStream, index: int, module: nn.Module, states: list | None, read: Read
+) -> torch.Tensor:
+    """The map (features, d) from what a module of a layer is given, or other ``states``, to what it
+    puts out.
+    """
     moments, others = Moments(read), iter(states or ())
 
     def look(module: nn.Module, args: tuple, kwargs: dict, output: tuple | torch.Tensor) -> None:
@@ -188,7 +266,9 @@ def _least_squares(stream: LayerStream, index: int, module: nn.Module, states: l
 
 @contextmanager
 def windowed(model: PreTrainedModel, stream: LayerStream, layers: Iterable[int]) -> Iterator[None]:
-    """Each token sees the last ``WINDOW`` tokens and the first ``SINKS`` (StreamingLLM); queries and keys stay."""
+    """Each token sees the last ``WINDOW`` tokens and the first ``SINKS`` (StreamingLLM); queries
+    and keys stay.
+    """
 
     def narrow(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         hidden = args[0] if args else kwargs["hidden_states"]
@@ -196,7 +276,9 @@ def windowed(model: PreTrainedModel, stream: LayerStream, layers: Iterable[int])
         distance = place[:, None] - place  # (N, N)
         seen = (distance >= 0) & ((distance < WINDOW) | (place < SINKS))
         mask = torch.zeros(seen.shape, dtype=hidden.dtype, device=hidden.device)
-        return args, kwargs | {"attention_mask": mask.masked_fill(~seen, torch.finfo(mask.dtype).min)[None, None]}
+        return args, kwargs | {
+            "attention_mask": mask.masked_fill(~seen, torch.finfo(mask.dtype).min)[None, None]
+        }
 
     with ExitStack() as hooks:
         for index in layers:
@@ -206,8 +288,12 @@ def windowed(model: PreTrainedModel, stream: LayerStream, layers: Iterable[int])
 
 
 @contextmanager
-def from_boundary(model: PreTrainedModel, stream: LayerStream, layers: Iterable[int]) -> Iterator[None]:
-    """Keys and values of contiguous layers by least squares from the stream below them: SwiftKV in closed form."""
+def from_boundary(
+    model: PreTrainedModel, stream: LayerStream, layers: Iterable[int]
+) -> Iterator[None]:
+    """Keys and values of contiguous layers by least squares from the stream below them: SwiftKV in
+    closed form.
+    """
     layers = sorted(layers)
     stream, weights = stream.fork(), {}
     boundary = [_scaled(states) for states in stream.entering(layers[0])]
@@ -223,7 +309,9 @@ def from_boundary(model: PreTrainedModel, stream: LayerStream, layers: Iterable[
 
     with ExitStack() as hooks:
         below = decoder_layers(model)[layers[0]]
-        hooks.enter_context(below.register_forward_pre_hook(lambda _, args: states.append(_scaled(args[0]))))
+        hooks.enter_context(
+            below.register_forward_pre_hook(lambda _, args: states.append(_scaled(args[0])))
+        )
         for module, weight in weights.items():
             hooks.enter_context(module.register_forward_hook(replaying(weight)))
         yield
@@ -241,4 +329,6 @@ RIVALS = {
     "windowed": windowed,
     "boundary": from_boundary,
 }
-"""Contexts ``rival(model, stream, layers)`` by the name of their cells; the stream is at or below these layers."""
+"""Contexts ``rival(model, stream, layers)`` by the name of their cells; the stream is at or below
+these layers.
+"""

@@ -14,22 +14,29 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib import config
-from harp_lib.measure.models import load_model, release_memory
-from harp_lib.measure.text import Corpus, Window, calibration_blocks, excerpt, head_nll, load_corpus, rolling_windows
 from harp_lib.methods.alpha_search import model_digest
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.refit import RIDGE, Refit, refit_values
+from harp_lib.models.load import load_model, release_memory
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.results import ResultStore, digest, read_cell
+from harp_lib.text.corpora import Corpus, calibration_blocks, excerpt, load_corpus
+from harp_lib.text.perplexity import Window, head_nll, rolling_windows
 
 REFIT = "harp+refit"
-CALIBRATION, SEARCHED, HELD_OUT = "train", "test", "validation"  # the paper searches on WikiText's test pages
+CALIBRATION, SEARCHED, HELD_OUT = (
+    "train",
+    "test",
+    "validation",
+)  # the paper searches on WikiText's test pages
 
 
 @lru_cache(maxsize=1)
-def _load(name: str, dtype: str, device_map: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict]:
+def _load(
+    name: str, dtype: str, device_map: str | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict]:
     """A model, its tokenizer, and what every cell of it depends on."""
     model, tokenizer = load_model(name, dtype, device_map)
     inputs = {"model": name, "digest": model_digest(model), "dtype": str(model.dtype)}
@@ -45,7 +52,9 @@ def release() -> None:
 
 
 def or_failed(compute: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """The result of a cell, or ``{"failed": reason}``: it is shown as missing, and the other cells go on."""
+    """The result of a cell, or ``{"failed": reason}``: it is shown as missing, and the other cells
+    go on.
+    """
     try:
         return compute(*arguments)
     except torch.AcceleratorError:  # the device is lost to this process; the next run goes on
@@ -73,8 +82,12 @@ class Job:
         return self.profile["corpora"]
 
     def _loaded(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]:
-        spread = self.name in self.profile["alpha_search"]["extra_models"]  # too large for one device
-        return _load(self.name, self.profile["dtype"], "auto" if spread else self.profile["device_map"])
+        spread = (
+            self.name in self.profile["alpha_search"]["extra_models"]
+        )  # too large for one device
+        return _load(
+            self.name, self.profile["dtype"], "auto" if spread else self.profile["device_map"]
+        )
 
     @property
     def model(self) -> PreTrainedModel:
@@ -111,10 +124,18 @@ class Job:
         """Calibration text (samples, tokens)."""
         return calibration_blocks(corpus, self.tokenizer, samples, tokens, self.seed)
 
-    def text(self, name: str, split: str, size: tuple[int | None, int | None] | None = None) -> "Text":
-        """The beginning of the first documents of a corpus, by default as many as alpha is searched or reported on."""
+    def text(
+        self, name: str, split: str, size: tuple[int | None, int | None] | None = None
+    ) -> "Text":
+        """The beginning of the first documents of a corpus, by default as many as alpha is searched
+        or reported on.
+        """
         settings = self.profile["alpha_search"]
-        usual = settings["held_out"] if split == HELD_OUT else (settings["documents"], settings["tokens"])
+        usual = (
+            settings["held_out"]
+            if split == HELD_OUT
+            else (settings["documents"], settings["tokens"])
+        )
         return self._read(excerpt(self.corpus(name, split), self.tokenizer, *(size or usual)))
 
     def _read(self, corpus: Corpus) -> "Text":
@@ -122,7 +143,9 @@ class Job:
         return Text(corpus, windows, self)
 
     def second_sample(self, name: str) -> "Text | None":
-        """The next documents of the corpus and split that alpha is searched on, as many; None if none is left."""
+        """The next documents of the corpus and split that alpha is searched on, as many; None if
+        none is left.
+        """
         settings = self.profile["alpha_search"]
         others = without(self.corpus(name, SEARCHED), self.text(name, SEARCHED).corpus)
         try:
@@ -132,13 +155,17 @@ class Job:
         return self._read(sample) if sample.documents else None
 
     def unread(self, name: str, documents: int, tokens: int) -> "Text":
-        """Held-out documents; where there are too few, then test pages that no search of alpha reads."""
+        """Held-out documents; where there are too few, then test pages that no search of alpha
+        reads.
+        """
         held_out = self.text(name, HELD_OUT, (documents, tokens))
         missing = documents - len(held_out.documents)
         second = self.second_sample(name)
         if not missing or second is None:  # all test pages are searched
             return held_out
-        pages = without(self.corpus(name, SEARCHED), self.text(name, SEARCHED).corpus, second.corpus)
+        pages = without(
+            self.corpus(name, SEARCHED), self.text(name, SEARCHED).corpus, second.corpus
+        )
         more = excerpt(pages, self.tokenizer, missing, tokens)
         both = (*held_out.corpus.documents, *more.documents)
         return self._read(replace(more, split=f"{HELD_OUT} and {SEARCHED}", documents=both))
@@ -146,14 +173,24 @@ class Job:
     def store_of(self, experiment: str) -> ResultStore:
         """The store of any experiment; only the unit's own is forced."""
         force = self.force and experiment == self.store
-        return self.stores.setdefault(experiment, ResultStore(self.profile["name"], experiment, force))
+        return self.stores.setdefault(
+            experiment, ResultStore(self.profile["name"], experiment, force)
+        )
 
-    def cell(self, method: str, task: str, inputs: dict, compute: Callable, *arguments: Any) -> dict[str, Any]:
-        """The result of one cell of the unit's own store: ``compute(*arguments)``, unless it is stored."""
-        return self.store_of(self.store).cell(self.name, method, task, inputs, lambda partial: compute(*arguments))
+    def cell(
+        self, method: str, task: str, inputs: dict, compute: Callable, *arguments: Any
+    ) -> dict[str, Any]:
+        """The result of one cell of the unit's own store: ``compute(*arguments)``, unless it is
+        stored.
+        """
+        return self.store_of(self.store).cell(
+            self.name, method, task, inputs, lambda partial: compute(*arguments)
+        )
 
     def cells(self, description: str, wanted: Sequence[tuple]) -> list[dict[str, Any]]:
-        """Results of several cells behind a bar, one after the other; of each what :meth:`cell` takes."""
+        """Results of several cells behind a bar, one after the other; of each what :meth:`cell`
+        takes.
+        """
         results = []
         with tqdm(wanted, desc=description, unit="cell") as bar:
             for method, task, *others in bar:
@@ -165,7 +202,9 @@ class Job:
         """The result of a cell that another unit has stored for the same model."""
         cell = read_cell(self.store_of(store).file(self.name, method, task))
         if cell is None or "failed" in cell["result"]:
-            raise FileNotFoundError(f"{store} has no {method}/{task} of {self.name}: compute that first")
+            raise FileNotFoundError(
+                f"{store} has no {method}/{task} of {self.name}: compute that first"
+            )
         return cell["result"]
 
     def tasks(self, section: str) -> list[str]:
@@ -179,10 +218,14 @@ class Job:
         return PruningPlan.from_dict(stored) if stored else PruningPlan(self.num_layers, {})
 
     def refit_blocks(self, kinds: int = 1) -> torch.Tensor:
-        """Calibration text that layers are refitted on, of the baselines' kind or of as much in all of two kinds."""
+        """Calibration text that layers are refitted on, of the baselines' kind or of as much in all
+        of two kinds.
+        """
         samples, tokens = self.profile["baselines"]["calibration"][REFIT]
         read = map(self.corpus, self.corpora[:kinds])
-        return torch.cat([self.blocks(corpus, samples // kinds, tokens) for corpus in read])  # (samples, tokens)
+        return torch.cat(
+            [self.blocks(corpus, samples // kinds, tokens) for corpus in read]
+        )  # (samples, tokens)
 
     def refit(self) -> Refit:
         """HARP's layers refitted: once, and kept beside the results."""
@@ -202,7 +245,12 @@ class Job:
         inputs = self.inputs | described(self.corpus(self.corpora[0]))
         inputs |= {"size": self.profile["baselines"]["calibration"][REFIT], "seed": self.seed}
         inputs |= {"layers": self.num_pruned, "ridge": RIDGE}
-        return config.RESULTS / self.profile["name"] / ".refit" / f"{config.slug(self.name)}-{digest(inputs)}.pt"
+        return (
+            config.RESULTS
+            / self.profile["name"]
+            / ".refit"
+            / f"{config.slug(self.name)}-{digest(inputs)}.pt"
+        )
 
     def plan_inputs(self, plan: PruningPlan) -> dict[str, Any]:
         """What a cell records of the plan under which it was computed."""
@@ -211,7 +259,9 @@ class Job:
 
     def pruned(self, plan: PruningPlan) -> AbstractContextManager[None]:
         """:func:`temporarily_pruned`, with the weights of a plan that has some."""
-        return temporarily_pruned(self.model, plan, weights=self.refit().weights if plan.method == REFIT else None)
+        return temporarily_pruned(
+            self.model, plan, weights=self.refit().weights if plan.method == REFIT else None
+        )
 
     def alphas(self, corpus: str, method: str = "harp") -> dict[int, float]:
         """The alphas searched on a corpus, by layer, the top layer first."""
@@ -220,14 +270,24 @@ class Job:
 
 
 def without(corpus: Corpus, *read: Corpus) -> Corpus:
-    """The documents of a corpus that do not begin with one of those that were read, which may be cut."""
+    """The documents of a corpus that do not begin with one of those that were read, which may be
+    cut.
+    """
     beginnings = tuple(text for excerpted in read for text in excerpted.documents)
-    return replace(corpus, documents=tuple(text for text in corpus.documents if not text.startswith(beginnings)))
+    return replace(
+        corpus,
+        documents=tuple(text for text in corpus.documents if not text.startswith(beginnings)),
+    )
 
 
 def described(corpus: Corpus) -> dict[str, Any]:
     """What a cell records of a text that it was computed from."""
-    return {"corpus": corpus.name, "split": corpus.split, "source": corpus.source, "sha256": corpus.sha256}
+    return {
+        "corpus": corpus.name,
+        "split": corpus.split,
+        "source": corpus.source,
+        "sha256": corpus.sha256,
+    }
 
 
 class Text:
@@ -236,7 +296,9 @@ class Text:
     def __init__(self, corpus: Corpus, documents: list[list[Window]], job: Job) -> None:
         self.corpus, self.documents, self.job = corpus, documents, job
         self.windows = [window for document in documents for window in document]
-        self.tokens = [sum(window.scored for window in document) for document in documents]  # predicted
+        self.tokens = [
+            sum(window.scored for window in document) for document in documents
+        ]  # predicted
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -252,7 +314,9 @@ class Text:
         return LayerStream(self.job.model, self.windows)
 
     def passing(self, first: int, changed: AbstractContextManager) -> Iterator[list[torch.Tensor]]:
-        """What enters each layer from ``first`` on within a context, then what leaves the top; each batch (B, N, d)."""
+        """What enters each layer from ``first`` on within a context, then what leaves the top; each
+        batch (B, N, d).
+        """
         yield (hidden := self.stream.entering(first))
         with changed:
             for layer in range(first, self.job.num_layers):
@@ -261,13 +325,16 @@ class Text:
     def by_document(self, values: Iterable[float]) -> list[float]:
         """Of a value for each window, the sums over documents."""
         windows = iter(values)
-        return [sum(next(windows) for window in document if window.scored) for document in self.documents]
+        return [
+            sum(next(windows) for window in document if window.scored)
+            for document in self.documents
+        ]
 
     def nll(self, plan: PruningPlan) -> dict[str, list]:
         """Negative log-likelihood and predicted tokens of each document under ``plan``.
 
-        What lies below the lowest pruned layer is run once for all plans that begin there or higher: ask for those that
-        begin lowest first, and for the dense model last.
+        What lies below the lowest pruned layer is run once for all plans that begin there or
+        higher: ask for those that begin lowest first, and for the dense model last.
         """
         return self.nll_within(self.job.pruned(plan), min(plan.layers, default=self.job.num_layers))
 

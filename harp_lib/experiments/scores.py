@@ -1,4 +1,6 @@
-"""Notebooks 05 to 07: every plan scored on every benchmark; other layers than the top ones; one layer at a time."""
+"""Notebooks 05 to 07: every plan scored on every benchmark; other layers than the top ones; one
+layer at a time.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,23 +13,28 @@ import pandas as pd
 
 from harp_lib import config
 from harp_lib.accounting import head_ratio, removed_fraction
-from harp_lib.experiments.job import HELD_OUT, REFIT, Job, Text, described, or_failed
-from harp_lib.measure.evaluation import (
+from harp_lib.evaluation.benchmarks import (
     ALL_BENCHMARKS,
     BENCHMARKS,
     DISCRIMINATIVE,
     LONGBENCH,
     Benchmark,
-    Evaluator,
     MissingTaskError,
 )
-from harp_lib.measure.text import Corpus
-from harp_lib.methods import EVALUATED
+from harp_lib.evaluation.evaluator import Evaluator
+from harp_lib.experiments.job import HELD_OUT, REFIT, Job, Text, described, or_failed
 from harp_lib.methods.layer_selection import SCORED, layer_scores, lowest_layers
+from harp_lib.names import EVALUATED
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.results import digest, write_json
+from harp_lib.text.corpora import Corpus
 
-STRATEGIES = ("bottom", "hessian", "similarity", "top")  # the paper's, in its order; all of them at alpha = 1
+STRATEGIES = (
+    "bottom",
+    "hessian",
+    "similarity",
+    "top",
+)  # the paper's, in its order; all of them at alpha = 1
 SINGLE_ALPHAS = (1.0, 0.0)  # queries and keys removed; the whole attention removed
 
 
@@ -39,7 +46,9 @@ def scores(job: Job, section: str = "evaluation") -> None:
     written = [task for task in tasks if not ALL_BENCHMARKS[task].choices]
     writers = job.profile[section].get("written_by", {}).get(job.name, plans)
     _score(job, chosen, plans, section)
-    _score(job, written, {method: plan for method, plan in plans.items() if method in writers}, section)
+    _score(
+        job, written, {method: plan for method, plan in plans.items() if method in writers}, section
+    )
 
 
 def longbench(job: Job) -> None:
@@ -50,22 +59,36 @@ def longbench(job: Job) -> None:
 def likelihoods(job: Job) -> None:
     """Likelihood of the reference answers under every method's plan, where answers are written."""
     plans = {method: job.plan(method) for method in ("dense", *EVALUATED)}
-    _measure_likelihoods(job, [task for task in job.tasks("likelihoods") if task in BENCHMARKS], plans)
+    _measure_likelihoods(
+        job, [task for task in job.tasks("likelihoods") if task in BENCHMARKS], plans
+    )
 
 
 def longbench_likelihoods(job: Job) -> None:
     """The same on LongBench."""
     plans = {method: job.plan(method) for method in ("dense", *EVALUATED)}
-    _measure_likelihoods(job, [task for task in job.tasks("likelihoods") if task in LONGBENCH], plans)
+    _measure_likelihoods(
+        job, [task for task in job.tasks("likelihoods") if task in LONGBENCH], plans
+    )
 
 
 def ablations(job: Job) -> None:
-    """The strategies of :func:`layers`: ``top`` on all tasks, the others on discriminative ones, as in the paper."""
+    """The strategies of :func:`layers`: ``top`` on all tasks, the others on discriminative ones, as
+    in the paper.
+    """
     tasks, total = job.tasks("evaluation"), job.num_layers
-    shared = {"dense": PruningPlan(total, {}), "harp": PruningPlan.value_only(total, job.alphas(job.corpora[0]))}
+    shared = {
+        "dense": PruningPlan(total, {}),
+        "harp": PruningPlan.value_only(total, job.alphas(job.corpora[0])),
+    }
     _score(replace(job, store="main_tables", force=False), tasks, shared)  # for notebook 05 too
-    chosen = {strategy: job.read("ablations", strategy, "selection")["layers"] for strategy in STRATEGIES}
-    plans = {name: PruningPlan.value_only(total, dict.fromkeys(layers, 1.0)) for name, layers in chosen.items()}
+    chosen = {
+        strategy: job.read("ablations", strategy, "selection")["layers"] for strategy in STRATEGIES
+    }
+    plans = {
+        name: PruningPlan.value_only(total, dict.fromkeys(layers, 1.0))
+        for name, layers in chosen.items()
+    }
     of_likelihoods = replace(job, store="likelihoods", force=False)
     written = [task for task in job.tasks("likelihoods") if task in BENCHMARKS]
     _measure_likelihoods(of_likelihoods, written, shared | {"top": plans["top"]})
@@ -73,13 +96,17 @@ def ablations(job: Job) -> None:
     _score(job, [task for task in tasks if ALL_BENCHMARKS[task].kind == DISCRIMINATIVE], plans)
 
 
-def _score(job: Job, tasks: Iterable[str], plans: Mapping[str, PruningPlan], section: str = "evaluation") -> None:
+def _score(
+    job: Job, tasks: Iterable[str], plans: Mapping[str, PruningPlan], section: str = "evaluation"
+) -> None:
     """Score plans on tasks."""
     _measure(job, tasks, plans, section, "scores", _result)
 
 
 def _measure_likelihoods(job: Job, tasks: Iterable[str], plans: Mapping[str, PruningPlan]) -> None:
-    """Likelihoods of the reference answers of tasks under plans, of which the first is the dense model's."""
+    """Likelihoods of the reference answers of tasks under plans, of which the first is the dense
+    model's.
+    """
     _measure(job, tasks, plans, "likelihoods", "likelihoods", _likelihoods)
 
 
@@ -91,7 +118,9 @@ def _measure(
     description: str,
     compute: Callable[[Job, Evaluator, PruningPlan, Benchmark], dict[str, Any]],
 ) -> None:
-    """One cell for each task and plan. A cell that fails says why and is shown as missing; the others go on."""
+    """One cell for each task and plan. A cell that fails says why and is shown as missing; the
+    others go on.
+    """
     evaluator = Evaluator(job.profile, job.seed, section)
     cells = []
     for task, (method, plan) in product(tasks, plans.items()):
@@ -102,11 +131,25 @@ def _measure(
         elif twin:
             cells.append((method, task, inputs, _of_this_run, job, twin, task))
         else:
-            cells.append((method, task, inputs, or_failed, compute, job, evaluator, plan, ALL_BENCHMARKS[task]))
+            cells.append(
+                (
+                    method,
+                    task,
+                    inputs,
+                    or_failed,
+                    compute,
+                    job,
+                    evaluator,
+                    plan,
+                    ALL_BENCHMARKS[task],
+                )
+            )
     job.cells(description, cells)
 
 
-def _inputs(job: Job, evaluator: Evaluator, task: str, plan: PruningPlan) -> tuple[dict[str, Any], str | None]:
+def _inputs(
+    job: Job, evaluator: Evaluator, task: str, plan: PruningPlan
+) -> tuple[dict[str, Any], str | None]:
     """What a cell of a task depends on, and why it cannot be computed where there are no rows."""
     inputs = job.inputs | job.plan_inputs(plan)
     try:
@@ -126,14 +169,21 @@ def _method_with_equal_plan(plans: Mapping[str, PruningPlan], method: str) -> st
 
 
 def _of_this_run(job: Job, method: str, task: str) -> dict[str, Any]:
-    """What this run has already found of another method on a task: its result, or why there is none."""
+    """What this run has already found of another method on a task: its result, or why there is
+    none.
+    """
     return job.store_of(job.store).cells[job.name, method, task]["result"]
 
 
-def _result(job: Job, evaluator: Evaluator, plan: PruningPlan, benchmark: Benchmark) -> dict[str, Any]:
+def _result(
+    job: Job, evaluator: Evaluator, plan: PruningPlan, benchmark: Benchmark
+) -> dict[str, Any]:
     """The scores, and what the plan removes."""
     model = job.model
-    ratios = {"removed_fraction": removed_fraction(model.config, plan), "head_ratio": head_ratio(model.config, plan)}
+    ratios = {
+        "removed_fraction": removed_fraction(model.config, plan),
+        "head_ratio": head_ratio(model.config, plan),
+    }
     with job.pruned(plan):
         result = evaluator.evaluate(model, job.tokenizer, benchmark)
     if not plan.layers and benchmark.chain_of_thought:
@@ -141,8 +191,12 @@ def _result(job: Job, evaluator: Evaluator, plan: PruningPlan, benchmark: Benchm
     return result | ratios
 
 
-def _likelihoods(job: Job, evaluator: Evaluator, plan: PruningPlan, benchmark: Benchmark) -> dict[str, Any]:
-    """Bits per byte of the reference answers; where the paper asks for a chain of thought, after the dense model's."""
+def _likelihoods(
+    job: Job, evaluator: Evaluator, plan: PruningPlan, benchmark: Benchmark
+) -> dict[str, Any]:
+    """Bits per byte of the reference answers; where the paper asks for a chain of thought, after
+    the dense model's.
+    """
     replies = _dense_replies(job, evaluator, benchmark) if benchmark.chain_of_thought else None
     with job.pruned(plan):
         return evaluator.likelihoods(job.model, job.tokenizer, benchmark, replies)
@@ -162,11 +216,18 @@ def _dense_replies(job: Job, evaluator: Evaluator, benchmark: Benchmark) -> dict
 def _replies_file(job: Job, evaluator: Evaluator, benchmark: Benchmark) -> Path:
     """Its name says what the replies depend on."""
     inputs = job.inputs | evaluator.inputs(benchmark)
-    return config.RESULTS / job.profile["name"] / ".replies" / f"{config.slug(job.name)}-{digest(inputs)}.json"
+    return (
+        config.RESULTS
+        / job.profile["name"]
+        / ".replies"
+        / f"{config.slug(job.name)}-{digest(inputs)}.json"
+    )
 
 
 def layers(job: Job) -> None:
-    """Which layers the strategies choose, what each searched alpha brings, and what one layer alone costs."""
+    """Which layers the strategies choose, what each searched alpha brings, and what one layer alone
+    costs.
+    """
     first, settings, count = job.corpora[0], job.profile["ablations"], job.num_pruned
     corpus, searched, cells = job.corpus(first), job.alphas(first), []
     for strategy in STRATEGIES:
@@ -180,10 +241,21 @@ def layers(job: Job) -> None:
         "gain": job.text(first, HELD_OUT, settings["gain"]),
         "single-layer": job.unread(first, *settings["single_layer"]),
     }
-    for method, compute, inputs in (("gain", _gain, gain), ("single-layer", _single_layers, single)):
+    for method, compute, inputs in (
+        ("gain", _gain, gain),
+        ("single-layer", _single_layers, single),
+    ):
         text = texts[method]
         cells = [
-            (method, f"document-{i:02d}", text.inputs | {"document": i} | inputs, compute, text, i, inputs["alphas"])
+            (
+                method,
+                f"document-{i:02d}",
+                text.inputs | {"document": i} | inputs,
+                compute,
+                text,
+                i,
+                inputs["alphas"],
+            )
             for i in range(len(text.documents))
         ]
         job.cells(method, cells)
@@ -201,10 +273,15 @@ def _select(job: Job, strategy: str, corpus: Corpus) -> dict[str, Any]:
 
 
 def _gain(whole: Text, document: int, searched: Mapping[int, float]) -> dict[str, Any]:
-    """Likelihood with the searched alpha in the k highest of the pruned layers, and 1 in those below."""
+    """Likelihood with the searched alpha in the k highest of the pruned layers, and 1 in those
+    below.
+    """
     text, order = whole[document : document + 1], sorted(searched, reverse=True)
     ones = dict.fromkeys(order, 1.0)
-    plans = {f"top-{k}": ones | {layer: searched[layer] for layer in order[:k]} for k in range(len(order) + 1)}
+    plans = {
+        f"top-{k}": ones | {layer: searched[layer] for layer in order[:k]}
+        for k in range(len(order) + 1)
+    }
     nll = {name: _nll(text, alphas) for name, alphas in (plans | {"dense": {}}).items()}
     return {"nll": nll, "tokens": sum(text.tokens)}
 
@@ -213,7 +290,9 @@ def _single_layers(whole: Text, document: int, alphas: Sequence[float]) -> dict[
     """Likelihood by alpha and layer, that layer value-only and all others dense."""
     text = whole[document : document + 1]
     layers = range(text.job.num_layers)  # the lowest first, see Text.nll
-    nll = pd.DataFrame([{f"{alpha:g}": _nll(text, {layer: alpha}) for alpha in alphas} for layer in layers])
+    nll = pd.DataFrame(
+        [{f"{alpha:g}": _nll(text, {layer: alpha}) for alpha in alphas} for layer in layers]
+    )
     return {"dense": _nll(text, {}), "tokens": sum(text.tokens), **nll.to_dict("list")}
 
 

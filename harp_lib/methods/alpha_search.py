@@ -15,14 +15,25 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib import __version__
-from harp_lib.measure.models import evaluating
-from harp_lib.measure.text import Batch, Tokens, head_nll, make_batches, perplexity_from_nll, total_nll
+from harp_lib.models.load import evaluating
 from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_value_only
+from harp_lib.text.perplexity import (
+    Batch,
+    Tokens,
+    head_nll,
+    make_batches,
+    perplexity_from_nll,
+    total_nll,
+)
 
 ALPHA_GRID = tuple(i / 10 for i in range(11))
-VOLATILE = {"_name_or_path", "transformers_version", "architectures"}  # of a config: where it came from, not what it is
+VOLATILE = {
+    "_name_or_path",
+    "transformers_version",
+    "architectures",
+}  # of a config: where it came from, not what it is
 
 
 @dataclass(frozen=True)
@@ -78,25 +89,29 @@ def search_alphas(
     grid : sequence of float
         Candidate alphas, rising. Of equal perplexities the smallest alpha wins.
     reuse_prefix : bool
-        Compute the hidden states below the searched layers once, since no alpha changes them, and run each
-        candidate from there. ``False`` runs the whole model for each candidate, which is what Algorithm 1 says.
+        Compute the hidden states below the searched layers once, since no alpha changes them, and
+        run each candidate from there. ``False`` runs the whole model for each candidate, which is
+        what Algorithm 1 says.
     resume : path, optional
-        File that takes each finished candidate. A search that was interrupted continues from it; what the file holds
-        of other weights, tokens, grids or options is not looked at.
+        File that takes each finished candidate. A search that was interrupted continues from it;
+        what the file holds of other weights, tokens, grids or options is not looked at.
     cache_device : device, optional
-        Where the reused hidden states live, ``num_layers`` arrays of tokens × d; default: the model's device.
+        Where the reused hidden states live, ``num_layers`` arrays of tokens × d; default: the
+        model's device.
     progress : bool
         Show a progress bar with the best perplexity so far.
 
     Raises
     ------
     ValueError
-        For an empty text, a bad grid, more layers than the model has, a pruned or unsupported model, or a perplexity
-        that is not finite (the layer and alpha are named).
+        For an empty text, a bad grid, more layers than the model has, a pruned or unsupported
+        model, or a perplexity that is not finite (the layer and alpha are named).
     """
     grid, total = [float(alpha) for alpha in grid], len(decoder_layers(model))
     if not grid or not all(map(math.isfinite, grid)) or grid != sorted(set(grid)):
-        raise ValueError(f"the alpha grid has to be finite numbers, one at least, rising, each once; got {grid}")
+        raise ValueError(
+            f"the alpha grid has to be finite numbers, one at least, rising, each once; got {grid}"
+        )
     check_plan(model, PruningPlan.value_only(total, [1.0] * num_layers))
     batches, searched = make_batches(tokens), list(range(total - 1, total - 1 - num_layers, -1))
     scored = sum(batch.num_scored for batch in batches)
@@ -106,17 +121,27 @@ def search_alphas(
     begin = time.perf_counter()
     entering = _entering(model, batches, searched, cache_device) if reuse_prefix else {}
     seconds = time.perf_counter() - begin
-    best, curves = {}, {layer: {} for layer in searched}  # alpha by layer; perplexity by layer and alpha
+    best, curves = (
+        {},
+        {layer: {} for layer in searched},
+    )  # alpha by layer; perplexity by layer and alpha
     candidates = [(layer, alpha) for layer in searched for alpha in grid]
     bar = tqdm(candidates, desc="alpha search", unit="candidate", disable=not progress)
     for layer, alpha in bar:
-        curve, evaluate = curves[layer], partial(_nll, model, batches, best | {layer: alpha}, entering.get(layer))
+        curve, evaluate = (
+            curves[layer],
+            partial(_nll, model, batches, best | {layer: alpha}, entering.get(layer)),
+        )
         curve[alpha] = perplexity_from_nll(journal.remember(layer, alpha, evaluate), scored)
         if not math.isfinite(curve[alpha]):
             wanted = "try a wider dtype (float32 or bfloat16 instead of float16)"
-            raise ValueError(f"perplexity is {curve[alpha]} with alpha = {alpha} in layer {layer}; {wanted}")
+            raise ValueError(
+                f"perplexity is {curve[alpha]} with alpha = {alpha} in layer {layer}; {wanted}"
+            )
         best[layer] = min(curve, key=curve.get)
-        bar.set_postfix_str(f"layer {layer}, best perplexity {curve[best[layer]]:.4g}", refresh=False)
+        bar.set_postfix_str(
+            f"layer {layer}, best perplexity {curve[best[layer]]:.4g}", refresh=False
+        )
     passes = count_passes(total, num_layers, len(grid))[reuse_prefix]
     seconds += sum(entry["seconds"] for entry in journal.entries.values())
     return AlphaSearch(list(best.values()), curves, seconds, passes, total)
@@ -124,7 +149,10 @@ def search_alphas(
 
 @torch.no_grad()
 def _entering(
-    model: PreTrainedModel, batches: list[Batch], layers: list[int], device: str | torch.device | None
+    model: PreTrainedModel,
+    batches: list[Batch],
+    layers: list[int],
+    device: str | torch.device | None,
 ) -> dict[int, list[torch.Tensor]]:
     """Hidden states (B, N, d) of each batch as they enter some layers of the dense model."""
     found: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
@@ -134,7 +162,9 @@ def _entering(
 
     with evaluating(model), ExitStack() as hooks:
         for layer in layers:
-            hooks.enter_context(decoder_layers(model)[layer].register_forward_pre_hook(partial(keep, layer)))
+            hooks.enter_context(
+                decoder_layers(model)[layer].register_forward_pre_hook(partial(keep, layer))
+            )
         for batch in tqdm(batches, desc="hidden states", unit="batch", leave=False, delay=10):
             model.get_decoder()(input_ids=batch.ids.to(model.device), use_cache=False)
     return found
@@ -142,9 +172,14 @@ def _entering(
 
 @torch.no_grad()
 def _nll(
-    model: PreTrainedModel, batches: list[Batch], alphas: dict[int, float], entering: list[torch.Tensor] | None
+    model: PreTrainedModel,
+    batches: list[Batch],
+    alphas: dict[int, float],
+    entering: list[torch.Tensor] | None,
 ) -> float:
-    """Negative log-likelihood in nats with the top layers value-only, from what enters the lowest of them if given."""
+    """Negative log-likelihood in nats with the top layers value-only, from what enters the lowest
+    of them if given.
+    """
     with evaluating(model), temporarily_value_only(model, alphas):
         if entering is None:
             return total_nll(model, batches)
@@ -171,17 +206,28 @@ def model_digest(model: PreTrainedModel) -> str:
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         if not weight.is_meta:  # offloaded weights are elsewhere; the others have to do
             bits = weight.contiguous().view(getattr(torch, f"int{8 * weight.itemsize}"))
-            digest.update(bits.sum(dim=-1).cpu().numpy().tobytes())  # of each row: exact on any device, and quick
+            digest.update(
+                bits.sum(dim=-1).cpu().numpy().tobytes()
+            )  # of each row: exact on any device, and quick
     return digest.hexdigest()[:16]
 
 
 class Journal:
-    """The likelihood of each candidate of a search, also on disk if a path is given: one JSON object a line."""
+    """The likelihood of each candidate of a search, also on disk if a path is given: one JSON
+    object a line.
+    """
 
     def __init__(self, path: str | Path | None, inputs: list) -> None:
-        self.path, self.search = path and Path(path), hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
+        self.path, self.search = (
+            path and Path(path),
+            hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16],
+        )
         self.entries: dict[tuple[int, float], dict] = {}
-        for line in self.path.read_text(encoding="utf-8").splitlines() if path and self.path.exists() else []:
+        for line in (
+            self.path.read_text(encoding="utf-8").splitlines()
+            if path and self.path.exists()
+            else []
+        ):
             with suppress(json.JSONDecodeError):  # a line that a kill cut off
                 entry = json.loads(line)
                 if entry.get("search") == self.search:
@@ -195,6 +241,8 @@ class Journal:
             self.entries[layer, alpha] = entry | {"seconds": time.perf_counter() - begin}
             if self.path:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                with self.path.open("a", encoding="utf-8") as file:  # the newline first: what a kill cut off ends there
+                with self.path.open(
+                    "a", encoding="utf-8"
+                ) as file:  # the newline first: what a kill cut off ends there
                     file.write("\n" + json.dumps(self.entries[layer, alpha]))
         return self.entries[layer, alpha]["nll"]

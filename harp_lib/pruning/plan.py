@@ -15,20 +15,23 @@ FORMAT = "harp-plan/1"
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """What one decoder layer loses: its attention, some of its key/value groups, or some of its FFN channels.
+    """What one decoder layer loses: its attention, some of its key/value groups, or some of its FFN
+    channels.
 
     Attributes
     ----------
     alpha : float, optional
-        Makes the layer value-only: queries and keys go, and the attention branch is scaled, as in the paper's Section
-        2.3, ``H + alpha * H W_V W_O``. Zero removes values and output projection too.
+        Makes the layer value-only: queries and keys go, and the attention branch is scaled, as in
+        the paper's Section 2.3, ``H + alpha * H W_V W_O``. Zero removes values and output
+        projection too.
     removed_groups : tuple of int
         Key/value heads that go, each with its query heads and the columns of W_O that read them.
     removed_channels : tuple of int
-        Channels of a gated FFN that go: rows of its gate and up projection, columns of its down projection.
+        Channels of a gated FFN that go: rows of its gate and up projection, columns of its down
+        projection.
     group_means, channel_means : tuple of float, optional
-        Mean inputs of the removed columns of W_O and of the down projection, in their order. Times these columns they
-        are a bias that makes up for what goes, as FLAP's. None: nothing does.
+        Mean inputs of the removed columns of W_O and of the down projection, in their order. Times
+        these columns they are a bias that makes up for what goes, as FLAP's. None: nothing does.
     """
 
     alpha: float | None = None
@@ -41,12 +44,20 @@ class LayerPlan:
         if self.alpha is not None and not math.isfinite(self.alpha):
             raise ValueError(f"alpha is {self.alpha!r}; it has to be a finite number")
         if self.alpha is not None and (self.removed_groups or self.group_means is not None):
-            raise ValueError("a value-only layer (alpha) has no key/value groups left to remove or to make up for")
+            raise ValueError(
+                "a value-only layer (alpha) has no key/value groups left to remove or to make up for"
+            )
         for part in ("group", "channel"):
-            name, removed, means = f"removed_{part}s", getattr(self, f"removed_{part}s"), getattr(self, f"{part}_means")
+            name, removed, means = (
+                f"removed_{part}s",
+                getattr(self, f"removed_{part}s"),
+                getattr(self, f"{part}_means"),
+            )
             removed = tuple(map(operator.index, removed))
             if list(removed) != sorted(set(removed)) or min(removed, default=0) < 0:
-                raise ValueError(f"{name} has to be indices from 0, rising, each once; got {reprlib.repr(removed)}")
+                raise ValueError(
+                    f"{name} has to be indices from 0, rising, each once; got {reprlib.repr(removed)}"
+                )
             object.__setattr__(self, name, removed)
             if means is not None:
                 if not removed or len(means) % len(removed) or not all(map(math.isfinite, means)):
@@ -57,14 +68,17 @@ class LayerPlan:
     def to_dict(self) -> dict[str, Any]:
         """The fields that say something, as JSON values."""
         said = {name: value for name, value in vars(self).items() if value not in (None, ())}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value for name, value in said.items()
+        }
 
 
 @dataclass(frozen=True)
 class PruningPlan:
     """What each decoder layer loses, and how what remains is scaled.
 
-    A plan holds no weights. Layers are counted from the bottom, and layers that are not named stay as they are.
+    A plan holds no weights. Layers are counted from the bottom, and layers that are not named stay
+    as they are.
 
     Attributes
     ----------
@@ -83,11 +97,17 @@ class PruningPlan:
     def __post_init__(self) -> None:
         total = self.num_layers
         if other := [layer for layer in self.layers if layer not in range(total)]:
-            raise ValueError(f"layer {other[0]} is not in a model of {total} layers (0 … {total - 1})")
-        object.__setattr__(self, "layers", {int(layer): self.layers[layer] for layer in sorted(self.layers)})
+            raise ValueError(
+                f"layer {other[0]} is not in a model of {total} layers (0 … {total - 1})"
+            )
+        object.__setattr__(
+            self, "layers", {int(layer): self.layers[layer] for layer in sorted(self.layers)}
+        )
 
     @classmethod
-    def value_only(cls, num_layers: int, alphas: Sequence[float] | Mapping[int, float]) -> "PruningPlan":
+    def value_only(
+        cls, num_layers: int, alphas: Sequence[float] | Mapping[int, float]
+    ) -> "PruningPlan":
         """Plan that makes layers value-only.
 
         Parameters
@@ -95,17 +115,21 @@ class PruningPlan:
         num_layers : int
             Decoder layers of the model.
         alphas : sequence or mapping of float
-            A sequence is read top-down, as the paper prints it: the first entry is the highest layer. A mapping goes
-            from layer index (from the bottom) to alpha.
+            A sequence is read top-down, as the paper prints it: the first entry is the highest
+            layer. A mapping goes from layer index (from the bottom) to alpha.
 
         Raises
         ------
         ValueError
-            For an index outside the model, as of more alphas than layers, or an alpha that is not finite.
+            For an index outside the model, as of more alphas than layers, or an alpha that is not
+            finite.
         """
         if not isinstance(alphas, Mapping):
             alphas = {num_layers - 1 - depth: alpha for depth, alpha in enumerate(alphas)}
-        return cls(operator.index(num_layers), {layer: LayerPlan(float(alpha)) for layer, alpha in alphas.items()})
+        return cls(
+            operator.index(num_layers),
+            {layer: LayerPlan(float(alpha)) for layer, alpha in alphas.items()},
+        )
 
     @property
     def alphas(self) -> dict[int, float]:
@@ -120,7 +144,12 @@ class PruningPlan:
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON values."""
         layers = [{"layer": layer, **plan.to_dict()} for layer, plan in self.layers.items()]
-        return {"format": FORMAT, "method": self.method, "num_layers": self.num_layers, "layers": layers}
+        return {
+            "format": FORMAT,
+            "method": self.method,
+            "num_layers": self.num_layers,
+            "layers": layers,
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "PruningPlan":
@@ -128,7 +157,9 @@ class PruningPlan:
         if not isinstance(values, Mapping) or values.get("format") != FORMAT:
             raise ValueError(f"not a pruning plan: the field 'format' has to be {FORMAT!r}")
         try:
-            layers = {entry.pop("layer"): LayerPlan(**entry) for entry in map(dict, values["layers"])}
+            layers = {
+                entry.pop("layer"): LayerPlan(**entry) for entry in map(dict, values["layers"])
+            }
             return cls(values["num_layers"], layers, values["method"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a complete pruning plan: {error!r}") from None

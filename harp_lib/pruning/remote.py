@@ -1,6 +1,7 @@
 """Pruned versions of stock transformers classes, also as the remote code of saved checkpoints.
 
-``Harp<Name>`` is made of ``transformers.<Name>`` on demand, and builds its pruned layers from the plan in its config.
+``Harp<Name>`` is made of ``transformers.<Name>`` on demand, and builds its pruned layers from the
+plan in its config.
 """
 
 from collections.abc import Callable
@@ -19,8 +20,9 @@ from .layers import LoneAttention
 from .plan import PruningPlan
 from .surgery import swap_modules
 
-# Takes the place of the activation's name in a saved config.json. Code that does not know pruned checkpoints
-# would fill the missing queries and keys with random numbers and run; now it stops here, with the reason.
+# Takes the place of the activation's name in a saved config.json. Code that does not know pruned
+# checkpoints would fill the missing queries and keys with random numbers and run; now it stops
+# here, with the reason.
 REFUSAL = (
     "attention was pruned by HARP: load with AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True) "
     "or harp_lib.load_pruned(path)"
@@ -29,7 +31,9 @@ ACTIVATION_FIELDS = ("hidden_act", "hidden_activation")
 
 
 class PrunedConfig:
-    """Mixin for a stock config: carries the plan, and hides the activation from code that ignores the plan."""
+    """Mixin for a stock config: carries the plan, and hides the activation from code that ignores
+    the plan.
+    """
 
     _auto_class = "AutoConfig"
     fold_output = False  # checkpoints of earlier versions do not say
@@ -58,13 +62,17 @@ class PrunedModel:
         swap_modules(self, PruningPlan.from_dict(config.pruning_plan), config.fold_output)
 
     def _get_static_cache_init_shape(self) -> None:
-        """Layers differ in their heads: a static cache takes its shapes from the first keys of each, not beforehand."""
+        """Layers differ in their heads: a static cache takes its shapes from the first keys of
+        each, not beforehand.
+        """
 
 
 def tail_only(stock_forward: Callable) -> Callable:
-    """The forward pass that spares the pruned layers at the top all but the last ``logits_to_keep`` positions.
+    """The forward pass that spares the pruned layers at the top all but the last ``logits_to_keep``
+    positions.
 
-    They look at each token alone and cache nothing: of ``generate``'s prefill, one position has to enter them.
+    They look at each token alone and cache nothing: of ``generate``'s prefill, one position has to
+    enter them.
     """
 
     @wraps(stock_forward)
@@ -80,11 +88,15 @@ def tail_only(stock_forward: Callable) -> Callable:
             return (args[0][:, -keep:], *args[1:]) if get_ident() == mine else args  # (B, k, d)
 
         def tell(attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-            return args, kwargs | ({"spared": spared} if get_ident() == mine else {})  # caches count them all the same
+            return args, kwargs | (
+                {"spared": spared} if get_ident() == mine else {}
+            )  # caches count them all the same
 
         with ExitStack() as hooks:
             for layer in top:
-                hooks.enter_context(layer.self_attn.register_forward_pre_hook(tell, with_kwargs=True))
+                hooks.enter_context(
+                    layer.self_attn.register_forward_pre_hook(tell, with_kwargs=True)
+                )
             if top:
                 hooks.enter_context(top[-1].register_forward_pre_hook(enter))
             return stock_forward(self, *args, **kwargs)
@@ -93,24 +105,52 @@ def tail_only(stock_forward: Callable) -> Callable:
 
 
 def top_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The layers, from above, that look at each token alone; none where a prefill has to send all positions there."""
+    """The layers, from above, that look at each token alone; none where a prefill has to send all
+    positions there.
+    """
     decoder = model.get_decoder()
     if model.training or not model.tail_only_prefill or model.config.output_hidden_states:
-        return []  # a checkpointed layer would be computed again without the hooks that spare it positions
+        # a checkpointed layer would be computed again without the hooks that spare it positions
+        return []
     above = reversed(decoder.layers)
-    top = [*takewhile(lambda layer: isinstance(layer.self_attn, LoneAttention) and has_known_parts(layer), above)]
-    watched = [decoder, *decoder.children(), *(module for layer in top for module in layer.modules())]
-    hooks = [hook for of in watched for hook in (*of._forward_hooks.values(), *of._forward_pre_hooks.values())]
-    # Somebody's hooks want to see every position. Those of transformers are idle unless outputs are asked for.
-    return top if all(getattr(hook, "__module__", "").startswith("transformers.") for hook in hooks) else []
+    top = [
+        *takewhile(
+            lambda layer: isinstance(layer.self_attn, LoneAttention) and has_known_parts(layer),
+            above,
+        )
+    ]
+    watched = [
+        decoder,
+        *decoder.children(),
+        *(module for layer in top for module in layer.modules()),
+    ]
+    hooks = [
+        hook
+        for of in watched
+        for hook in (*of._forward_hooks.values(), *of._forward_pre_hooks.values())
+    ]
+    # Somebody's hooks want to see every position. Those of transformers are idle unless outputs are
+    # asked for.
+    return (
+        top
+        if all(getattr(hook, "__module__", "").startswith("transformers.") for hook in hooks)
+        else []
+    )
 
 
 @cache
 def pruned_class(stock: type) -> type:
-    """``Harp<Name>`` for a stock config or model class; a ValueError for a class that transformers does not have."""
+    """``Harp<Name>`` for a stock config or model class; a ValueError for a class that transformers
+    does not have.
+    """
     if getattr(transformers, stock.__name__, None) is not stock:
-        raise ValueError(f"{stock.__name__} is not a class of transformers; a checkpoint of it could not be loaded")
-    name, own = f"Harp{stock.__name__}", {"__module__": __name__, "__doc__": f"Pruned {stock.__name__}."}
+        raise ValueError(
+            f"{stock.__name__} is not a class of transformers; a checkpoint of it could not be loaded"
+        )
+    name, own = (
+        f"Harp{stock.__name__}",
+        {"__module__": __name__, "__doc__": f"Pruned {stock.__name__}."},
+    )
     if issubclass(stock, PreTrainedConfig):
         return type(name, (PrunedConfig, stock), own | {"model_type": f"harp_{stock.model_type}"})
     own |= {"config_class": pruned_class(stock.config_class), "forward": tail_only(stock.forward)}
@@ -118,7 +158,9 @@ def pruned_class(stock: type) -> type:
 
 
 def __getattr__(name: str) -> type:
-    stock = getattr(transformers, name.removeprefix("Harp"), None) if name.startswith("Harp") else None
+    stock = (
+        getattr(transformers, name.removeprefix("Harp"), None) if name.startswith("Harp") else None
+    )
     if not (isinstance(stock, type) and issubclass(stock, (PreTrainedConfig, PreTrainedModel))):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return pruned_class(stock)

@@ -15,22 +15,30 @@ _QUANTITIES = {
     ("document",): "nll, tokens",
     ("layer",): "alphas, 1, 0, v, explained",  # 1 and 0: one layer value-only, at that α
     ("layer", "alpha"): "perplexities",
-    ("document", "layer"): "similarity, projected similarity, block influence, attention influence, value gap, "
+    (
+        "document",
+        "layer",
+    ): "similarity, projected similarity, block influence, attention influence, value gap, "
     "branch gap, without first",
     ("document", "layer", "head"): "entropy, ratios",
     ("item",): "layers",
 }
 AXES = {name: axes for axes, names in _QUANTITIES.items() for name in names.split(", ")}
-"""What each index of a stored quantity counts, from the outside in, or fewer; one that is not here is a single number.
+"""What each index of a stored quantity counts, from the outside in, or fewer; one that is not here
+is a single number.
 
-A list counts from 0 and a dictionary has its keys, as numbers where they are numbers. Of hidden states, as in
-``similarity``, layer i is what enters layer i, and one more is what leaves the last.
+A list counts from 0 and a dictionary has its keys, as numbers where they are numbers. Of hidden
+states, as in ``similarity``, layer i is what enters layer i, and one more is what leaves the last.
 """
 
 _OTHERWISE = {  # tasks whose cells mean something else by the same name
     "selection": {"scores": ("layer",)},
     "document": {"nll": ("plan",)},
-    "repeated-tokens": {"tokens": ("token",), "logit difference": ("token",), "similarity": ("token", "layer")}
+    "repeated-tokens": {
+        "tokens": ("token",),
+        "logit difference": ("token",),
+        "similarity": ("token", "layer"),
+    }
     | {"entropy": ("token", "layer", "head")},
 }
 _TASKS = (  # what the names of cells say: columns of their own
@@ -48,10 +56,12 @@ def cells(profile: str, experiment: str) -> Cells:
 
 
 def tidy(profile: str, experiment: str, *quantities: str) -> pd.DataFrame:
-    """Stored quantities of an experiment as one long frame; ``inputs.`` leads into what a cell was computed from.
+    """Stored quantities of an experiment as one long frame; ``inputs.`` leads into what a cell was
+    computed from.
 
-    Columns: model, method, task, quantity, the axes of the quantities (``AXES``), what the task's name says (document,
-    corpus, split), and value. Cells that failed have the quantity ``failed``, with the reason.
+    Columns: model, method, task, quantity, the axes of the quantities (``AXES``), what the task's
+    name says (document, corpus, split), and value. Cells that failed have the quantity ``failed``,
+    with the reason.
     """
     rows = []
     for (model, method, task), cell in cells(profile, experiment).items():
@@ -62,13 +72,20 @@ def tidy(profile: str, experiment: str, *quantities: str) -> pd.DataFrame:
             found = cell["result" if name == quantity else "inputs"].get(name)
             axes = _OTHERWISE.get(re.sub(r"-\d+$", "", task), {}).get(name) or AXES.get(name, ())
             if quantity == "alphas" and found:  # stored top-down
-                found = {cell["result"]["num_model_layers"] - 1 - i: alpha for i, alpha in enumerate(found)}
+                found = {
+                    cell["result"]["num_model_layers"] - 1 - i: alpha
+                    for i, alpha in enumerate(found)
+                }
             fixed = {"model": model, "method": method, "task": task, "quantity": quantity} | about
             for index, value in _leaves(found):
                 if len(index) > len(axes):
-                    raise ValueError(f"{quantity} of {task} has {len(index)} axes; AXES names {len(axes)}")
+                    raise ValueError(
+                        f"{quantity} of {task} has {len(index)} axes; AXES names {len(axes)}"
+                    )
                 rows.append(fixed | dict(zip(axes, index, strict=False)) | {"value": value})
-    frame = pd.DataFrame(rows, columns=None if rows else ["model", "method", "task", "quantity", "value"])
+    frame = pd.DataFrame(
+        rows, columns=None if rows else ["model", "method", "task", "quantity", "value"]
+    )
     return frame[[*frame.columns.drop("value"), "value"]]
 
 
@@ -90,7 +107,9 @@ def _number(key: Any) -> Any:
 
 
 def table(profile: str, experiment: str, task: str) -> pd.DataFrame:
-    """Cells that are tables column by column (those of ``theory``), one beneath the other, with model and method."""
+    """Cells that are tables column by column (those of ``theory``), one beneath the other, with
+    model and method.
+    """
     parts = [
         pd.DataFrame(cell["result"]).assign(model=model, method=method)
         for (model, method, name), cell in cells(profile, experiment).items()
@@ -100,15 +119,18 @@ def table(profile: str, experiment: str, task: str) -> pd.DataFrame:
 
 
 def paper(name: str) -> pd.DataFrame:
-    """A table or figure of the paper: scores in per cent, and "all" where there is no single model, method or task."""
+    """A table or figure of the paper: scores in per cent, and "all" where there is no single model,
+    method or task.
+    """
     return pd.read_csv(config.PAPER / f"{name}.csv")
 
 
 def questions(stored: Cells) -> pd.DataFrame:
     """Every question that stored cells asked, one row each.
 
-    Columns: model, method, task, subtask, question (its number in the subtask), and what was measured of it: ``score``,
-    ``margin``, ``choice``, ``bits_per_byte`` and so on (:meth:`harp_lib.measure.evaluation.Evaluator.evaluate`).
+    Columns: model, method, task, subtask, question (its number in the subtask), and what was
+    measured of it: ``score``, ``margin``, ``choice``, ``bits_per_byte`` and so on
+    (:meth:`harp_lib.evaluation.evaluator.Evaluator.evaluate`).
     """
     parts = [
         pd.DataFrame({"model": model, "method": method, "task": task, **cell["result"]["rows"]})
@@ -119,7 +141,9 @@ def questions(stored: Cells) -> pd.DataFrame:
 
 
 def answered(result: Mapping[str, Any], quantity: str = "score") -> list[float] | None:
-    """A quantity of every question that a cell of scores or likelihoods asked, in order; None if it has none."""
+    """A quantity of every question that a cell of scores or likelihoods asked, in order; None if it
+    has none.
+    """
     return result.get("rows", {}).get(quantity)
 
 
@@ -130,12 +154,18 @@ class Missing(Exception):
 class Source:
     """What a store holds of one model; ``read`` gives the cells of a store, as :func:`cells`."""
 
-    def __init__(self, profile: str, store: str, model: str, read: Callable[[str, str], Cells]) -> None:
+    def __init__(
+        self, profile: str, store: str, model: str, read: Callable[[str, str], Cells]
+    ) -> None:
         self.profile, self.store, self.model, self.read = profile, store, model, read
 
     def cells(self, store: str) -> dict[tuple[str, str], dict[str, Any]]:
         """By method and task."""
-        return {key[1:]: cell for key, cell in self.read(self.profile, store).items() if key[0] == self.model}
+        return {
+            key[1:]: cell
+            for key, cell in self.read(self.profile, store).items()
+            if key[0] == self.model
+        }
 
     def result(self, method: str, task: str) -> dict[str, Any]:
         """Of one cell; raises Missing where there is none, or it failed."""
@@ -145,7 +175,9 @@ class Source:
         return found
 
     def of(self, method: str, prefix: str = "") -> dict[str, dict]:
-        """The results of a method whose tasks begin so, by the rest of the name; raises Missing if there is none."""
+        """The results of a method whose tasks begin so, by the rest of the name; raises Missing if
+        there is none.
+        """
         found = {
             task.removeprefix(prefix): cell["result"]
             for (name, task), cell in self.cells(self.store).items()
@@ -156,11 +188,14 @@ class Source:
         return found
 
     def answers(self, methods: Iterable[str], tasks: Iterable[str]) -> dict[str, pd.DataFrame]:
-        """By task, question × method, of the tasks that the dense model and all methods have: averages are of these.
+        """By task, question × method, of the tasks that the dense model and all methods have:
+        averages are of these.
 
         The column ``chance`` is what a guess in the right format scores.
         """
-        known = self.cells("main_tables") | self.cells(self.store)  # the ablations' HARP and dense model are there
+        known = self.cells("main_tables") | self.cells(
+            self.store
+        )  # the ablations' HARP and dense model are there
         found = {}
         for task in tasks:
             scores = {}
@@ -186,6 +221,8 @@ def above(answers: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
 
 
 def lacking_all(answers: Mapping[str, pd.DataFrame]) -> str:
-    """Why there is nothing to lose on any of some tasks: at the floor on all, or too few questions on one."""
+    """Why there is nothing to lose on any of some tasks: at the floor on all, or too few questions
+    on one.
+    """
     reasons = {lacking(asked) for asked in answers.values()}
     return FLOOR if reasons == {FLOOR} else FEW

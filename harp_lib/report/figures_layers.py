@@ -1,6 +1,7 @@
 """Figures of notebooks 01 and 02: how alike tokens are, and what averaging them does to norms.
 
-A title says what is seen, in numbers of these results; with several models, from the lowest to the highest of them.
+A title says what is seen, in numbers of these results; with several models, from the lowest to the
+highest of them.
 """
 
 import numpy as np
@@ -13,7 +14,10 @@ from harp_lib.report.plots import FIRST, HARP, LOOKS, RANDOM, SECOND, Look, span
 from harp_lib.report.tables import ENDS, lines, perplexities, stacked
 
 TOP = 0.8  # from here up is the top fifth of the layers
-TRAINED = {"trained": Look("trained weights", plots.DENSE, "."), "random": Look("random weights", RANDOM, ".", "--")}
+TRAINED = {
+    "trained": Look("trained weights", plots.DENSE, "."),
+    "random": Look("random weights", RANDOM, ".", "--"),
+}
 RULES = {  # how α is chosen in notebook 02: variants of HARP, told apart by marker and line
     "searched": LOOKS["harp"]._replace(label="searched α"),
     "norm-matching": Look("α that keeps the norm", HARP, "^", "--"),
@@ -29,7 +33,10 @@ def similarity_by_layer(profile: dict) -> Figure:
     """Sim(H) of what enters each layer, of trained weights and of random ones."""
     found = data.tidy(profile["name"], "similarity", "similarity")
     frame = over_documents(found, "model", "method", "quantity", "layer")
-    axes = {"x": "layer index (the last point: what leaves the top)", "y": "Sim(H), mean cosine of token pairs"}
+    axes = {
+        "x": "layer index (the last point: what leaves the top)",
+        "y": "Sim(H), mean cosine of token pairs",
+    }
     peak = frame.groupby(["method", "model"])["value"].max()
     title = f"Sim(H) peaks at {span(peak['trained'])} with trained weights, at {span(peak['random'])} with random ones"
     drawn = plots.lines(frame, "layer", "method", TRAINED, **axes)
@@ -38,18 +45,36 @@ def similarity_by_layer(profile: dict) -> Figure:
 
 @figure("theory")
 def uniformity(profile: dict) -> Figure:
-    """Normalised entropy of random heads while Sim(H) → 1: equal and unequal lengths, with and without positions."""
+    """Normalised entropy of random heads while Sim(H) → 1: equal and unequal lengths, with and
+    without positions.
+    """
     sweep = data.table(profile["name"], "theory", "uniformity-sweep")
-    sweep["1 − Sim"] = 1 - sweep.groupby(["equal lengths", "rotary", "spread"])["similarity"].transform("mean")
-    sweep["rows"] = sweep["equal lengths"].map({True: "rows of equal length", False: "rows of different length"})
+    sweep["1 − Sim"] = 1 - sweep.groupby(["equal lengths", "rotary", "spread"])[
+        "similarity"
+    ].transform("mean")
+    sweep["rows"] = sweep["equal lengths"].map(
+        {True: "rows of equal length", False: "rows of different length"}
+    )
     frame = over_draws(sweep, "entropy", "rows", "rotary", "1 − Sim")
-    looks = {False: Look("no positions", FIRST, "."), True: Look("rotary positions", SECOND, ".", "--")}
-    axes = {"x": "1 − Sim(H): tokens more alike to the right", "y": "normalised entropy (1: uniform)"}
+    looks = {
+        False: Look("no positions", FIRST, "."),
+        True: Look("rotary positions", SECOND, ".", "--"),
+    }
+    axes = {
+        "x": "1 − Sim(H): tokens more alike to the right",
+        "y": "normalised entropy (1: uniform)",
+    }
     drawn = plots.lines(frame, "1 − Sim", "rotary", looks, panel="rows", **axes)
     drawn.panels[0][0].set_xscale("log")
     drawn.panels[0][0].invert_xaxis()
-    last = sweep[sweep["spread"] == sweep["spread"].min()].groupby(["equal lengths", "rotary"])["entropy"].mean()
-    title = f"At Sim → 1 entropy is {last[True, False]:.2f} with equal lengths and no positions, else "
+    last = (
+        sweep[sweep["spread"] == sweep["spread"].min()]
+        .groupby(["equal lengths", "rotary"])["entropy"]
+        .mean()
+    )
+    title = (
+        f"At Sim → 1 entropy is {last[True, False]:.2f} with equal lengths and no positions, else "
+    )
     title += span(last.drop((True, False)))
     note = f"mean and 90 % of {sweep['draw'].nunique()} random heads under a causal mask"
     return plots.finish(drawn, title, note, level=1, ylim=(0, 1.05))
@@ -60,40 +85,75 @@ def attention_entropy(profile: dict) -> Figure:
     """Normalised entropy of every head against Sim of its normalised input, a point for each head."""
     keys = ["model", "method", "task", "layer", "document"]
     heads = data.tidy(profile["name"], "similarity", "entropy").query("task != 'repeated-tokens'")
-    sims = data.tidy(profile["name"], "similarity", "projected similarity").rename(columns={"value": "sim"})
+    sims = data.tidy(profile["name"], "similarity", "projected similarity").rename(
+        columns={"value": "sim"}
+    )
     heads = heads.merge(sims[[*keys, "sim"]], on=keys)
-    frame = heads.groupby(["model", "method", "layer", "head"], sort=False)[["sim", "value"]].mean().reset_index()
+    frame = (
+        heads.groupby(["model", "method", "layer", "head"], sort=False)[["sim", "value"]]
+        .mean()
+        .reset_index()
+    )
     high = frame["layer"] >= TOP * (frame.groupby("model")["layer"].transform("max") + 1)
     frame["kind"] = np.where(frame["method"] == "random", "random", np.where(high, "top", "below"))
-    looks = {"random": TRAINED["random"], "below": Look("layers below", SECOND), "top": Look("top fifth", FIRST)}
+    looks = {
+        "random": TRAINED["random"],
+        "below": Look("layers below", SECOND),
+        "top": Look("top fifth", FIRST),
+    }
     looks = {kind: look._replace(line="none") for kind, look in looks.items()}
-    axes = {"x": "Sim of what the heads of a layer read", "y": "normalised entropy of attention (1: uniform)"}
+    axes = {
+        "x": "Sim of what the heads of a layer read",
+        "y": "normalised entropy of attention (1: uniform)",
+    }
     drawn = plots.lines(frame, "sim", "kind", looks, **axes)
     top = frame[frame["kind"] == "top"].groupby("model")[["sim", "value"]].median()
     title = f"Heads of the top fifth read a Sim of {span(top['sim'])} with an entropy of {span(top['value'])} (medians)"
-    return plots.finish(drawn, title, "{model}a point for each head, mean over documents", level=1, ylim=(-0.03, 1.05))
+    return plots.finish(
+        drawn,
+        title,
+        "{model}a point for each head, mean over documents",
+        level=1,
+        ylim=(-0.03, 1.05),
+    )
 
 
 @figure("similarity")
 def layer_changes(profile: dict) -> Figure:
-    """How far ÂV is from V, what the stream loses with queries and keys, and how far a layer turns its tokens."""
+    """How far ÂV is from V, what the stream loses with queries and keys, and how far a layer turns
+    its tokens.
+    """
     names = {"value gap": "values: ‖ÂV − V‖ / ‖V‖", "branch gap": "stream: ‖A − B‖ / ‖H‖"}
-    names |= {"block influence": "BI: 1 − cos(input, output)", "attention influence": "BI of attention alone"}
+    names |= {
+        "block influence": "BI: 1 − cos(input, output)",
+        "attention influence": "BI of attention alone",
+    }
     frame = data.tidy(profile["name"], "similarity", *names).replace({"quantity": names})
     frame = over_documents(frame, "model", "method", "quantity", "layer")
-    layout = {"panel": ["model", "quantity"], "wrap": 2, "share": (False, False), "size": (4.4, 2.6)}
+    layout = {
+        "panel": ["model", "quantity"],
+        "wrap": 2,
+        "share": (False, False),
+        "size": (4.4, 2.6),
+    }
     layout |= {"x": "layer index", "y": "change (log scale)"}
     own = frame[frame["method"] == "trained"]
-    falls = [span(rank_trend(own[own["quantity"] == name]), "+.2f") for name in list(names.values())[2:]]
+    falls = [
+        span(rank_trend(own[own["quantity"] == name]), "+.2f") for name in list(names.values())[2:]
+    ]
     title = f"Does BI fall with the layer index? Rank correlation {falls[0]}, of attention alone {falls[1]}"
     return plots.finish(plots.lines(frame, "layer", "method", TRAINED, **layout), title, log="y")
 
 
 def layers_found(profile: dict) -> pd.DataFrame:
-    """What the layers of each model show, a row for each model: depths, ranks and the factor v of Lemma 2."""
+    """What the layers of each model show, a row for each model: depths, ranks and the factor v of
+    Lemma 2.
+    """
     quantities = ("similarity", "branch gap", "block influence")
     found = data.tidy(profile["name"], "similarity", *quantities)
-    found = found.query("method == 'trained' and task != 'repeated-tokens'").astype({"value": float})
+    found = found.query("method == 'trained' and task != 'repeated-tokens'").astype(
+        {"value": float}
+    )
     bounds = data.tidy(profile["name"], "similarity", "v").set_index("model")["value"]
     rows = []
     for model, part in found.groupby("model", sort=False):
@@ -131,7 +191,10 @@ def norm_change(profile: dict) -> Figure:
     sweep["x"] = sweep.groupby(["rows", "mask", "temperature"])["entropy"].transform("mean")
     sweep["rows"] = "rows of H: " + sweep["rows"]
     frame = over_draws(sweep, "ratio", "rows", "mask", "x")
-    looks = {"full": Look("full attention", FIRST, "."), "causal": Look("causal attention", SECOND, ".", "--")}
+    looks = {
+        "full": Look("full attention", FIRST, "."),
+        "causal": Look("causal attention", SECOND, ".", "--"),
+    }
     axes = {"x": "normalised entropy of attention (1: uniform)", "y": "‖ÂH‖ / ‖H‖"}
     drawn = plots.lines(frame, "x", "mask", looks, panel="rows", size=(3.6, 3.2), **axes)
     title = f"Averaging leaves ‖ÂH‖/‖H‖ of {span(frame['value'])}; it depends on H"
@@ -142,7 +205,9 @@ def norm_change(profile: dict) -> Figure:
 @figure("norm_change")
 def value_norms(profile: dict) -> Figure:
     """‖ÂV‖/‖V‖ of every head, mean over documents, a point for each head."""
-    frame = over_documents(data.tidy(profile["name"], "norm_change", "ratios"), "model", "layer", "head")
+    frame = over_documents(
+        data.tidy(profile["name"], "norm_change", "ratios"), "model", "layer", "head"
+    )
     frame = frame.drop(columns=["low", "high"])
     looks = dict.fromkeys(frame["model"], Look("a head", FIRST, ".", "none"))
     drawn = plots.lines(frame, "layer", "model", looks, x="layer index", y="‖ÂV‖ / ‖V‖ (log scale)")
@@ -158,17 +223,29 @@ def stream_norms(profile: dict) -> Figure:
     """Norm of the residual stream relative to the dense model, from the first pruned layer up."""
     found = data.tidy(profile["name"], "norm_change", "without first", "inputs.alphas")
     first = found[found["quantity"] == "inputs.alphas"].groupby("model")["layer"].min()
-    found = found[(found["quantity"] == "without first") & (found["layer"] >= found["model"].map(first))]
+    found = found[
+        (found["quantity"] == "without first") & (found["layer"] >= found["model"].map(first))
+    ]
     keys = ["model", "document", "layer"]
     dense = found[found["method"] == "dense"].set_index(keys)["value"].rename("dense")
     found["value"] /= found.join(dense, on=keys)["dense"]
     frame = over_documents(found[found["method"] != "dense"], "model", "method", "layer")
-    axes = {"x": "what enters this layer; last: what leaves the top", "y": "‖H‖ relative to the dense model"}
+    axes = {
+        "x": "what enters this layer; last: what leaves the top",
+        "y": "‖H‖ relative to the dense model",
+    }
     drawn = plots.lines(frame, "layer", "method", RULES, bars=True, share=(False, True), **axes)
-    top = frame[frame["layer"] == frame.groupby("model")["layer"].transform("max")].set_index(["method", "model"])
-    off = {rule: span(100 * (top.loc[rule, "value"] - 1), "+.0f") for rule in ("searched", "norm-matching", "alpha-1")}
+    top = frame[frame["layer"] == frame.groupby("model")["layer"].transform("max")].set_index(
+        ["method", "model"]
+    )
+    off = {
+        rule: span(100 * (top.loc[rule, "value"] - 1), "+.0f")
+        for rule in ("searched", "norm-matching", "alpha-1")
+    }
     title = f"At the top the norm is off by {off['alpha-1']} % with α = 1, {off['searched']} % with the searched α, "
-    return plots.finish(drawn, title + f"{off['norm-matching']} % with the α that keeps it", level=1)
+    return plots.finish(
+        drawn, title + f"{off['norm-matching']} % with the α that keeps it", level=1
+    )
 
 
 @figure("norm_change")
@@ -185,7 +262,9 @@ def rescaling_perplexity(profile: dict) -> Figure:
 
 
 def rules_found(profile: dict) -> pd.DataFrame:
-    """Of each model and way to choose α: the mean α, and its share of what the search wins over α = 1."""
+    """Of each model and way to choose α: the mean α, and its share of what the search wins over α =
+    1.
+    """
     alphas = data.tidy(profile["name"], "norm_change", "inputs.alphas")
     alphas = alphas.groupby(["model", "method"])["value"].mean()
     losses = data.tidy(profile["name"], "norm_change", "nll")
@@ -208,7 +287,9 @@ def over_documents(frame: pd.DataFrame, *keys: str) -> pd.DataFrame:
     parts = frame[frame["task"] != "repeated-tokens"].groupby(list(keys), sort=False)["value"]
     found = {key: mean_interval(part) for key, part in parts}
     columns = ["value", "low", "high", "documents"]
-    return pd.DataFrame(found.values(), pd.MultiIndex.from_tuples(found, names=keys), columns).reset_index()
+    return pd.DataFrame(
+        found.values(), pd.MultiIndex.from_tuples(found, names=keys), columns
+    ).reset_index()
 
 
 def over_draws(frame: pd.DataFrame, value: str, *keys: str) -> pd.DataFrame:
@@ -221,4 +302,6 @@ def over_draws(frame: pd.DataFrame, value: str, *keys: str) -> pd.DataFrame:
 def rank_trend(frame: pd.DataFrame) -> pd.Series:
     """Spearman's rank correlation of the value with the layer, for each model."""
     parts = frame.astype({"value": float}).groupby("model", sort=False)
-    return pd.Series({model: rank_correlation(part["layer"], part["value"]).value for model, part in parts})
+    return pd.Series(
+        {model: rank_correlation(part["layer"], part["value"]).value for model, part in parts}
+    )

@@ -1,7 +1,9 @@
-"""How likely the right answer is, beside how often it is given: tables and figures of margins, bits and flips.
+"""How likely the right answer is, beside how often it is given: tables and figures of margins, bits
+and flips.
 
-Of multiple choice the measure is the log-odds margin of the right choice, of written answers the bits per byte of the
-reference answer (:mod:`harp_lib.measure.likelihood`). Both are compared question by question.
+Of multiple choice the measure is the log-odds margin of the right choice, of written answers the
+bits per byte of the reference answer (:mod:`harp_lib.evaluation.likelihood`). Both are compared
+question by question.
 """
 
 from collections.abc import Mapping
@@ -10,9 +12,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from harp_lib.measure.evaluation import BENCHMARKS, LONGBENCH
-from harp_lib.measure.models import display_name
-from harp_lib.methods import TITLES
+from harp_lib.evaluation.benchmarks import BENCHMARKS, LONGBENCH
+from harp_lib.names import METHOD_TITLES, display_name
 from harp_lib.report import data, figure, plots, table
 from harp_lib.report.comparisons import paired_mean_difference
 from harp_lib.report.plans import one_row_per_plan
@@ -24,13 +25,13 @@ from harp_lib.report.tables import Table, block, stacked
 def changes_against_dense(profile: dict, groups: Mapping[str, list[str]]) -> pd.DataFrame:
     """How much less likely the right answer is than with the dense model, paired by question.
 
-    Columns: model, method, group (the key of the tasks that are averaged), value, low, high (above 0 it is less likely:
-    the margin that is lost, or the bits per byte that are added), questions, methods. A group is the average of the
-    tasks that the model has under every method.
+    Columns: model, method, group (the key of the tasks that are averaged), value, low, high (above
+    0 it is less likely: the margin that is lost, or the bits per byte that are added), questions,
+    methods. A group is the average of the tasks that the model has under every method.
     """
     rows = []
     answers = right_answers(profile["name"], {task for tasks in groups.values() for task in tasks})
-    answers = answers[answers["method"].isin(TITLES)]
+    answers = answers[answers["method"].isin(METHOD_TITLES)]
     for model, mine in answers.groupby("model", sort=False):
         for group, tasks in groups.items():
             asked = mine[mine["task"].isin(tasks)]
@@ -52,14 +53,15 @@ def changes_against_dense(profile: dict, groups: Mapping[str, list[str]]) -> pd.
 def flips(profile: dict, tasks: list[str]) -> pd.DataFrame:
     """Answers that differ from the dense model's, after Dutta et al. (2024, arXiv 2407.09141).
 
-    Columns: model, method, task, questions, and as fractions of 1 ``flipped`` (right became wrong or wrong became
-    right), ``to_wrong`` and ``to_right`` (its two parts), and ``changed`` (another choice than the dense model's, right
-    or not; nan where answers are written). An answer is right where its score is above one half.
+    Columns: model, method, task, questions, and as fractions of 1 ``flipped`` (right became wrong
+    or wrong became right), ``to_wrong`` and ``to_right`` (its two parts), and ``changed`` (another
+    choice than the dense model's, right or not; nan where answers are written). An answer is right
+    where its score is above one half.
     """
     asked = data.questions(data.cells(profile["name"], "main_tables"))
     if asked.empty:
         return pd.DataFrame()
-    asked = asked[asked["task"].isin(tasks) & asked["method"].isin(TITLES)]
+    asked = asked[asked["task"].isin(tasks) & asked["method"].isin(METHOD_TITLES)]
     if asked.empty:  # LongBench's scores are in another store
         return pd.DataFrame()
     if "choice" not in asked:
@@ -72,7 +74,9 @@ def flips(profile: dict, tasks: list[str]) -> pd.DataFrame:
     both["to_wrong"] = (was_right & ~is_right).astype(float)
     both["to_right"] = (~was_right & is_right).astype(float)
     both["flipped"] = both["to_wrong"] + both["to_right"]
-    both["changed"] = (both["choice"] != both["choice of dense"]).astype(float).where(both["choice"].notna())
+    both["changed"] = (
+        (both["choice"] != both["choice of dense"]).astype(float).where(both["choice"].notna())
+    )
     parts = both.groupby(["model", "method", "task"], sort=False)
     shares = parts[["flipped", "to_wrong", "to_right", "changed"]].mean()
     return shares.assign(questions=parts.size()).reset_index()
@@ -83,23 +87,29 @@ def _flips_together(profile: dict, tasks: list[str]) -> pd.DataFrame:
     found = flips(profile, tasks)
     if found.empty:
         return found
-    return found.groupby(["model", "method"])[["flipped", "to_wrong", "to_right"]].mean().reset_index()
+    return (
+        found.groupby(["model", "method"])[["flipped", "to_wrong", "to_right"]].mean().reset_index()
+    )
 
 
 def _table(profile: dict, tasks: list[str], form: str) -> Table | None:
     """The measure of each plan on each task, and the flips of its answers on average of the tasks."""
     answers = right_answers(profile["name"], tasks)
-    answers = answers[answers["method"].isin(TITLES)]
+    answers = answers[answers["method"].isin(METHOD_TITLES)]
     if answers.empty:
         return None
     groups = answers.groupby(["model", "method", "task"], sort=False)["value"]
     frame = groups.agg(value="mean", error="sem", questions="size").reset_index()
-    order = {name: place for place, name in enumerate([*TITLES, *tasks])}
+    order = {name: place for place, name in enumerate([*METHOD_TITLES, *tasks])}
     frame = frame.sort_values(["method", "task"], key=lambda names: names.map(order), kind="stable")
-    frame = one_row_per_plan(frame.sort_values("model", kind="stable"), data.cells(profile["name"], "baselines"))
+    frame = one_row_per_plan(
+        frame.sort_values("model", kind="stable"), data.cells(profile["name"], "baselines")
+    )
 
     flipped = _flips_together(profile, tasks)
-    directions = {} if flipped.empty else {"to_wrong": "right to wrong", "to_right": "wrong to right"}
+    directions = (
+        {} if flipped.empty else {"to_wrong": "right to wrong", "to_right": "wrong to right"}
+    )
     blocks = []
     for model, part in frame.groupby("model", sort=False):
         shown = block(part, "methods", "task", form)
@@ -107,7 +117,9 @@ def _table(profile: dict, tasks: list[str], form: str) -> Table | None:
         for column, title in directions.items():
             of_model = flipped[flipped["model"] == model]
             share = of_model.set_index("method")[column].reindex(shown["methods"].map(names))
-            shown[title] = ["–" if np.isnan(value) else f"{value:.1%}" for value in share.astype(float)]
+            shown[title] = [
+                "–" if np.isnan(value) else f"{value:.1%}" for value in share.astype(float)
+            ]
         asked = part.groupby("task")["questions"].max().map("{:.0f}".format).to_dict()
         counts = pd.DataFrame([{"methods": "questions", **asked}])
         blocks.append(pd.concat([shown, counts]).assign(model=display_name(model)))
@@ -119,7 +131,9 @@ def _table(profile: dict, tasks: list[str], form: str) -> Table | None:
 
 @table("main_tables")
 def likelihood_discriminative(profile: dict) -> Table | None:
-    """Log-odds margin of the right choice (nats, a guess has 0; more is better), and flipped answers."""
+    """Log-odds margin of the right choice (nats, a guess has 0; more is better), and flipped
+    answers.
+    """
     return _table(profile, of_kind("discriminative"), "{value:.2f} ± {error:.2f}")
 
 
@@ -136,18 +150,28 @@ def likelihood_longbench(profile: dict) -> Table | None:
 
 
 def _lost(profile: dict, tasks: list[str], unit: str, what: str) -> Figure | None:
-    """How much less likely the right answer is than with the dense model, task by task and on average.
+    """How much less likely the right answer is than with the dense model, task by task and on
+    average.
 
     A task with fewer than ``FEWEST_QUESTIONS`` is part of the average only.
     """
-    groups = {named(task, profile["datasets"]): [task] for task in tasks} | {AVERAGE.capitalize(): tasks}
+    groups = {named(task, profile["datasets"]): [task] for task in tasks} | {
+        AVERAGE.capitalize(): tasks
+    }
     frame = changes_against_dense(profile, groups)
     frame = frame[frame["questions"] >= FEWEST_QUESTIONS]
     if frame.empty:
         return None
     counts = frame.groupby(["model", "group"])["questions"].transform("max")
-    frame["name"] = [f"{group} ({count})" for group, count in zip(frame["group"], counts, strict=True)]
-    layout = {"wrap": 2, "share": (False, False), "size": (5.2, 4.4), "x": f"{unit} lost against the dense model"}
+    frame["name"] = [
+        f"{group} ({count})" for group, count in zip(frame["group"], counts, strict=True)
+    ]
+    layout = {
+        "wrap": 2,
+        "share": (False, False),
+        "size": (5.2, 4.4),
+        "x": f"{unit} lost against the dense model",
+    }
     drawn = plots.dots(frame, "name", "method", **layout)
     for axis, _ in drawn.panels:
         axis.axvline(0, color=plots.DENSE, linewidth=1)

@@ -1,7 +1,7 @@
 """What the stored plans have in common, and what they take away, in words.
 
-Baselines that made the same plan for a model are one plan: it is shown once, under all of their names, and is counted
-once.
+Baselines that made the same plan for a model are one plan: it is shown once, under all of their
+names, and is counted once.
 """
 
 import json
@@ -11,14 +11,16 @@ from typing import Any
 
 import pandas as pd
 
-from harp_lib.methods import BASELINES, TITLES
+from harp_lib.names import BASELINES, METHOD_TITLES
 from harp_lib.results import Cells
 
 
 def equal_plans(stored: Cells) -> dict[tuple[str, str], tuple[str, ...]]:
-    """All baselines that made a baseline's plan, by model and method, in the order of the catalogue.
+    """All baselines that made a baseline's plan, by model and method, in the order of the
+    catalogue.
 
-    ``stored`` are the cells of the store ``baselines``. The name of the method is no part of a plan.
+    ``stored`` are the cells of the store ``baselines``. The name of the method is no part of a
+    plan.
     """
     makers: dict[tuple[str, str], list[str]] = {}
     for (model, method, task), cell in stored.items():
@@ -35,9 +37,11 @@ def equal_plans(stored: Cells) -> dict[tuple[str, str], tuple[str, ...]]:
 
 
 def distinct_plans(
-    stored: Cells, model: str, methods: Iterable[str], titles: Mapping[str, str] = TITLES
+    stored: Cells, model: str, methods: Iterable[str], titles: Mapping[str, str] = METHOD_TITLES
 ) -> dict[str, str]:
-    """One method for each plan that some methods made, with the joined titles of all baselines that made it."""
+    """One method for each plan that some methods made, with the joined titles of all baselines that
+    made it.
+    """
     groups, methods, found = equal_plans(stored), list(methods), {}
     for method in methods:
         same = groups.get((model, method), (method,))
@@ -48,7 +52,9 @@ def distinct_plans(
 
 
 def one_row_per_plan(frame: pd.DataFrame, stored: Cells) -> pd.DataFrame:
-    """The rows of a frame (with model and method), those of equal plans once; ``methods`` joins the titles."""
+    """The rows of a frame (with model and method), those of equal plans once; ``methods`` joins the
+    titles.
+    """
     parts = [frame.assign(methods="").iloc[:0]]
     for model, part in frame.groupby("model", sort=False):
         names = distinct_plans(stored, model, part["method"].unique())
@@ -58,7 +64,9 @@ def one_row_per_plan(frame: pd.DataFrame, stored: Cells) -> pd.DataFrame:
 
 
 def dropped_attention(plan: Mapping[str, Any] | None, groups_per_layer: int) -> str:
-    """Which layers lose their whole attention in a stored plan, as "attention of layers 14 to 17 dropped", or ""."""
+    """Which layers lose their whole attention in a stored plan, as "attention of layers 14 to 17
+    dropped", or "".
+    """
     layers = []
     for part in plan["layers"] if plan else ():
         all_groups = len(part.get("removed_groups", ())) == groups_per_layer

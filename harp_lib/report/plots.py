@@ -1,6 +1,8 @@
-"""Dots with intervals, lines and bars of long frames: every figure is one of these, each colour with one meaning.
+"""Dots with intervals, lines and bars of long frames: every figure is one of these, each colour
+with one meaning.
 
-A row is a mark, its interval in ``low`` and ``high`` or its standard ``error``; each ``panel`` has a model, by default.
+A row is a mark, its interval in ``low`` and ``high`` or its standard ``error``; each ``panel`` has
+a model, by default.
 """
 
 import re
@@ -15,8 +17,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from harp_lib.measure.models import display_name
-from harp_lib.methods import CATALOGUE
+from harp_lib.names import CATALOGUE, display_name
 
 
 class Look(NamedTuple):
@@ -35,7 +36,9 @@ RANDOM = "#ca9161"  # an untrained twin
 FIRST, SECOND = "#3b1f6b", "#a58ac9"  # two of anything that is neither a method nor a model
 LOOKS = {
     "dense": Look("dense", DENSE, "s"),
-    **{name: Look(method.title, method.colour, method.marker) for name, method in CATALOGUE.items()},
+    **{
+        name: Look(method.title, method.colour, method.marker) for name, method in CATALOGUE.items()
+    },
     "alpha-1": Look("HARP, α = 1", HARP, "o", "--", hollow=True),
     "alpha-0": Look("HARP, α = 0", HARP, "v", ":", hollow=True),
     "paper": Look("paper", PAPER),
@@ -46,24 +49,42 @@ LOOKS = {
 def use_style() -> None:
     """Set the look that all figures share."""
     rc = {"axes.spines.right": False, "axes.spines.top": False, "axes.titlelocation": "left"}
-    rc |= {"axes.titlesize": "medium", "figure.constrained_layout.use": True, "lines.linewidth": 1.5}
-    rc |= {"legend.frameon": False, "savefig.dpi": 160, "svg.hashsalt": "harp"}  # salted: equal figures are equal files
+    rc |= {
+        "axes.titlesize": "medium",
+        "figure.constrained_layout.use": True,
+        "lines.linewidth": 1.5,
+    }
+    rc |= {
+        "legend.frameon": False,
+        "savefig.dpi": 160,
+        "svg.hashsalt": "harp",
+    }  # salted: equal figures are equal files
     sns.set_theme(context="notebook", style="ticks", palette="colorblind", font_scale=0.85, rc=rc)
 
 
-def panels(frame: pd.DataFrame, panel="model", *, size=(4.4, 3.4), wrap=4, share=(True, True), x="", y="") -> Figure:
-    """An empty panel for each value of ``panel`` (or of several columns), named if there are several.
+def panels(
+    frame: pd.DataFrame, panel="model", *, size=(4.4, 3.4), wrap=4, share=(True, True), x="", y=""
+) -> Figure:
+    """An empty panel for each value of ``panel`` (or of several columns), named if there are
+    several.
 
-    Where panels differ in their number of documents, each names its own. The figure has the panels, with their rows, as
-    ``panels``. ``x`` and ``y`` are what axes show, with units.
+    Where panels differ in their number of documents, each names its own. The figure has the panels,
+    with their rows, as ``panels``. ``x`` and ``y`` are what axes show, with units.
     """
     keys = [panel] if isinstance(panel, str) else panel
     parts = [part for _, part in frame.groupby(keys, sort=False, dropna=False)]
     columns = min(wrap, len(parts))
     rows, width = -(-len(parts) // columns), size[0] * (1.6 if len(parts) == 1 else 1)
-    grid = {"figsize": (width * columns, size[1] * rows + 0.5), "sharex": share[0], "sharey": share[1]}
+    grid = {
+        "figsize": (width * columns, size[1] * rows + 0.5),
+        "sharex": share[0],
+        "sharey": share[1],
+    }
     drawn, axes = plt.subplots(rows, columns, squeeze=False, **grid)
-    drawn.numbers, drawn.panels = frame, list(zip(axes.flat, parts, strict=False))  # the numbers are written beside it
+    drawn.numbers, drawn.panels = (
+        frame,
+        list(zip(axes.flat, parts, strict=False)),
+    )  # the numbers are written beside it
     named = [key for key in keys if len(frame[key].unique()) > 1]
     counts = [_documents(part) for part in parts]
     counts_differ = len(set(filter(None, counts))) > 1
@@ -71,7 +92,9 @@ def panels(frame: pd.DataFrame, panel="model", *, size=(4.4, 3.4), wrap=4, share
         name = ", ".join((short if key == "model" else str)(part[key].iloc[0]) for key in named)
         if counts_differ and counts[place]:
             name += f" ({counts[place]} documents)"
-        axis.set_title("\n".join(textwrap.fill(line, int(8.5 * width)) for line in name.splitlines()))
+        axis.set_title(
+            "\n".join(textwrap.fill(line, int(8.5 * width)) for line in name.splitlines())
+        )
         axis.set_ylabel(y if place % columns == 0 else "")
         if place + columns >= len(parts):
             axis.set_xlabel(x)
@@ -81,41 +104,76 @@ def panels(frame: pd.DataFrame, panel="model", *, size=(4.4, 3.4), wrap=4, share
     return drawn
 
 
-def dots(frame: pd.DataFrame, by: str, hue: str, looks=LOOKS, *, value="value", **layout: Any) -> Figure:
-    """A dot and its interval for each row, ``by`` down y; several at one place stand aside, and have a legend."""
+def dots(
+    frame: pd.DataFrame, by: str, hue: str, looks=LOOKS, *, value="value", **layout: Any
+) -> Figure:
+    """A dot and its interval for each row, ``by`` down y; several at one place stand aside, and
+    have a legend.
+    """
     drawn = panels(frame, **layout)
     several = any(part.groupby(by)[hue].nunique().max() > 1 for _, part in drawn.panels)
     for axis, mine, look, at, aside, _ in _each(drawn, by, hue, looks, "y"):
         marks = _marks(look if several else look._replace(label=None))
-        axis.errorbar(mine[value], at + 0.15 * several * aside, xerr=_reach(mine, value), linestyle="none", **marks)
+        axis.errorbar(
+            mine[value],
+            at + 0.15 * several * aside,
+            xerr=_reach(mine, value),
+            linestyle="none",
+            **marks,
+        )
     return drawn
 
 
-def lines(frame: pd.DataFrame, by: str, hue: str, looks=LOOKS, *, bars=False, **layout: Any) -> Figure:
+def lines(
+    frame: pd.DataFrame, by: str, hue: str, looks=LOOKS, *, bars=False, **layout: Any
+) -> Figure:
     """A line for each ``hue`` along a numeric ``by``, its interval as a band or as bars."""
     drawn = panels(frame, **layout)
     for axis, mine, look, at, *_ in _each(drawn, by, hue, looks, "x"):
         reach = _reach(mine, "value") if bars else None
         axis.errorbar(at, mine["value"], reach, linestyle=look.line, **_marks(look))
         if "low" in mine and not bars:
-            axis.fill_between(at, mine["low"], mine["high"], color=look.colour, alpha=0.2, linewidth=0)
+            axis.fill_between(
+                at, mine["low"], mine["high"], color=look.colour, alpha=0.2, linewidth=0
+            )
     return drawn
 
 
 def bars(frame: pd.DataFrame, by: str, hue: str, looks=LOOKS, **layout: Any) -> Figure:
-    """Bars for each value of ``by``, one for each ``hue`` side by side; hollow ones are white inside."""
+    """Bars for each value of ``by``, one for each ``hue`` side by side; hollow ones are white
+    inside.
+    """
     drawn = panels(frame, **layout)
     for axis, mine, look, at, aside, count in _each(drawn, by, hue, looks, "x"):
-        face = {"facecolor": "white" if look.hollow else look.colour, "edgecolor": look.colour, "linewidth": 1.2}
+        face = {
+            "facecolor": "white" if look.hollow else look.colour,
+            "edgecolor": look.colour,
+            "linewidth": 1.2,
+        }
         reach = {"yerr": _reach(mine, "value"), "error_kw": {"elinewidth": 1, "capsize": 2}}
-        axis.bar(at + aside * (0.8 / count), mine["value"], 0.8 / count, label=look.label, **face, **reach)
+        axis.bar(
+            at + aside * (0.8 / count),
+            mine["value"],
+            0.8 / count,
+            label=look.label,
+            **face,
+            **reach,
+        )
     return drawn
 
 
 def finish(
-    drawn: Figure, title: str, note="{model}95 % intervals over {documents} documents", *, log="", level=None, ylim=None
+    drawn: Figure,
+    title: str,
+    note="{model}95 % intervals over {documents} documents",
+    *,
+    log="",
+    level=None,
+    ylim=None,
 ) -> Figure:
-    """Title (what is seen), note (:func:`about`), which axis is logarithmic, a line across, and one legend."""
+    """Title (what is seen), note (:func:`about`), which axis is logarithmic, a line across, and one
+    legend.
+    """
     for axis, _ in drawn.panels if log else ():
         _log_axis(axis, log)
     for axis, _ in drawn.panels:
@@ -126,10 +184,15 @@ def finish(
     width, height = drawn.get_size_inches()
     legends = [axis.get_legend_handles_labels() for axis, _ in drawn.panels]
     if any(len(names) > 1 for _, names in legends):
-        found = {name: mark for marks, names in legends for mark, name in zip(marks, names, strict=True)}
+        found = {
+            name: mark for marks, names in legends for mark, name in zip(marks, names, strict=True)
+        }
         fit = max(1, int(width / (0.08 * max(map(len, found)) + 0.6)))
         drawn.legend(found.values(), found, loc="outside lower center", ncols=min(fit, len(found)))
-    head, body = textwrap.wrap(title, int(11.5 * width)), textwrap.wrap(about(drawn.numbers, note), int(14 * width))
+    head, body = (
+        textwrap.wrap(title, int(11.5 * width)),
+        textwrap.wrap(about(drawn.numbers, note), int(14 * width)),
+    )
     under = 0.08 + 0.2 * len(head)  # inches from the top, where the note begins
     top = height + (0.2 * len(head) + 0.18 * len(body) + 0.08)
     drawn.set_size_inches(width, top)
@@ -144,8 +207,12 @@ def _log_axis(axis: plt.Axes, which: str) -> None:
     axis.set(**{f"{which}scale": "log"})
     low, high = getattr(axis, f"get_{which}lim")()
     along = getattr(axis, f"{which}axis")
-    steps = (1, 3) if high > 60 * low else (1, 2, 5) if high > 8 * low else (1, 1.5, 2, 3, 4, 5, 6, 8)
-    along.set_major_locator(LogLocator(subs=steps, numticks=9) if high > 2 * low else MaxNLocator(5))
+    steps = (
+        (1, 3) if high > 60 * low else (1, 2, 5) if high > 8 * low else (1, 1.5, 2, 3, 4, 5, 6, 8)
+    )
+    along.set_major_locator(
+        LogLocator(subs=steps, numticks=9) if high > 2 * low else MaxNLocator(5)
+    )
     along.set_major_formatter(lambda value, _: f"{value:g}")
     along.set_minor_locator(NullLocator())
 
@@ -157,14 +224,18 @@ def with_paper(ours: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
 
 
 def about(frame: pd.DataFrame, note: str) -> str:
-    """A note with how many ``{documents}`` there are, and the ``{model}`` where there is one and no panel names it."""
+    """A note with how many ``{documents}`` there are, and the ``{model}`` where there is one and no
+    panel names it.
+    """
     models = set(frame.get("model", ()))
     model = f"{display_name(*models)}; " if len(models) == 1 else ""
     return note.format(model=model, documents=_documents(frame)).removesuffix("; ")
 
 
 def _documents(frame: pd.DataFrame) -> str:
-    """How many documents the rows are over: one number, or the lowest and the highest; empty without any."""
+    """How many documents the rows are over: one number, or the lowest and the highest; empty
+    without any.
+    """
     if "documents" not in frame or frame["documents"].isna().all():
         return ""
     return span(frame["documents"], ".0f")
@@ -190,10 +261,14 @@ def short(model: str) -> str:
 
 
 def _each(drawn: Figure, by: str, hue: str, looks: Mapping, along: str) -> Iterator[tuple]:
-    """Every panel and look: axis, rows in order, the look, where they stand, how far aside, and of how many looks."""
+    """Every panel and look: axis, rows in order, the look, where they stand, how far aside, and of
+    how many looks.
+    """
     frame = drawn.numbers
     if unknown := set(frame[hue]) - set(looks):
-        raise ValueError(f"no look for {', '.join(map(str, unknown))}; looks: {', '.join(map(str, looks))}")
+        raise ValueError(
+            f"no look for {', '.join(map(str, unknown))}; looks: {', '.join(map(str, looks))}"
+        )
     numeric = pd.api.types.is_numeric_dtype(frame[by])
     for axis, part in drawn.panels:
         shared = len(getattr(axis, f"get_shared_{along}_axes")().get_siblings(axis)) > 1
@@ -222,5 +297,10 @@ def _reach(frame: pd.DataFrame, value: str) -> list[pd.Series] | None:
 
 def _marks(look: Look) -> dict[str, Any]:
     face = "white" if look.hollow else look.colour
-    marks = {"color": look.colour, "marker": look.marker, "markersize": 5.5, "markerfacecolor": face}
+    marks = {
+        "color": look.colour,
+        "marker": look.marker,
+        "markersize": 5.5,
+        "markerfacecolor": face,
+    }
     return marks | {"label": look.label, "capsize": 2, "elinewidth": 1.2}

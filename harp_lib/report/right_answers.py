@@ -1,7 +1,7 @@
 """How likely the right answer to each question is, as a frame.
 
-Of multiple choice the measure is the log-odds margin of the right choice, of written answers the bits per byte of the
-reference answer (:mod:`harp_lib.measure.likelihood`).
+Of multiple choice the measure is the log-odds margin of the right choice, of written answers the
+bits per byte of the reference answer (:mod:`harp_lib.evaluation.likelihood`).
 """
 
 from collections.abc import Callable, Iterable
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from harp_lib.measure.evaluation import ALL_BENCHMARKS
+from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS
 from harp_lib.report import data
 from harp_lib.results import Cells
 
@@ -42,8 +42,11 @@ def measure_of(task: str) -> Likelihood:
     return MARGIN if ALL_BENCHMARKS[task].choices else BITS
 
 
-def right_answers(profile: str, tasks: Iterable[str], read: Callable[[str, str], Cells] | None = None) -> pd.DataFrame:
-    """How likely the right answer to each question is; ``read`` gives the cells of a store (:func:`data.cells`).
+def right_answers(
+    profile: str, tasks: Iterable[str], read: Callable[[str, str], Cells] | None = None
+) -> pd.DataFrame:
+    """How likely the right answer to each question is; ``read`` gives the cells of a store
+    (:func:`data.cells`).
 
     Columns: model, method, task, subtask, question, value (nats of the margin, or bits per byte).
     """
@@ -53,7 +56,9 @@ def right_answers(profile: str, tasks: Iterable[str], read: Callable[[str, str],
     parts = []
     for measure in (MARGIN, BITS):
         wanted = [task for task in tasks if measure_of(task) is measure]
-        cells = {key: cell for store in measure.stores for key, cell in read(profile, store).items()}
+        cells = {
+            key: cell for store in measure.stores for key, cell in read(profile, store).items()
+        }
         asked = data.questions(cells)
         if not wanted or measure.quantity not in asked:
             continue

@@ -1,6 +1,8 @@
-"""The one judge: a claim is data, its test gives numbers, a rule says what follows, and words come last.
+"""The one judge: a claim is data, its test gives numbers, a rule says what follows, and words come
+last.
 
-Claims are in ``data/paper/claims.yaml``, what is true of the theorems in ``data/paper/statements.yaml``.
+Claims are in ``data/paper/claims.yaml``, what is true of the theorems in
+``data/paper/statements.yaml``.
 """
 
 from collections.abc import Iterable
@@ -11,7 +13,7 @@ import yaml
 from IPython.display import Markdown
 
 from harp_lib import config
-from harp_lib.measure.models import display_name
+from harp_lib.names import display_name
 from harp_lib.report import data, markdown, table
 from harp_lib.report.claims import layer_tests, likelihood_tests, score_tests
 from harp_lib.report.claims.score_tests import NOTHING, Finding, Outcome, paper_model, weakest
@@ -25,7 +27,13 @@ MARKS = {  # of an outcome, in front of what decides it on a model
     Outcome.NOT_RUN: "–",
 }
 ORDER = ("measured", "ours", "counted", "theorem")  # of the kinds, in a notebook's verdict
-TRUTHS = ("not run", "unclear", "false", "true if", "true")  # the first that applies to a part decides
+TRUTHS = (
+    "not run",
+    "unclear",
+    "false",
+    "true if",
+    "true",
+)  # the first that applies to a part decides
 UNITS = {  # the format of a number, what it is multiplied by before, and the unit around it
     "": ("#.2g", 1, "{}"),
     "points": ("+.1f", 1, "{} points"),
@@ -53,19 +61,23 @@ def together(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 def over_models(outcomes: Iterable[Outcome]) -> Outcome:
-    """The same over the models that were judged: reproduced on some of them is partly, whatever the others say."""
+    """The same over the models that were judged: reproduced on some of them is partly, whatever the
+    others say.
+    """
     found = set(outcomes) - {Outcome.NOT_RUN} or {Outcome.NOT_RUN}
     return Outcome.PARTLY if Outcome.REPRODUCED in found and len(found) > 1 else together(found)
 
 
 def judge(profile: dict, notebook: str | None = None) -> pd.DataFrame:
-    """Every claim but the errata, or those of one notebook, on every model, by what is stored of a profile.
+    """Every claim but the errata, or those of one notebook, on every model, by what is stored of a
+    profile.
 
-    Columns: id, kind, notebook, statement, where, model ("" where none has to run), outcome (an :class:`Outcome`; of a
-    theorem true, false, true if). Of the finding that decides: value, low, high, n, unit, about, reason and paper
-    (the same number there, of each of its models), goal and threshold (what the number has to be); ``held`` of
-    ``parts`` findings are reproduced. ``by likelihood`` is the outcome of the same comparison by the likelihood of the
-    right answer, None where a claim has no such comparison, with its numbers in the columns that begin so.
+    Columns: id, kind, notebook, statement, where, model ("" where none has to run), outcome (an
+    :class:`Outcome`; of a theorem true, false, true if). Of the finding that decides: value, low,
+    high, n, unit, about, reason and paper (the same number there, of each of its models), goal and
+    threshold (what the number has to be); ``held`` of ``parts`` findings are reproduced. ``by
+    likelihood`` is the outcome of the same comparison by the likelihood of the right answer, None
+    where a claim has no such comparison, with its numbers in the columns that begin so.
     """
     truths, read, rows = theorems(profile).set_index("statement"), cache(data.cells), []
     for claim in load_claims():
@@ -77,7 +89,9 @@ def judge(profile: dict, notebook: str | None = None) -> pd.DataFrame:
             parts = truths.loc[arguments["statements"]]
             truth = min(parts["truth"], key=TRUTHS.index)
             remarks = "; ".join(filter(None, parts.loc[parts["truth"] == truth, "remark"]))
-            rows.append(about | {"model": "", "outcome": truth, "about": remarks, "n": parts["draws"].max()})
+            rows.append(
+                about | {"model": "", "outcome": truth, "about": remarks, "n": parts["draws"].max()}
+            )
             continue
         store = claim.get("store", "")
         stored = read(profile["name"], store) if store else ()
@@ -92,10 +106,19 @@ def judge(profile: dict, notebook: str | None = None) -> pd.DataFrame:
                 findings = [decides := Finding(NOTHING, goal=float("nan"), reason=str(missing))]
             outcomes = [found.outcome for found in findings]
             row = about | {"model": model} | decides.interval._asdict()
-            row |= {"unit": decides.unit, "about": decides.about, "reason": decides.reason, "rival": decides.rival}
+            row |= {
+                "unit": decides.unit,
+                "about": decides.about,
+                "reason": decides.reason,
+                "rival": decides.rival,
+            }
             row |= {"goal": decides.goal, "threshold": decides.threshold}
             row["paper"] = tuple(value for found in findings for value in found.paper)
-            row |= {"outcome": together(outcomes), "held": outcomes.count("reproduced"), "parts": len(outcomes)}
+            row |= {
+                "outcome": together(outcomes),
+                "held": outcomes.count("reproduced"),
+                "parts": len(outcomes),
+            }
             rows.append(row | _by_likelihood(test, source, arguments))
     return pd.DataFrame(rows)
 
@@ -118,17 +141,27 @@ def _by_likelihood(test: str, source: data.Source, arguments: dict) -> dict:
 def theorems(profile: dict) -> pd.DataFrame:
     """The paper's definitions, lemmas, theorem and proposition, each with what is true of it.
 
-    Columns: those of the file (truth is ``unclear`` where the stored checks say otherwise, ``not run`` without them),
-    draws (random ones that checked it), and counterexample (the calls that refute it).
+    Columns: those of the file (truth is ``unclear`` where the stored checks say otherwise, ``not
+    run`` without them), draws (random ones that checked it), and counterexample (the calls that
+    refute it).
     """
-    checks, examples = (data.table(profile["name"], "theory", task) for task in ("draws", "counterexamples"))
+    checks, examples = (
+        data.table(profile["name"], "theory", task) for task in ("draws", "counterexamples")
+    )
     rows = []
     for statement in yaml.safe_load((config.PAPER / "statements.yaml").read_text(encoding="utf-8")):
         kept, broken, calls = (statement.get(part, []) for part in ("kept", "broken", "examples"))
         found = {"truth": "not run", "draws": 0, "counterexample": ", ".join(calls)}
         if len(checks) and len(examples):
-            violations, refuted = checks.set_index("check")["violations"], examples.set_index("call")["refuted"]
-            as_said = (violations[kept] == 0).all() and (violations[broken] > 0).all() and refuted[calls].all()
+            violations, refuted = (
+                checks.set_index("check")["violations"],
+                examples.set_index("call")["refuted"],
+            )
+            as_said = (
+                (violations[kept] == 0).all()
+                and (violations[broken] > 0).all()
+                and refuted[calls].all()
+            )
             found["truth"] = statement["truth"] if as_said else "unclear"
             found["draws"] = int(checks["draws"].max()) if kept + broken else 0
         rows.append({"remark": ""} | statement | found)
@@ -139,8 +172,12 @@ def over_all(judged: pd.DataFrame) -> pd.DataFrame:
     """One row for each claim: what it is about, and its outcome over all models."""
     claims = judged.groupby("id", sort=False)
     about = claims[["kind", "notebook", "statement", "where"]].first()
-    likelihood = claims["by likelihood"].agg(lambda found: over_models(found) if found.notna().all() else None)
-    return about.assign(outcome=claims["outcome"].agg(over_models), likelihood=likelihood).reset_index()
+    likelihood = claims["by likelihood"].agg(
+        lambda found: over_models(found) if found.notna().all() else None
+    )
+    return about.assign(
+        outcome=claims["outcome"].agg(over_models), likelihood=likelihood
+    ).reset_index()
 
 
 def counts(judged: pd.DataFrame) -> pd.Series:
@@ -150,8 +187,12 @@ def counts(judged: pd.DataFrame) -> pd.Series:
 
 
 def show(notebook: str, profile: dict) -> Markdown:
-    """The verdict of a notebook: at most six claims, each with its number, the paper's, and what follows."""
-    mine = judge(profile, notebook).sort_values("kind", key=lambda kinds: kinds.map(ORDER.index), kind="stable")
+    """The verdict of a notebook: at most six claims, each with its number, the paper's, and what
+    follows.
+    """
+    mine = judge(profile, notebook).sort_values(
+        "kind", key=lambda kinds: kinds.map(ORDER.index), kind="stable"
+    )
     return Markdown(markdown(worded(mine[mine["id"].isin(mine["id"].unique()[:6])])))
 
 
@@ -162,7 +203,9 @@ def listed(judged: pd.DataFrame, kind: str) -> Markdown:
 
 
 def worded(judged: pd.DataFrame) -> pd.DataFrame:
-    """Claims in words, one a row: what is said, our number and the paper's, what the number has to be, the outcome."""
+    """Claims in words, one a row: what is said, our number and the paper's, what the number has to
+    be, the outcome.
+    """
     rows = []
     all_models = over_all(judged)
     for claim in all_models.to_dict("records"):
@@ -174,8 +217,14 @@ def worded(judged: pd.DataFrame) -> pd.DataFrame:
             if isinstance(row.get("by likelihood"), str)
         ]
         number = ", ".join(dict.fromkeys(f"{row['n']:,.0f}" for row in mine if row["n"] > 0))
-        told = [(row["unit"], sorted(row["paper"])) for row in mine if isinstance(row.get("paper"), tuple)]
-        ends = dict.fromkeys(_number(unit, *dict.fromkeys((own[0], own[-1]))) for unit, own in told if own)
+        told = [
+            (row["unit"], sorted(row["paper"]))
+            for row in mine
+            if isinstance(row.get("paper"), tuple)
+        ]
+        ends = dict.fromkeys(
+            _number(unit, *dict.fromkeys((own[0], own[-1]))) for unit, own in told if own
+        )
         needed = {display_name(row["model"]): _needed(row) for row in mine if _needed(row)}
         if len(set(needed.values())) > 1:
             needed = {model: f"{model}: {threshold}" for model, threshold in needed.items()}
@@ -187,7 +236,9 @@ def worded(judged: pd.DataFrame) -> pd.DataFrame:
                 "the paper": "<br>".join(ends),
                 "needed": "<br>".join(dict.fromkeys(needed.values())),
                 "outcome": f"**{claim['outcome']}**",
-                "by likelihood": "<br>".join([*by_likelihood, f"**{claim['likelihood']}**"] if by_likelihood else ()),
+                "by likelihood": "<br>".join(
+                    [*by_likelihood, f"**{claim['likelihood']}**"] if by_likelihood else ()
+                ),
             }
         )
     shown = pd.DataFrame(rows, all_models["notebook"])
@@ -195,7 +246,9 @@ def worded(judged: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_model(row: dict, several: bool, outcome: str, number: str) -> str:
-    """What decides on a model, behind the mark of its outcome; the model is named where there are several."""
+    """What decides on a model, behind the mark of its outcome; the model is named where there are
+    several.
+    """
     mark = MARKS.get(outcome, "")
     name = f"{display_name(row['model'])}:" if several else ""
     return " ".join(filter(None, (mark, name, number)))
@@ -205,7 +258,9 @@ def _likelihood_here(row: dict) -> str:
     """The number that decides by likelihood, with its interval."""
     if row["by likelihood"] == Outcome.NOT_RUN:
         return row["by likelihood reason"]
-    value, low, high, unit = (row[f"by likelihood {name}"] for name in ("value", "low", "high", "unit"))
+    value, low, high, unit = (
+        row[f"by likelihood {name}"] for name in ("value", "low", "high", "unit")
+    )
     return f"{_number(unit, value, low, high)} {row['by likelihood about']}"
 
 
@@ -222,17 +277,29 @@ def _number(unit: str, *values: float) -> str:
     """One number, two ends, or a number and its interval, in a unit."""
     form, factor, whole = UNITS[unit]
     text = ("{}", "{} to {}", "{} [{}, {}]")[len(values) - 1]
-    return whole.format(text.format(*(format(value * factor, form) for value in values))).replace("-", "−")
+    return whole.format(text.format(*(format(value * factor, form) for value in values))).replace(
+        "-", "−"
+    )
 
 
 def _here(row: dict) -> str:
     """What decides: the number with its interval, what it is of, and why it cannot decide."""
     if row["kind"] == "theorem":
         return row["about"]
-    ends, lacking = (row["low"], row["high"]), "too few for an interval" if pd.isna(row["low"]) else ""
-    number = _number(row["unit"], row["value"], *(ends if ends[0] < ends[1] else ())) + f" {row['about']}"
+    ends, lacking = (
+        (row["low"], row["high"]),
+        "too few for an interval" if pd.isna(row["low"]) else "",
+    )
+    number = (
+        _number(row["unit"], row["value"], *(ends if ends[0] < ends[1] else ()))
+        + f" {row['about']}"
+    )
     held = f"{row['held']:.0f} of {row['parts']:.0f} parts hold" if row["parts"] > 1 else ""
-    return "; ".join(filter(None, ("" if pd.isna(row["value"]) else number.strip(), held, row["reason"] or lacking)))
+    return "; ".join(
+        filter(
+            None, ("" if pd.isna(row["value"]) else number.strip(), held, row["reason"] or lacking)
+        )
+    )
 
 
 def counted(profile: dict) -> str:

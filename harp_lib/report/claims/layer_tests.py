@@ -6,9 +6,22 @@ import numpy as np
 from scipy import stats
 
 from harp_lib import accounting
-from harp_lib.measure.text import TITLES as CORPORA
-from harp_lib.report.claims.score_tests import NOTHING, PLANS, Finding, named_in, paper_model, weakest
-from harp_lib.report.comparisons import Interval, change, mean_interval, rank_correlation, time_ratio
+from harp_lib.names import CORPUS_TITLES
+from harp_lib.report.claims.score_tests import (
+    NOTHING,
+    PLANS,
+    Finding,
+    named_in,
+    paper_model,
+    weakest,
+)
+from harp_lib.report.comparisons import (
+    Interval,
+    change,
+    mean_interval,
+    rank_correlation,
+    time_ratio,
+)
 from harp_lib.report.data import Missing, paper
 from harp_lib.report.tables import interval, paper_times, pruning_ratios, ranges
 
@@ -16,7 +29,11 @@ CHANGED = 0.05  # a norm that is further from what it was than this has changed
 OF = {  # what is taken of a document, in which unit, and what that is
     "median": (np.median, "", "is the median"),
     "highest": (np.max, "", "is the highest"),
-    "changed": (lambda norms, axis: np.mean(np.abs(norms - 1) > CHANGED, axis), "share", "of the heads"),
+    "changed": (
+        lambda norms, axis: np.mean(np.abs(norms - 1) > CHANGED, axis),
+        "share",
+        "of the heads",
+    ),
 }
 
 
@@ -29,35 +46,43 @@ def of_documents(source, method, quantities, of, goal, depth=0.0):
     """What the layers above a share of the depth have in a document, on average of each corpus."""
     take, unit, about = OF[of]
     for text, result in source.of(method).items():
-        if text in CORPORA:
+        if text in CORPUS_TITLES:
             parts = [np.array(result[name]) for name in quantities]  # (documents, layers, …)
             layers = min(part.shape[1] for part in parts)  # what leaves the last layer is left out
-            high = [part[:, int(np.ceil(depth * layers)) : layers].reshape(len(part), -1) for part in parts]
+            high = [
+                part[:, int(np.ceil(depth * layers)) : layers].reshape(len(part), -1)
+                for part in parts
+            ]
             found = mean_interval(take(np.concatenate(high, axis=1), axis=1))
-            yield Finding(found, unit, f"{about} on {CORPORA[text]}", goal)
+            yield Finding(found, unit, f"{about} on {CORPUS_TITLES[text]}", goal)
 
 
 def small_bound(source):
     """Share of the layers with v < 1 in which d(H) decreases.
 
-    Lemma 2 normalises after each residual sum (post-norm). Every architecture that the library knows adds the branch to
-    a stream that is not normalised, so that the number decides nothing there.
+    Lemma 2 normalises after each residual sum (post-norm). Every architecture that the library
+    knows adds the branch to a stream that is not normalised, so that the number decides nothing
+    there.
     """
     post_norm = "needs a model that normalises after each residual sum (post-norm), as Lemma 2 does"
     bound = np.array(source.result("trained", "block-bound")["v"])
     small = bound < 1
     if small.any():
-        text = next((text for text in source.of("trained") if text in CORPORA), "text")
+        text = next((text for text in source.of("trained") if text in CORPUS_TITLES), "text")
         decreases = np.diff(source.result("trained", text)["distance"][0])[small] < 0
         share = exactly(decreases.mean(), decreases.size)
-        yield Finding(share, "share", "of the layers with v < 1", goal=1.0, inclusive=True, reason=post_norm)
+        yield Finding(
+            share, "share", "of the layers with v < 1", goal=1.0, inclusive=True, reason=post_norm
+        )
     else:
         smallest = exactly(bound.min(), len(bound))
         yield Finding(smallest, "", "is the smallest v", goal=1.0, less=True, reason=post_norm)
 
 
 def _stream(source, plan: str) -> np.ndarray:
-    """Log ratio of the stream's norm to the dense model's, above the lowest pruned layer: (documents, depths)."""
+    """Log ratio of the stream's norm to the dense model's, above the lowest pruned layer:
+    (documents, depths).
+    """
     own, dense = (source.result(name, "reading")["without first"] for name in (plan, "dense"))
     alphas = source.cells(source.store)[plan, "reading"]["inputs"]["alphas"]
     return np.log(np.divide(own, dense))[:, min(map(int, alphas)) + 1 :]
@@ -72,11 +97,16 @@ def stream_changed(source):
 
 
 def norm_restored(source, goal):
-    """Which share of the deviation from the dense norm is gone with the searched α, at the top and over the layers."""
+    """Which share of the deviation from the dense norm is gone with the searched α, at the top and
+    over the layers.
+    """
     unscaled, searched = _stream(source, "alpha-1"), _stream(source, "searched")
     for where, of in (("at the top", np.s_[:, -1:]), ("over all pruned layers", np.s_[:, :])):
         before, after = (np.abs(logs[of]).mean(axis=1) for logs in (unscaled, searched))
-        gone, larger = mean_interval((before - after) / before.mean()), mean_interval(unscaled[of].mean(axis=1))
+        gone, larger = (
+            mean_interval((before - after) / before.mean()),
+            mean_interval(unscaled[of].mean(axis=1)),
+        )
         reason = "" if larger.low * larger.high > 0 else "α = 1 does not change the norm"
         yield Finding(gone, "share", f"of the deviation is gone {where}", goal, reason=reason)
 
@@ -86,13 +116,17 @@ def alphas_alike(source):
     found = [result["alphas"] for result in source.of("harp", "search-").values()]
     if len(found) < 2:
         raise Missing("needs α searched on two corpora")
-    theirs = paper("alpha_search").query("model == 'LLaMA3.1-8B'").pivot_table("value", "layer", "task")
+    theirs = (
+        paper("alpha_search").query("model == 'LLaMA3.1-8B'").pivot_table("value", "layer", "task")
+    )
     told = rank_correlation(*theirs.to_numpy().T).value
     yield Finding(rank_correlation(*found[:2]), "ρ", paper=(told,))
 
 
 def similar_layers(source):
-    """Share of the layers picked by the similarity metric that are top layers: at least the paper's share is needed."""
+    """Share of the layers picked by the similarity metric that are top layers: at least the paper's
+    share is needed.
+    """
     picked = source.result("similarity", "selection")["layers"]
     top = source.result("top", "selection")["layers"]
     theirs = paper("selected_layers").query("method == 'similarity'")["layer"]
@@ -108,34 +142,55 @@ def _worse(source, text: str, plan: str, than: str) -> Interval:
 
 
 def norm_reason(source):
-    """Is the α that keeps the norm better than others that shrink, and no worse than the searched α?"""
+    """Is the α that keeps the norm better than others that shrink, and no worse than the searched
+    α?
+    """
     worse, keeping = partial(_worse, source, "reading"), "norm-matching"
     plans = {"alpha-1": "α = 1", "reconstructing": "branch-keeping α", "constant": "α = 0.5"}
-    pieces = [Finding(worse(plan, keeping), "%", f"with {plans[plan]} against the norm-keeping") for plan in plans]
-    norm = Finding(worse(keeping, "searched"), "%", "with the norm-keeping α against the searched", less=True)
-    won = Finding(worse("alpha-1", "searched"), "%", "α = 1", reason="the search wins nothing over α = 1")
+    pieces = [
+        Finding(worse(plan, keeping), "%", f"with {plans[plan]} against the norm-keeping")
+        for plan in plans
+    ]
+    norm = Finding(
+        worse(keeping, "searched"), "%", "with the norm-keeping α against the searched", less=True
+    )
+    won = Finding(
+        worse("alpha-1", "searched"), "%", "α = 1", reason="the search wins nothing over α = 1"
+    )
     yield weakest([*pieces, norm]) if won.interval.low > 0 else won
 
 
 def perplexity_change(source, worse, better, splits, at_most=None):
-    """How much higher perplexity is with some plans than with another, on each text: ``{own}`` is its corpus."""
-    texts = dict.fromkeys(text for _, text in source.cells(source.store) if text.endswith(tuple(splits)))
+    """How much higher perplexity is with some plans than with another, on each text: ``{own}`` is
+    its corpus.
+    """
+    texts = dict.fromkeys(
+        text for _, text in source.cells(source.store) if text.endswith(tuple(splits))
+    )
     texts = [text.rpartition("-") for text in texts]
-    word = paper("alpha_robustness").pivot_table("value", "method", "task").to_numpy()  # searched on × evaluated on
+    word = (
+        paper("alpha_robustness").pivot_table("value", "method", "task").to_numpy()
+    )  # searched on × evaluated on
     told = {"goal": at_most, "less": True} if at_most else {}
     if "searched-on-{other}" in worse:
         told["paper"] = tuple((word[::-1] / word).diagonal() - 1)
     for own, _, split in texts:
         other, pieces = next((corpus for corpus, *_ in texts if corpus != own), own), []
         for plan in named_in(worse):
-            found = _worse(source, f"{own}-{split}", *(name.format(own=own, other=other) for name in (plan, better)))
-            about = f"with {PLANS[plan]}, {CORPORA[own]}, {'held out' if split == 'validation' else 'searched'}"
+            found = _worse(
+                source,
+                f"{own}-{split}",
+                *(name.format(own=own, other=other) for name in (plan, better)),
+            )
+            about = f"with {PLANS[plan]}, {CORPUS_TITLES[own]}, {'held out' if split == 'validation' else 'searched'}"
             pieces.append(Finding(found, "%", about, **told))
         yield weakest(pieces)
 
 
 def tuned_ranges(source, at_most):
-    """How much higher perplexity is with the paper's range of each baseline than with the best of ours."""
+    """How much higher perplexity is with the paper's range of each baseline than with the best of
+    ours.
+    """
     theirs, tried = paper("layer_ranges").set_index("model"), ranges({"name": source.profile})
     theirs = theirs[theirs.index == paper_model(source.model)]
     tried = tried[tried["model"] == source.model].merge(theirs) if len(tried) else tried
@@ -145,7 +200,9 @@ def tuned_ranges(source, at_most):
 
 
 def exact(source, pairs, within):
-    """Share of the printed numbers of each of the paper's models that follow from its config, to the printed digit."""
+    """Share of the printed numbers of each of the paper's models that follow from its config, to
+    the printed digit.
+    """
     for row in pruning_ratios({})[1].to_dict("records"):
         agree = [abs(row[computed] - row[printed]) < within for computed, printed in pairs.items()]
         about = f"of the printed numbers of {row['model']}"
@@ -154,25 +211,41 @@ def exact(source, pairs, within):
 
 def _prefills(source, against: str) -> dict[int, list[list[float]]]:
     """By length, the repeated seconds of another model and of HARP."""
-    read = {int(length): result["seconds"] for length, result in source.of("all", "prefill-").items()}
-    pairs = {length: [seconds.get(name, ()) for name in (against, "harp")] for length, seconds in read.items()}
+    read = {
+        int(length): result["seconds"] for length, result in source.of("all", "prefill-").items()
+    }
+    pairs = {
+        length: [seconds.get(name, ()) for name in (against, "harp")]
+        for length, seconds in read.items()
+    }
     return {length: pair for length, pair in pairs.items() if min(map(len, pair)) > 1}
 
 
 def time_saved(source, against, at="every", goal=0.0, only=None):
-    """Which share of the time of a prefill HARP saves, where it is least of every length, at the longest, or at one."""
+    """Which share of the time of a prefill HARP saves, where it is least of every length, at the
+    longest, or at one.
+    """
     start = 0 if at == "every" else -1  # of the lengths, ours and the paper's
-    found, told = _prefills(source, against), tuple(1 - paper_times())[start:] if against == "dense" else ()
+    found, told = (
+        _prefills(source, against),
+        tuple(1 - paper_times())[start:] if against == "dense" else (),
+    )
     lengths = sorted(found)[start:]
     saved = {length: 1 - time_ratio(*found[length]) for length in lengths}
-    pieces = [Finding(saved[n], "%", f"of the time at {n:,} tokens", goal, paper=told) for n in lengths]
+    pieces = [
+        Finding(saved[n], "%", f"of the time at {n:,} tokens", goal, paper=told) for n in lengths
+    ]
     if only and pieces and (lengths != [at] or paper_model(source.model) != only):
-        pieces = [Finding(NOTHING, "%", goal=goal, reason=f"needs {only} and {at:,} tokens", paper=told)]
+        pieces = [
+            Finding(NOTHING, "%", goal=goal, reason=f"needs {only} and {at:,} tokens", paper=told)
+        ]
     yield weakest(pieces, f"repeated prefills of {against}")
 
 
 def time_saved_grows(source):
-    """How much less of the dense model's time HARP takes at the longest prefill than at the shortest (Welch's t)."""
+    """How much less of the dense model's time HARP takes at the longest prefill than at the
+    shortest (Welch's t).
+    """
     found = _prefills(source, "dense")
     if len(found) < 2:
         raise Missing("needs repeated prefills of two lengths")
@@ -185,16 +258,22 @@ def time_saved_grows(source):
 
 
 def attention_share(source):
-    """Attention's share of the time of attention and FFN, on both sides of N = d_ff: less than half, then more."""
+    """Attention's share of the time of attention and FFN, on both sides of N = d_ff: less than
+    half, then more.
+    """
     width = source.result("all", "counted")["intermediate_size"]
     pieces = {"fewer": [], "more": []}  # than d_ff tokens
     for name, result in source.of("all", "split-").items():
         runs, length = result["seconds"]["dense"], int(name)
         if len(runs) > 1 and length != width:
-            shares = mean_interval([run["attention"] / (run["attention"] + run["ffn"]) for run in runs])
+            shares = mean_interval(
+                [run["attention"] / (run["attention"] + run["ffn"]) for run in runs]
+            )
             about = f"in attention at {length:,} tokens, d_ff = {width:,}"
             side = "fewer" if length < width else "more"
-            piece = Finding(shares.mapped(np.clip, 0, 1), "share", about, goal=0.5, less=length < width)
+            piece = Finding(
+                shares.mapped(np.clip, 0, 1), "share", about, goal=0.5, less=length < width
+            )
             pieces[side].append(piece)
     if not any(pieces.values()):
         raise Missing("needs repeated splits")
@@ -205,7 +284,14 @@ def attention_share(source):
 
 
 def overtaking(source):
-    """From how many times d_ff on attention takes as many operations as the FFN, all query-key pairs counted."""
-    sizes = [(accounting.overtaking_length(c), c.intermediate_size) for c in accounting.paper_configs().values()]
+    """From how many times d_ff on attention takes as many operations as the FFN, all query-key
+    pairs counted.
+    """
+    sizes = [
+        (accounting.overtaking_length(c), c.intermediate_size)
+        for c in accounting.paper_configs().values()
+    ]
     least = exactly(min(length / size for length, size in sizes), len(sizes))
-    yield Finding(least, "", "× d_ff or later in the paper's models", goal=1, less=True, inclusive=True)
+    yield Finding(
+        least, "", "× d_ff or later in the paper's models", goal=1, less=True, inclusive=True
+    )

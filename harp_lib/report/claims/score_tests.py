@@ -1,7 +1,8 @@
 """What a test finds, the rule that says what follows, and the tests of scores and of ranks.
 
-A test takes a :class:`Source` and the arguments that ``data/paper/claims.yaml`` gives it, and yields findings: what has
-to hold, piece by piece; of rivals it is the closest one only, for who leads it leads them all.
+A test takes a :class:`Source` and the arguments that ``data/paper/claims.yaml`` gives it, and
+yields findings: what has to hold, piece by piece; of rivals it is the closest one only, for who
+leads it leads them all.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,11 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from harp_lib.accounting import PAPER_MODELS
-from harp_lib.measure.evaluation import ALL_BENCHMARKS, BENCHMARKS, LONGBENCH
-from harp_lib.measure.models import display_name
-from harp_lib.measure.text import TITLES as CORPORA
-from harp_lib.methods import BASELINES, TITLES
+from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS, BENCHMARKS, LONGBENCH
+from harp_lib.names import BASELINES, CORPUS_TITLES, METHOD_TITLES, PAPER_MODELS, display_name
 from harp_lib.report import comparisons
 from harp_lib.report.data import Missing, Source, above, lacking_all, paper, tidy
 from harp_lib.report.plans import distinct_plans
@@ -24,10 +22,18 @@ from harp_lib.report.plans import distinct_plans
 KINDS = ("generation", "discriminative")
 NAMES = {kind: [name for name, task in BENCHMARKS.items() if task.kind == kind] for kind in KINDS}
 NAMES |= {"all": list(BENCHMARKS), "longbench": list(LONGBENCH), "baselines": list(BASELINES)}
-PLANS = TITLES | {"top": "α = 1", "alpha-1": "α = 1", "searched-on-{other}": "the other α"}  # and what they are called
+PLANS = METHOD_TITLES | {
+    "top": "α = 1",
+    "alpha-1": "α = 1",
+    "searched-on-{other}": "the other α",
+}  # and what they are called
 PLANS["resampled-on-{own}"] = "the α of a second sample"
 PLANS |= {"bottom": "Bottom", "hessian": "Hessian", "similarity": "Similarity"}
-PRINTED = {"main_tables": KINDS, "longbench": ("longbench",), "ablations": ("layer_selection", "alpha_ablation")}
+PRINTED = {
+    "main_tables": KINDS,
+    "longbench": ("longbench",),
+    "ablations": ("layer_selection", "alpha_ablation"),
+}
 SPELLINGS = {hub: name for name, hub in PAPER_MODELS.items()} | {"Llama-3.1-70B": "LLaMA3.1-70B"}
 NOTHING = comparisons.Interval(np.nan, np.nan, np.nan)
 
@@ -52,7 +58,9 @@ class Finding(NamedTuple):
     less: bool = False
     inclusive: bool = False  # the goal itself is enough: for what is counted without error
     reason: str = ""  # why it cannot decide
-    paper: tuple[float, ...] = ()  # the same number in the paper, for the model or for each of the paper's
+    paper: tuple[
+        float, ...
+    ] = ()  # the same number in the paper, for the model or for each of the paper's
     rival: str = ""  # the name of the plan that it is compared with, where there are several
 
     @property
@@ -86,7 +94,10 @@ def weakest(findings: Sequence[Finding], needs: str = "") -> Finding:
     if not findings:
         raise Missing(f"needs {needs}")
     order = [Outcome.NOT, Outcome.NOT_RUN, Outcome.INCONCLUSIVE, Outcome.PARTLY, Outcome.REPRODUCED]
-    return min(findings, key=lambda found: (order.index(found.outcome), found.interval.value * (-1) ** found.less))
+    return min(
+        findings,
+        key=lambda found: (order.index(found.outcome), found.interval.value * (-1) ** found.less),
+    )
 
 
 def paper_model(model: str) -> str | None:
@@ -95,9 +106,14 @@ def paper_model(model: str) -> str | None:
 
 
 def printed(source: Source) -> list[pd.DataFrame]:
-    """What the paper prints of a store, method × task in per cent: of the model, or else of each of its models."""
+    """What the paper prints of a store, method × task in per cent: of the model, or else of each of
+    its models.
+    """
     rows = pd.concat([paper(table).query("quantity == 'score'") for table in PRINTED[source.store]])
-    blocks = {name: part.pivot_table("value", "method", "task") for name, part in rows.groupby("model", sort=False)}
+    blocks = {
+        name: part.pivot_table("value", "method", "task")
+        for name, part in rows.groupby("model", sort=False)
+    }
     return [blocks[own]] if (own := paper_model(source.model)) in blocks else list(blocks.values())
 
 
@@ -108,69 +124,100 @@ def named_in(names: str | Sequence[str]) -> list[str]:
 
 def rivals_of(source: Source, names: str | Sequence[str]) -> dict[str, str]:
     """One method for each plan among some rivals, with the joined titles of all that made it."""
-    return distinct_plans(source.read(source.profile, "baselines"), source.model, named_in(names), PLANS)
+    return distinct_plans(
+        source.read(source.profile, "baselines"), source.model, named_in(names), PLANS
+    )
 
 
 def closest(findings: Sequence[Finding]) -> Finding:
-    """Of one finding for each rival the :func:`weakest`, under the names of all rivals that tie with it."""
+    """Of one finding for each rival the :func:`weakest`, under the names of all rivals that tie
+    with it.
+    """
     decides = weakest(findings)
     tied = []
     for found in findings:
-        if found.outcome == decides.outcome and np.isclose(found.interval.value, decides.interval.value):
+        if found.outcome == decides.outcome and np.isclose(
+            found.interval.value, decides.interval.value
+        ):
             tied.append(found.rival)
     return decides._replace(rival=" and ".join(tied))
 
 
 def score_lead(source, left, right, tasks, each=False, on_par=()):
-    """By how many points ``left`` scores higher than the closest rival, on average over tasks or on each of them.
+    """By how many points ``left`` scores higher than the closest rival, on average over tasks or on
+    each of them.
 
-    On a task on which the dense model only guesses there is nothing to lose: it is left out of an average. What is
-    claimed of each task is corrected for the number of tasks (:func:`comparisons.holm`).
+    On a task on which the dense model only guesses there is nothing to lose: it is left out of an
+    average. What is claimed of each task is corrected for the number of tasks
+    (:func:`comparisons.holm`).
     """
     rivals = rivals_of(source, right)
     goal = -1.0 if paper_model(source.model) in on_par else 0.0  # points
     known = source.answers((left, *named_in(right)), named_in(tasks))
     asked = above(known)
     if not asked:
-        yield Finding(NOTHING, goal=goal, reason=lacking_all(known), paper=_leads_printed(source, left, right, known))
+        yield Finding(
+            NOTHING,
+            goal=goal,
+            reason=lacking_all(known),
+            paper=_leads_printed(source, left, right, known),
+        )
         return
     leads = {}
     for group in [(task,) for task in asked] if each else [tuple(asked)]:
         told = _leads_printed(source, left, right, group)
         leads[group] = closest(
             [
-                Finding(_lead(asked, group, left, rival), "points", goal=goal, paper=told, rival=name)
+                Finding(
+                    _lead(asked, group, left, rival), "points", goal=goal, paper=told, rival=name
+                )
                 for rival, name in rivals.items()
             ]
         )
     if each:
-        intervals = comparisons.holm([found.interval for found in leads.values()], [goal] * len(leads))
+        intervals = comparisons.holm(
+            [found.interval for found in leads.values()], [goal] * len(leads)
+        )
         for (task,), found, interval in zip(leads, leads.values(), intervals, strict=True):
-            yield found._replace(interval=interval, about=f"against {found.rival}, {ALL_BENCHMARKS[task].title}")
+            yield found._replace(
+                interval=interval, about=f"against {found.rival}, {ALL_BENCHMARKS[task].title}"
+            )
         return
     for found in leads.values():
-        (rival,) = (method for method, name in rivals.items() if found.rival.split(" and ")[0] == name)
+        (rival,) = (
+            method for method, name in rivals.items() if found.rival.split(" and ")[0] == name
+        )
         parts = [f"against {found.rival}"]
         if len(asked) < len(known):
-            parts.append(f"on the tasks where the dense model is above chance ({len(asked)} of {len(known)})")
+            parts.append(
+                f"on the tasks where the dense model is above chance ({len(asked)} of {len(known)})"
+            )
         if (task := _carried_by(asked, found, left, rival)) is not None:
             parts.append(f"carried by {ALL_BENCHMARKS[task].title}")
         yield found._replace(about=", ".join(parts))
 
 
-def _lead(asked: Mapping[str, pd.DataFrame], tasks: Sequence[str], left: str, rival: str) -> comparisons.Interval:
-    """By how many points one method scores higher than another on average of some tasks, paired by question."""
+def _lead(
+    asked: Mapping[str, pd.DataFrame], tasks: Sequence[str], left: str, rival: str
+) -> comparisons.Interval:
+    """By how many points one method scores higher than another on average of some tasks, paired by
+    question.
+    """
     pairs = [(asked[task][left], asked[task][rival]) for task in tasks]
     return comparisons.paired_difference(pairs) * 100
 
 
-def _leads_printed(source: Source, left: str, right: str | Sequence[str], tasks: Iterable[str]) -> tuple[float, ...]:
+def _leads_printed(
+    source: Source, left: str, right: str | Sequence[str], tasks: Iterable[str]
+) -> tuple[float, ...]:
     """The lead that the paper prints, over the best rival on average of some tasks."""
     means = [block[list(tasks)].mean(axis=1) for block in printed(source)]
     return tuple(mean[left] - mean.reindex(named_in(right)).max() for mean in means)
 
 
-def _carried_by(asked: Mapping[str, pd.DataFrame], found: Finding, left: str, rival: str) -> str | None:
+def _carried_by(
+    asked: Mapping[str, pd.DataFrame], found: Finding, left: str, rival: str
+) -> str | None:
     """The task without which a lead is no longer one, or None."""
     if found.outcome != Outcome.REPRODUCED:
         return None
@@ -182,12 +229,16 @@ def _carried_by(asked: Mapping[str, pd.DataFrame], found: Finding, left: str, ri
 
 
 def gap(source, left, right, tasks, elsewhere, kept=False):
-    """By how many points more ``left`` leads on some tasks than elsewhere, over the rival with the highest average.
+    """By how many points more ``left`` leads on some tasks than elsewhere, over the rival with the
+    highest average.
 
-    The best rival of each task by itself would be chosen by luck. With ``kept`` it is by how much the share is larger
-    that ``left`` has of the rival's score above chance.
+    The best rival of each task by itself would be chosen by luck. With ``kept`` it is by how much
+    the share is larger that ``left`` has of the rival's score above chance.
     """
-    groups = [named_in(tasks), [task for task in named_in(elsewhere) if task not in named_in(tasks)]]
+    groups = [
+        named_in(tasks),
+        [task for task in named_in(elsewhere) if task not in named_in(tasks)],
+    ]
     rivals, both = rivals_of(source, right), groups[0] + groups[1]
 
     known = source.answers((left, *named_in(right)), both)
@@ -210,7 +261,9 @@ def gap(source, left, right, tasks, elsewhere, kept=False):
         means = pd.DataFrame({task: asked[task].mean() for task in sides[0] + sides[1]})
         rival = means.loc[list(rivals)].mean(axis=1).idxmax()
         pairs = [[asked[task][[left, rival]].to_numpy().T for task in side] for side in sides]
-        found = comparisons.resampled(*zip((partial(lead, group=side) for side in sides), pairs, strict=True))
+        found = comparisons.resampled(
+            *zip((partial(lead, group=side) for side in sides), pairs, strict=True)
+        )
         about = "of the dense score" if kept else f"against {rivals[rival]}"
         yield Finding(found * 100, about=about, paper=told)
     else:
@@ -225,8 +278,13 @@ def ahead_of_all(source, left, right):
     def ahead(means: np.ndarray) -> np.ndarray:  # (…, M, T) → (…)
         return (means[..., -1, :] > means[..., :-1, :].max(axis=-2) + 1e-9).mean(axis=-1)
 
-    told = tuple(float(ahead(block.reindex(methods).dropna().to_numpy())) for block in printed(source))
-    asked = [answers[methods].to_numpy().T for answers in above(source.answers(methods, LONGBENCH)).values()]
+    told = tuple(
+        float(ahead(block.reindex(methods).dropna().to_numpy())) for block in printed(source)
+    )
+    asked = [
+        answers[methods].to_numpy().T
+        for answers in above(source.answers(methods, LONGBENCH)).values()
+    ]
     if asked:
         about = f"of {len(asked)} benchmarks above chance"
         yield Finding(comparisons.resampled((ahead, asked)), "share", about, goal=0.5, paper=told)
@@ -234,15 +292,19 @@ def ahead_of_all(source, left, right):
         yield Finding(NOTHING, "share", goal=0.5, reason=comparisons.FEW, paper=told)
 
 
-REMOVED = {"1": "queries and keys removed", "0": "all attention removed"}  # what a single layer loses, by its α
+REMOVED = {
+    "1": "queries and keys removed",
+    "0": "all attention removed",
+}  # what a single layer loses, by its α
 
 
 def rank_trend(source, method, quantities, goal=0.0, deeper=None):
     """The rank correlation of a quantity with the layer index, on each text.
 
-    Where documents have it, their mean and what they differ by, for the layers of a model are all there are: it has to
-    be a clear trend, beyond the goal. Where there is one number a layer, the interval is over layers. ``deeper`` names
-    a store whose α of the same text, where it has some, are of more layers and take the place of those here.
+    Where documents have it, their mean and what they differ by, for the layers of a model are all
+    there are: it has to be a clear trend, beyond the goal. Where there is one number a layer, the
+    interval is over layers. ``deeper`` names a store whose α of the same text, where it has some,
+    are of more layers and take the place of those here.
     """
     frame = _by_layer(source, source.store, method, quantities)
     if frame.empty:
@@ -253,10 +315,17 @@ def rank_trend(source, method, quantities, goal=0.0, deeper=None):
     printed_rhos = _printed_alpha_trends()
     own = printed_rhos.get(paper_model(source.model))
     told = (own,) if own else tuple(printed_rhos.values())[:3]
-    for (text, quantity), part in frame.groupby([frame["task"].str.replace(r"-\d+$", "", regex=True), "quantity"]):
-        about = REMOVED.get(quantity) or f"on {CORPORA.get(text.removeprefix('search-'), text)}"
+    for (text, quantity), part in frame.groupby(
+        [frame["task"].str.replace(r"-\d+$", "", regex=True), "quantity"]
+    ):
+        about = (
+            REMOVED.get(quantity) or f"on {CORPUS_TITLES.get(text.removeprefix('search-'), text)}"
+        )
         if "document" in part and part["document"].notna().any():
-            rhos = [comparisons.rank_correlation(d["layer"], d["value"]).value for _, d in part.groupby("document")]
+            rhos = [
+                comparisons.rank_correlation(d["layer"], d["value"]).value
+                for _, d in part.groupby("document")
+            ]
             rho = comparisons.mean_interval(rhos).mapped(np.clip, -1, 1)
             yield Finding(rho, "ρ", about, goal, goal < 0)
         else:
@@ -273,4 +342,7 @@ def _by_layer(source: Source, store: str, method: str, quantities: Sequence[str]
 def _printed_alpha_trends() -> dict[str, float]:
     """The rank correlation of the printed α with the layer, for each model of the paper."""
     rows = paper("alpha_search").query("task == 'wikitext'").groupby("model", sort=False)
-    return {name: comparisons.rank_correlation(part["layer"], part["value"]).value for name, part in rows}
+    return {
+        name: comparisons.rank_correlation(part["layer"], part["value"]).value
+        for name, part in rows
+    }

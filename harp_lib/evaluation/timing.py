@@ -1,4 +1,6 @@
-"""How long a model takes and how much memory: what is measured, and how; the experiment is elsewhere."""
+"""How long a model takes and how much memory: what is measured, and how; the experiment is
+elsewhere.
+"""
 
 import copy
 import ctypes
@@ -22,11 +24,13 @@ T = TypeVar("T")
 def interleaved(
     measurements: Mapping[str, Callable[[], T]], repetitions: int, bar: tqdm, warm_up: bool = True
 ) -> dict[str, list[T]]:
-    """Results by name, measured in turn: what stands at one place in two lists was measured side by side.
+    """Results by name, measured in turn: what stands at one place in two lists was measured side by
+    side.
 
-    Each repetition calls every measurement once, begins with another one than the last and goes the other way round, so
-    that what one leaves behind (heat, memory) meets them all. ``warm_up`` calls every one once before and forgets the
-    result: the first call chooses kernels and asks for memory.
+    Each repetition calls every measurement once, begins with another one than the last and goes the
+    other way round, so that what one leaves behind (heat, memory) meets them all. ``warm_up`` calls
+    every one once before and forgets the result: the first call chooses kernels and asks for
+    memory.
     """
     names = list(measurements)
     results: dict[str, list[T]] = {name: [] for name in names}
@@ -50,11 +54,13 @@ def seconds_of(run: Callable[[], Any], device: torch.device) -> float:
     return seconds
 
 
-def module_seconds(model: PreTrainedModel, run: Callable[[], Any], device: torch.device) -> dict[str, float]:
+def module_seconds(
+    model: PreTrainedModel, run: Callable[[], Any], device: torch.device
+) -> dict[str, float]:
     """Seconds that ``run``, which calls ``model``, spends in each part of it.
 
-    ``attention`` is scores, weighted sum of values, rotary embedding and cache; ``projections`` Q, K, V and O; ``rest``
-    norms, residual sums, embeddings and output head.
+    ``attention`` is scores, weighted sum of values, rotary embedding and cache; ``projections`` Q,
+    K, V and O; ``rest`` norms, residual sums, embeddings and output head.
     """
     stamps: dict[str, list[float]] = {"attention": [], "projections": [], "ffn": []}
     with ExitStack() as hooks:
@@ -83,20 +89,25 @@ def _now(device: torch.device) -> float:
 
 @torch.no_grad()
 def prefill(model: PreTrainedModel, ids: torch.Tensor) -> Cache:
-    """Read ``ids`` (1, N) as ``generate`` does before the first new token, with logits of the last position alone."""
+    """Read ``ids`` (1, N) as ``generate`` does before the first new token, with logits of the last
+    position alone.
+    """
     return model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
 
 
 @torch.no_grad()
 def decode(model: PreTrainedModel, cache: Cache, ids: torch.Tensor) -> torch.Tensor:
-    """Read ``ids`` (1, S) one by one after what ``cache`` holds, as they would be generated: the last logits (1, V)."""
+    """Read ``ids`` (1, S) one by one after what ``cache`` holds, as they would be generated: the
+    last logits (1, V).
+    """
     for token in ids.split(1, dim=1):
         logits = model(input_ids=token, past_key_values=cache, use_cache=True).logits
     return logits[:, -1]
 
 
 def filled_cache(model: PreTrainedModel, tokens: int) -> DynamicCache:
-    """A cache of the kind that ``generate`` makes, filled with random keys and values of so many tokens.
+    """A cache of the kind that ``generate`` makes, filled with random keys and values of so many
+    tokens.
 
     Layers without keys count tokens only; a sliding window keeps what it would keep.
     """
@@ -112,21 +123,26 @@ def filled_cache(model: PreTrainedModel, tokens: int) -> DynamicCache:
 
 
 def continued(cache: DynamicCache) -> DynamicCache:
-    """A cache that begins with what ``cache`` holds and leaves it as it is: new tokens make new tensors."""
+    """A cache that begins with what ``cache`` holds and leaves it as it is: new tokens make new
+    tensors.
+    """
     twin = copy.copy(cache)
     twin.layers = [copy.copy(layer) for layer in cache.layers]
     return twin
 
 
 def cache_bytes(cache: Cache) -> int:
-    """Bytes of the keys and values in a cache; a sliding window of W tokens refers to the last W - 1."""
+    """Bytes of the keys and values in a cache; a sliding window of W tokens refers to the last W -
+    1.
+    """
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
 
 
 def peak_memory(run: Callable[[], T], device: torch.device) -> tuple[T, int | None]:
     """What ``run`` returns, and how many bytes it has at most beyond those in use before.
 
-    On a GPU, of tensors. Elsewhere of the whole process, in resident memory, which Linux alone tells; else None.
+    On a GPU, of tensors. Elsewhere of the whole process, in resident memory, which Linux alone
+    tells; else None.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -134,7 +150,9 @@ def peak_memory(run: Callable[[], T], device: torch.device) -> tuple[T, int | No
         result = run()
         return result, torch.cuda.max_memory_allocated(device) - before
     try:
-        ctypes.CDLL(None).malloc_trim(0)  # what was freed before would be used again, and not be seen
+        ctypes.CDLL(None).malloc_trim(
+            0
+        )  # what was freed before would be used again, and not be seen
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
         before = _resident("VmRSS")
     except (AttributeError, OSError, TypeError):  # another C library, another system

@@ -1,4 +1,6 @@
-"""Looking into the attention of a real model, one layer at a time, so that memory holds one layer's attention."""
+"""Looking into the attention of a real model, one layer at a time, so that memory holds one layer's
+attention.
+"""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -9,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from harp_lib.accounting import attention_window
-from harp_lib.measure.models import evaluating
+from harp_lib.models.load import evaluating
 from harp_lib.pruning.architecture import branch_exit, check_plan, decoder_layers, output_norm
 from harp_lib.pruning.layers import LoneAttention
 from harp_lib.pruning.plan import PruningPlan
@@ -21,21 +23,29 @@ class LayerView(NamedTuple):
 
     layer: int
     entering: torch.Tensor  # (B, N, d), the residual stream before the layer
-    projected: torch.Tensor  # (B, N, d), what queries, keys and values are projected from: normalised
+    projected: (
+        torch.Tensor
+    )  # (B, N, d), what queries, keys and values are projected from: normalised
     attention: torch.Tensor  # (B, H, N, N)
     value_states: torch.Tensor  # (B, H, N, Dh), of each query head
     branch: torch.Tensor  # (B, N, d), what attention adds to the residual stream
-    value_only_branch: torch.Tensor  # (B, N, d), what it would add without queries and keys, at alpha = 1
+    value_only_branch: (
+        torch.Tensor
+    )  # (B, N, d), what it would add without queries and keys, at alpha = 1
     leaving: torch.Tensor  # (B, N, d), the residual stream after the layer
     visible: torch.Tensor  # (N,), positions that each token attends to
 
 
 @torch.no_grad()
-def observe_layers(model: PreTrainedModel, ids: torch.Tensor, visit: Callable[[LayerView], None]) -> None:
-    """Run a dense model over texts (B, N) of equal length and call ``visit`` for each layer, from the bottom.
+def observe_layers(
+    model: PreTrainedModel, ids: torch.Tensor, visit: Callable[[LayerView], None]
+) -> None:
+    """Run a dense model over texts (B, N) of equal length and call ``visit`` for each layer, from
+    the bottom.
 
-    What ``visit`` does not keep is freed. The last layer's output is taken before the final norm; the ``hidden_states``
-    of transformers have it after. Attention is computed eagerly meanwhile, because other kernels keep no weights.
+    What ``visit`` does not keep is freed. The last layer's output is taken before the final norm;
+    the ``hidden_states`` of transformers have it after. Attention is computed eagerly meanwhile,
+    because other kernels keep no weights.
     """
     layers = decoder_layers(model)
     check_plan(model, PruningPlan.value_only(len(layers), [1.0] * len(layers)))
@@ -48,7 +58,11 @@ def observe_layers(model: PreTrainedModel, ids: torch.Tensor, visit: Callable[[L
 
 
 def _watch(
-    hooks: ExitStack, index: int, layer: nn.Module, config: PreTrainedConfig, visit: Callable[[LayerView], None]
+    hooks: ExitStack,
+    index: int,
+    layer: nn.Module,
+    config: PreTrainedConfig,
+    visit: Callable[[LayerView], None],
 ) -> None:
     seen: dict[str, torch.Tensor] = {}
     attention, window = layer.self_attn, attention_window(config, index)
@@ -65,14 +79,20 @@ def _watch(
         leaving = output[0] if isinstance(output, tuple) else output
         projected, weights, norm = seen["projected"], seen["weights"], output_norm(layer)
         alone = LoneAttention(index, attention)(projected)[0]
-        values = attention.v_proj(projected).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)  # (B, K, N, Dh)
+        values = (
+            attention.v_proj(projected).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+        )  # (B, K, N, Dh)
         visit(
             LayerView(
                 layer=index,
-                entering=args[0].to(leaving.device),  # another one, where a model is spread over several
+                entering=args[0].to(
+                    leaving.device
+                ),  # another one, where a model is spread over several
                 projected=projected,
                 attention=weights,
-                value_states=values.repeat_interleave(weights.shape[1] // values.shape[1], dim=1),  # (B, H, N, Dh)
+                value_states=values.repeat_interleave(
+                    weights.shape[1] // values.shape[1], dim=1
+                ),  # (B, H, N, Dh)
                 branch=seen["branch"],
                 value_only_branch=multiplier * (norm(alone) if norm else alone),
                 leaving=leaving,

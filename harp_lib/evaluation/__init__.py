@@ -1,0 +1,1 @@
+"""Benchmarks, likelihoods, time, and a look into a layer."""

@@ -1,1 +1,0 @@
-"""Models and texts, and what is measured on them: perplexity, benchmarks, time."""

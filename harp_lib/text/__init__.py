@@ -1,0 +1,1 @@
+"""Texts, and how well a model predicts them."""
