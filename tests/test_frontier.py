@@ -7,10 +7,11 @@ import pytest
 from harp_lib import config
 from harp_lib.config import load_profile
 from harp_lib.experiments import run
-from harp_lib.experiments.frontier import RIVALS, passkeys
+from harp_lib.experiments.frontier import passkeys
 from harp_lib.experiments.job import HELD_OUT, Job
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.refit import explained_by_layer, refit_values
+from harp_lib.methods.rivals import RIVALS
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.report import figures_harp

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from harp_lib.experiments import frontier
-from harp_lib.experiments.frontier import RIVALS, from_boundary, mapped, windowed
-from harp_lib.methods import refit
+from harp_lib.methods import refit, rivals
 from harp_lib.methods.calibration import LayerStream
+from harp_lib.methods.rivals import RIVALS, from_boundary, mapped, windowed
 from harp_lib.pruning.architecture import decoder_layers
 
 
@@ -96,7 +95,7 @@ def test_a_window_as_wide_as_the_text_is_the_dense_model(tiny, tokens, monkeypat
         torch.testing.assert_close(states(model, tokens, 0)["logits"], dense)
         monkeypatch.setattr(frontier, "WINDOW", 2)
         narrow = states(model, tokens, 0)["logits"]
-        first = frontier.SINKS + 2
+        first = rivals.SINKS + 2
         torch.testing.assert_close(narrow[:, :first], dense[:, :first])
         assert not torch.allclose(narrow[:, first:], dense[:, first:], atol=1e-3)
 
