@@ -1,4 +1,4 @@
-"""The result store: one JSON per cell of a table, computed once."""
+"""The result store: one JSON file per cell, computed once and stored as rows."""
 
 import hashlib
 import json
@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -21,88 +22,120 @@ from filelock import FileLock
 from harp_lib import __version__, config
 
 BEGAN = "HARP_RUN_BEGAN"  # in the environment of the processes of one run: when it began
+PACKAGES = ("torch", "transformers", "lm_eval")  # whose versions a cell records
 
-Cells = dict[tuple[str, str, str], dict[str, Any]]  # by model, method and task
+Cells = dict[tuple[str, str, str], dict[str, Any]]  # stored cells by model, method and name
+Result = dict[str, Any]  # "rows", and beside them what is no table: a plan, versions
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One unit of work that is computed, stored and resumed as a whole.
+
+    Attributes
+    ----------
+    method : str
+        The method whose results it holds; the folder of its file.
+    name : str
+        The name of its file. It is for people and is never parsed.
+    inputs : dict
+        Everything that the result depends on, as JSON values.
+    compute : callable
+        Returns the result: ``rows``, a list of records, and beside them what is no table (a plan,
+        versions), as JSON values. A result that is only ``{"failed": reason}`` is shown as missing.
+    coordinates : dict
+        What the whole cell is about (corpus, split, number of layers, …). Coordinates become
+        columns of each row when the store is read.
+    resumes : bool
+        ``compute`` takes a path, where an interrupted computation may keep what it has.
+    """
+
+    method: str
+    name: str
+    inputs: dict[str, Any]
+    compute: Callable[..., Result]
+    coordinates: dict[str, Any] = field(default_factory=dict)
+    resumes: bool = False
 
 
 class ResultStore:
-    """Cells of one profile and experiment; ``force`` computes every cell again, whatever is stored."""
+    """Cells of one profile and experiment.
+
+    ``force`` computes every cell again, whatever is stored.
+    """
 
     def __init__(self, profile: str, experiment: str, force: bool = False) -> None:
-        self.folder, self.force = config.RESULTS / profile / experiment, force
+        self.folder = config.RESULTS / profile / experiment
+        self.force = force
         self.began = datetime.fromisoformat(os.environ.get(BEGAN) or datetime.now(UTC).isoformat())
         self.counts: Counter[str] = Counter()  # computed, read, failed
         self.cells: Cells = {}
 
-    def cell(
-        self,
-        model: str,
-        method: str,
-        task: str,
-        inputs: dict[str, Any],
-        compute: Callable[[Path], dict[str, Any]],
-    ) -> dict[str, Any]:
-        """The result of one cell: read if it was computed from equal ``inputs``, computed and
-        stored otherwise.
+    def result(self, model: str, cell: Cell) -> Result:
+        """The result of one cell: read if it was computed from equal inputs, else computed.
 
-        ``inputs`` is everything that it depends on. ``compute`` gets a path where an interrupted
-        computation may keep what it has. Inputs and result are JSON values; a result that says
-        ``failed``, and why, is stored, but not for the next run, which tries anew.
+        A result that says ``failed``, and why, is stored, but not for the next run, which tries
+        anew.
         """
-        file = self.file(model, method, task)
-        inputs = json.loads(json.dumps(inputs | {"harp_lib": __version__}))
-        stored, how = self._stored(file, inputs), "read"
+        file = self.file(model, cell.method, cell.name)
+        inputs = json.loads(json.dumps(cell.inputs | {"harp_lib": __version__}))
+        stored = self._stored(file, inputs)
+        how = "read"
         if stored is None:
-            with FileLock(
-                file.with_name(f".{task}.lock")
-            ) as lock:  # another process may compute it just now
-                if (stored := self._stored(file, inputs)) is None:
-                    stored, how = self._compute(file, inputs, compute), "computed"
+            # Another process may compute it just now.
+            with FileLock(file.with_name(f".{cell.name}.lock")) as lock:
+                stored = self._stored(file, inputs)
+                if stored is None:
+                    stored = self._compute(file, inputs, cell)
+                    how = "computed"
                 Path(lock.lock_file).unlink(missing_ok=True)  # who waited for it takes a new one
-        self.cells[model, method, task] = stored
-        self.counts["failed" if "failed" in stored["result"] else how] += 1
+        self.cells[model, cell.method, cell.name] = stored
+        if "failed" in stored["result"]:
+            how = "failed"
+        self.counts[how] += 1
         return stored["result"]
 
-    def file(self, model: str, method: str, task: str) -> Path:
+    def file(self, model: str, method: str, name: str) -> Path:
         """Where a cell is kept."""
-        return self.folder / config.slug(model) / method / f"{task}.json"
+        return self.folder / config.slug(model) / method / f"{name}.json"
 
     def _stored(self, file: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
+        """The stored cell, if it is of these inputs and does not have to be computed again."""
         stored = read_cell(file)
         if stored is None or stored["inputs"] != inputs:
             return None
         again = self.force or "failed" in stored["result"]
-        return None if again and datetime.fromisoformat(stored["time"]) < self.began else stored
+        if again and datetime.fromisoformat(stored["time"]) < self.began:
+            return None
+        return stored
 
-    def _compute(
-        self, file: Path, inputs: dict[str, Any], compute: Callable[[Path], dict[str, Any]]
-    ) -> dict[str, Any]:
+    def _compute(self, file: Path, inputs: dict[str, Any], cell: Cell) -> dict[str, Any]:
+        """Compute a cell and write its file."""
         partial = file.with_suffix(f".{digest(inputs)}.partial")
         if self.force:
             partial.unlink(missing_ok=True)
         begin = time.perf_counter()
-        result = compute(partial)
-        rows = result.get("rows")
-        if isinstance(rows, list) and all(
-            isinstance(row, dict) for row in rows
-        ):  # records, not a column of that name
-            result = result | {
-                "rows": pd.DataFrame(rows).to_dict("list")
-            }  # column by column, which is small
-        stored = {"inputs": inputs, "result": json.loads(json.dumps(result))}
-        stored |= {"seconds": round(time.perf_counter() - begin, 3), "device": device_name()}
-        versions = {name: version(name) for name in ("torch", "transformers", "lm_eval")}
-        stored["versions"] = {
-            "python": platform.python_version(),
-            "harp_lib": __version__,
-            **versions,
+        result = cell.compute(partial) if cell.resumes else cell.compute()
+        if "rows" in result:
+            result = result | {"rows": columns_of(result["rows"])}
+        versions = {"python": platform.python_version(), "harp_lib": __version__}
+        for package in PACKAGES:
+            versions[package] = version(package)
+        stored = {
+            "coordinates": cell.coordinates,
+            "inputs": inputs,
+            "result": result,
+            "seconds": round(time.perf_counter() - begin, 3),
+            "device": device_name(),
+            "versions": versions,
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        stored["time"] = datetime.now(UTC).isoformat(timespec="seconds")
+        stored = json.loads(json.dumps(stored))  # as the next process reads it
         write_json(file, stored)
-        killed = file.parent.glob(
-            f".{file.stem}-????????.tmp"
-        )  # of who was killed while writing it
-        for leftover in [*file.parent.glob(f"{file.stem}.*.partial"), *killed]:
+        leftovers = [*file.parent.glob(f"{file.stem}.*.partial")]
+        # What a process that was killed while it wrote has left.
+        leftovers += file.parent.glob(f".{file.stem}-????????.tmp")
+        for leftover in leftovers:
             leftover.unlink(missing_ok=True)
         return stored
 
@@ -112,21 +145,49 @@ class ResultStore:
         Of ``models`` that this run had no need of, what was listed stays.
         """
         run = self.folder / f"run-{unit}.json"
-        listed = [[*key, digest(cell["inputs"])] for key, cell in self.cells.items()]
-        if listed:
-            others = {*models} - {model for model, *_ in self.cells}
-            before = json.loads(run.read_bytes())["cells"] if run.is_file() else []
-            write_json(run, {"cells": listed + [cell for cell in before if cell[0] in others]})
-        else:
+        listed = [[*key, digest(stored["inputs"])] for key, stored in self.cells.items()]
+        if not listed:
             run.unlink(missing_ok=True)
+            return
+        others = {*models} - {model for model, *_ in self.cells}
+        if run.is_file():
+            before = json.loads(run.read_bytes())["cells"]
+            listed += [entry for entry in before if entry[0] in others]
+        write_json(run, {"cells": listed})
+
+
+def columns_of(rows: Iterable[dict[str, Any]]) -> dict[str, list]:
+    """Records column by column, which is small; what a record lacks is None."""
+    records = list(rows)
+    names = dict.fromkeys(name for record in records for name in record)
+    return {name: [record.get(name) for record in records] for name in names}
+
+
+def records_of(result: Result) -> list[dict[str, Any]]:
+    """The rows of a stored result as records: the inverse of :func:`columns_of`."""
+    columns = result["rows"]
+    values = zip(*columns.values(), strict=True)
+    return [dict(zip(columns, record, strict=True)) for record in values]
+
+
+def rows_of(result: Result) -> pd.DataFrame:
+    """The rows of a stored result, as a frame."""
+    return pd.DataFrame(result["rows"])
+
+
+def values_of(result: Result, quantity: str) -> list[Any]:
+    """The values of one quantity of a stored result, in the order of its rows."""
+    rows = result["rows"]
+    pairs = zip(rows["quantity"], rows["value"], strict=True)
+    return [value for name, value in pairs if name == quantity]
 
 
 def read_cell(file: Path) -> dict[str, Any] | None:
     """A stored cell, or None; a file that cannot be read is moved aside and named in a warning."""
     try:
-        cell = json.loads(file.read_bytes())
-        if {"inputs", "result"} <= set(cell):
-            return cell
+        stored = json.loads(file.read_bytes())
+        if {"inputs", "result"} <= set(stored):
+            return stored
     except FileNotFoundError:
         return None
     except (ValueError, TypeError):
@@ -135,31 +196,38 @@ def read_cell(file: Path) -> dict[str, Any] | None:
     with suppress(FileNotFoundError):  # another process was first
         file.rename(aside)
         name = "/".join(file.parts[-3:])  # whole, for Python shows equal warnings once
-        warnings.warn(
-            f"{name} could not be read; moved to {aside.name}, computing it again", stacklevel=3
-        )
+        message = f"{name} could not be read; moved to {aside.name}, computing it again"
+        warnings.warn(message, stacklevel=3)
     return None
 
 
 def read_results(profile: str, experiment: str) -> Cells:
-    """Cells of the last finished run, or else committed ones; FileNotFoundError if there are none
-    or one is gone.
+    """Cells of the last finished run, or else committed ones.
+
+    FileNotFoundError if there are none, or one is gone.
     """
     again = f"run ./run_all.sh --profile {profile} first"
-    for folder in (root / profile / experiment for root in (config.RESULTS, config.REFERENCE)):
-        listed: dict[tuple[str, str, str], str] = {}
-        for run in sorted(folder.glob("run*.json"), key=lambda file: file.stat().st_mtime):
-            listed |= {tuple(key): inputs for *key, inputs in json.loads(run.read_bytes())["cells"]}
+    for root in (config.RESULTS, config.REFERENCE):
+        folder = root / profile / experiment
         cells = {}
-        for (model, method, task), inputs in listed.items():
-            cell = read_cell(folder / config.slug(model) / method / f"{task}.json")
-            if cell is None or digest(cell["inputs"]) != inputs:
-                what = f"the result {model}/{method}/{task} of {experiment}"
+        for (model, method, name), inputs_digest in _listed(folder).items():
+            stored = read_cell(folder / config.slug(model) / method / f"{name}.json")
+            if stored is None or digest(stored["inputs"]) != inputs_digest:
+                what = f"the result {model}/{method}/{name} of {experiment}"
                 raise FileNotFoundError(f"{what} is gone or of an unfinished run; {again}")
-            cells[model, method, task] = cell
+            cells[model, method, name] = stored
         if cells:
             return cells
     raise FileNotFoundError(f"no stored results of {experiment} for the profile {profile}; {again}")
+
+
+def _listed(folder: Path) -> dict[tuple[str, str, str], str]:
+    """The cells that the runs of an experiment have listed, and the digests of their inputs."""
+    listed: dict[tuple[str, str, str], str] = {}
+    for run in sorted(folder.glob("run*.json"), key=lambda file: file.stat().st_mtime):
+        for *key, inputs_digest in json.loads(run.read_bytes())["cells"]:
+            listed[tuple(key)] = inputs_digest
+    return listed
 
 
 def digest(inputs: dict[str, Any]) -> str:
@@ -171,10 +239,9 @@ def write_json(file: Path, values: dict[str, Any]) -> None:
     """Write a JSON file, an entry a line, so that it is there whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.stem}-{uuid.uuid4().hex[:8]}.tmp")
-    entries = ",\n".join(
-        f" {json.dumps(name)}: {json.dumps(value)}" for name, value in values.items()
-    )
-    temporary.write_text(f"{{\n{entries}\n}}\n", encoding="utf-8")
+    entries = (f" {json.dumps(name)}: {json.dumps(value)}" for name, value in values.items())
+    text = ",\n".join(entries)
+    temporary.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
     temporary.replace(file)
 
 
@@ -182,30 +249,35 @@ def device_name() -> str:
     """The accelerator's name, or the processor architecture."""
     import torch  # here, because a process that only reads cells does not need it
 
-    return (
-        torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})"
-    )
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"CPU ({platform.machine()})"
 
 
 def provenance_table(profile: dict[str, Any], *experiments: str, seed: int = 0) -> pd.DataFrame:
-    """What a notebook records last: from what, where, when and by what the cells of some
-    experiments were computed.
+    """From what, where, when and by what the cells of some experiments were computed.
+
+    Every notebook shows it last. Columns: what, value.
     """
-    cells = [cell for name in experiments for cell in read_results(profile["name"], name).values()]
+    cells = [
+        stored for name in experiments for stored in read_results(profile["name"], name).values()
+    ]
     about = pd.DataFrame(
         {
-            "dtype": cell["inputs"].get("dtype"),
-            "device": cell["device"],
-            **cell["versions"],
-            "day": cell["time"][:10],
+            "dtype": stored["inputs"].get("dtype"),
+            "device": stored["device"],
+            **stored["versions"],
+            "day": stored["time"][:10],
         }
-        for cell in cells
+        for stored in cells
     )
     rows = {
         "profile": profile["name"],
         "datasets": Path(profile["datasets"]).name,
         "seed": str(seed),
     }
-    rows |= {name: ", ".join(values.dropna().unique()) for name, values in about.items()}
-    rows["seconds of the cells"] = f"{sum(cell['seconds'] for cell in cells):.0f}"
+    for name, values in about.items():
+        rows[name] = ", ".join(values.dropna().unique())
+    seconds = sum(stored["seconds"] for stored in cells)
+    rows["seconds of the cells"] = f"{seconds:.0f}"
     return pd.DataFrame(rows.items(), columns=["what", "value"])

@@ -35,8 +35,8 @@ UNITS = {
     "likelihoods": Unit("likelihoods", "scores", ("plans",), ("05",), "likelihoods"),
     "longbench": Unit("longbench", "scores", ("plans",), ("07",), "longbench"),
     "longbench_likelihoods": Unit("likelihoods", "scores", ("plans",), ("07",), "likelihoods"),
-    "layers": Unit("ablations", "scores", ("search",), ("06",)),
-    "ablations": Unit("ablations", "scores", ("layers",), ("06",), "evaluation"),
+    "layers": Unit("ablations", "ablations", ("search",), ("06",)),
+    "ablations": Unit("ablations", "ablations", ("layers",), ("06",), "evaluation"),
     "efficiency": Unit("efficiency", "efficiency", ("search",), ("08",)),
     "frontier": Unit("frontier", "frontier", ("search",), ("09",)),
 }

@@ -1,17 +1,29 @@
-"""Notebook 09: layers that go by HARP, refitted, and by rivals: two kinds of held-out text, and a
-key to be found.
+"""Notebook 09: attention replaced in ever more layers, by HARP, a refit, and rivals.
+
+Each is evaluated on two kinds of held-out text, and on finding a pass key.
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cache, partial
-from operator import itemgetter
 from typing import Any
 
 import torch
 
 from harp_lib import accounting
-from harp_lib.experiments.job import HELD_OUT, REFIT, SEARCHED, Job, Text, described
+from harp_lib.experiments.job import (
+    HELD_OUT,
+    REFIT,
+    SEARCHED,
+    Job,
+    Text,
+    described,
+    document_rows,
+    scalar_rows,
+    search_rows,
+)
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.layer_selection import lowest_layers
@@ -19,172 +31,240 @@ from harp_lib.methods.refit import RIDGE, Refit, explained_by_layer, refit_value
 from harp_lib.methods.rivals import RIVALS
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
+from harp_lib.results import Cell, Result, rows_of
 from harp_lib.text.corpora import Corpus
 from harp_lib.text.perplexity import Window
 
+CHOSEN = f"{REFIT}-chosen"  # the layers are chosen, and fitted on two kinds of text
+TWO_KINDS = f"{REFIT}-two"  # the top layers, fitted on two kinds of text
+PASSKEY = "passkey"
 KEY = "31629487501376492865"  # pass keys are four of its digits
-FILLER = "The river runs past the mill. Boats come up at noon, and leave before dark. Somebody mends a net. "
-CHOSEN = f"{REFIT}-chosen"
+FILLER = (
+    "The river runs past the mill. Boats come up at noon, and leave before dark. "
+    "Somebody mends a net. "
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that happens to some layers of a model, within a context."""
+
+    kind: str
+    count: int  # of the layers
+    lowest: int  # of them
+    context: Callable[[], AbstractContextManager]
+
+    @property
+    def name(self) -> str:
+        """What the folder of its cells is called."""
+        return f"{self.kind}-{self.count:02d}" if self.count else self.kind
+
+    @property
+    def coordinates(self) -> dict[str, Any]:
+        """The columns of its cells."""
+        return {"method": self.kind, "layers": self.count}
 
 
 def frontier(job: Job) -> None:
-    """Every way to do without attention in the top layers: likelihoods of documents and of keys,
-    and what it costs.
-    """
-    settings, model, total = job.profile["frontier"], job.model, job.num_layers
-    texts = {corpus: job.text(corpus, HELD_OUT, settings["held_out"]) for corpus in job.corpora}
-    texts["passkey"] = passkeys(job, **settings["passkey"])
-    whole = Text(
-        texts["passkey"].corpus, [part for text in texts.values() for part in text.documents], job
-    )
-    size = job.profile["baselines"]["calibration"][REFIT]
-    inputs = job.inputs | {
-        "calibration": size,
+    """Likelihood of documents and of keys under every change, and what each change costs."""
+    settings = job.profile["frontier"]
+    texts = {name: job.text(name, HELD_OUT, settings["held_out"]) for name in job.corpora}
+    texts[PASSKEY] = passkeys(job, **settings["passkey"])
+    inputs = {
+        **job.inputs,
+        "calibration": job.profile["baselines"]["calibration"][REFIT],
         "seed": job.seed,
         "ridge": RIDGE,
         "context": job.context,
+        "read": [described(job.corpus(name)) for name in job.corpora],
     }
-    inputs |= {"read": [described(job.corpus(name)) for name in job.corpora]}
-    shares = settings["shares"].get(job.name, ())
-    counts = sorted(
-        {job.num_pruned, *(round(share * total) for share in shares)} - {0}, reverse=True
-    )
-    seen = job.cell(
-        "dense",
-        "explained",
-        inputs,
-        lambda: {"explained": explained_by_layer(model, job.refit_blocks(2))},
-    )
-    missed = [-share for share in seen["explained"]]
-    alphas, cells = _searched(job, counts[0]), []
-    changes = [(total, "dense", 0, partial(temporarily_pruned, model, PruningPlan(total, {})))]
-    for count in counts:
-        made = _changes(job, alphas[:count], lowest_layers(missed, count), inputs)
-        changes += [(lowest, f"{kind}-{count:02d}", count, change) for lowest, kind, change in made]
-    for lowest, name, count, change in sorted(
-        changes, key=itemgetter(0)
-    ):  # what lies below is run once
-        measured = cache(lambda lowest=lowest, change=change: whole.nll_within(change(), lowest))
+    changes = sorted(_changes(job, inputs), key=lambda change: change.lowest)
+    job.results("frontier", _cells(job, changes, texts, inputs))
+
+
+def _cells(
+    job: Job, changes: Sequence[Change], texts: dict[str, Text], inputs: dict[str, Any]
+) -> list[Cell]:
+    """A cell for each change and text. All texts are run at once, from the lowest change up."""
+    documents = [document for text in texts.values() for document in text.documents]
+    whole = Text(texts[PASSKEY].corpus, documents, job)
+    cells = []
+    for change in changes:
+
+        @cache
+        def nll(change: Change = change) -> list[float]:  # of every document
+            return whole.nll_within(change.context(), change.lowest)
+
         start = 0
-        for corpus, text in texts.items():
-            part = slice(start, start := start + len(text.documents))
-            wanted = inputs | {
-                "layers": count,
+        for name, text in texts.items():
+            end = start + len(text.documents)
+            cell_inputs = inputs | {
+                "layers": change.count,
                 "evaluated": described(text.corpus),
                 "documents": len(text.documents),
             }
-            cells.append((name, f"{corpus}-{HELD_OUT}", wanted, _part, measured, part))
-    job.cells("frontier", cells)
+            compute = partial(_part, nll, start, end, text.tokens)
+            coordinates = change.coordinates | {"corpus": name, "split": HELD_OUT}
+            cells.append(Cell(change.name, f"{name}-{HELD_OUT}", cell_inputs, compute, coordinates))
+            start = end
+    return cells
 
 
-def _part(measured: Callable[[], dict[str, list]], part: slice) -> dict[str, list]:
-    return {name: values[part] for name, values in measured().items()}
+def _part(nll: Callable[[], list[float]], start: int, end: int, tokens: list[int]) -> Result:
+    """The documents of one text."""
+    return {"rows": document_rows(nll()[start:end], tokens)}
+
+
+def _changes(job: Job, inputs: dict[str, Any]) -> Iterator[Change]:
+    """All changes, of as many layers as HARP prunes and of the profile's shares of the layers."""
+    total = job.num_layers
+    shares = job.profile["frontier"]["shares"].get(job.name, ())
+    counts = {job.num_pruned, *(round(share * total) for share in shares)} - {0}
+    counts = sorted(counts, reverse=True)
+    explained = _explained(job, inputs)
+    alphas = _searched(job, counts[0])
+    dense = partial(temporarily_pruned, job.model, PruningPlan(total, {}))
+    yield Change("dense", 0, total, dense)
+    for count in counts:
+        best = lowest_layers([-share for share in explained], count)
+        yield from _refits(job, inputs, count, best)
+        yield from _plans(job, alphas[:count])
+        if count == job.num_pruned:
+            yield from _rivals(job, count)
+
+
+def _explained(job: Job, inputs: dict[str, Any]) -> list[float]:
+    """How much of each layer's attention a linear map of its own token explains."""
+
+    def compute() -> Result:
+        explained = explained_by_layer(job.model, job.refit_blocks(2))
+        return {"rows": _explained_rows(enumerate(explained))}
+
+    result = job.result(Cell("dense", "explained", inputs, compute, {"method": "dense"}))
+    return rows_of(result).sort_values("layer")["value"].tolist()
+
+
+def _explained_rows(explained: Any) -> list[dict[str, Any]]:
+    """A row for each pair of a layer and a share."""
+    return [{"quantity": "explained", "layer": layer, "value": value} for layer, value in explained]
 
 
 def _searched(job: Job, count: int) -> list[float]:
     """Alpha of the top layers: of greedy searches, the longer one begins like the shorter one."""
-    first = job.corpora[0]
+    corpus = job.corpora[0]
     if count <= job.num_pruned:
-        return list(job.alphas(first).values())
-    text = job.text(first, SEARCHED)
+        return list(job.alphas(corpus).values())
+    text = job.text(corpus, SEARCHED)
 
-    def search() -> dict[str, Any]:
-        found = search_alphas(job.model, text.windows, count)
-        return {
-            "alphas": found.alphas,
-            "num_model_layers": job.num_layers,
-            "seconds": found.seconds,
-        }
+    def search() -> Result:
+        return {"rows": search_rows(search_alphas(job.model, text.windows, count), text)}
 
-    return job.cell("harp", f"search-{first}", text.inputs | {"num_layers": count}, search)[
-        "alphas"
-    ]
+    inputs = text.inputs | {"num_layers": count}
+    result = job.result(Cell("harp", f"search-{corpus}", inputs, search, {"corpus": corpus}))
+    rows = rows_of(result)
+    alphas = rows[rows["quantity"] == "alpha"].sort_values("layer", ascending=False)
+    return alphas["value"].tolist()
 
 
-def _changes(
-    job: Job, alphas: list[float], best: list[int], inputs: dict[str, Any]
-) -> Iterator[tuple]:
-    """What happens to as many top layers as there are alphas, or to the ``best`` explained; rivals
-    at HARP's number.
+def _refits(job: Job, inputs: dict[str, Any], count: int, best: Sequence[int]) -> Iterator[Change]:
+    """Refits of the ``best`` explained layers, and of the top ones on one and two kinds of text.
 
-    Of each change the lowest layer, what it is called, and what makes the context in which the
-    model is changed.
+    What each refit takes and finds is a cell of its own.
     """
-    model, total, count = job.model, job.num_layers, len(alphas)
-    top, harps = range(total - count, total), count == job.num_pruned
+    top = range(job.num_layers - count, job.num_layers)
+    for kind, layers, kinds in ((CHOSEN, best, 2), (REFIT, top, 1), (TWO_KINDS, top, 2)):
+        refit = cache(partial(_refit, job, layers, kinds))
 
-    def fit(layers: Sequence[int], kinds: int) -> Refit:
-        return (
-            job.refit()
-            if harps and kinds == 1
-            else refit_values(model, job.refit_blocks(kinds), count, layers)
-        )
+        def context(refit: Callable[[], Refit] = refit) -> AbstractContextManager:
+            return temporarily_pruned(job.model, refit().plan, weights=refit().weights)
 
-    def about(refit: Callable[[], Refit]) -> dict[str, Any]:
-        return {"seconds": refit().seconds, "explained": refit().explained} | _left(
-            job, refit().plan
-        )
+        change = Change(kind, count, layers[0], context)
+        cell_inputs = inputs | {"layers": count, "kinds": kinds}
+        compute = partial(_fit_result, job, refit)
+        job.result(Cell(change.name, "fit", cell_inputs, compute, change.coordinates))
+        yield change
 
-    @cache
-    def stream() -> LayerStream:
-        found = LayerStream(model, job.refit_blocks())
-        found.entering(top[0])  # once for all rivals
-        return found
 
-    for kind, layers, kinds in ((CHOSEN, best, 2), (REFIT, top, 1), (f"{REFIT}-two", top, 2)):
-        refit = cache(partial(fit, layers, kinds))
-        job.cell(
-            f"{kind}-{count:02d}", "fit", inputs | {"layers": count, "kinds": kinds}, about, refit
-        )
-        yield (
-            layers[0],
-            kind,
-            lambda refit=refit: temporarily_pruned(model, refit().plan, weights=refit().weights),
-        )
-    for kind, values in (("alpha-0", [0.0] * count), ("harp", alphas)):
-        yield (
-            top[0],
-            kind,
-            partial(temporarily_pruned, model, PruningPlan.value_only(total, values)),
-        )
-    for kind, rival in RIVALS.items() if harps else ():
-        yield top[0], kind, lambda rival=rival: rival(model, stream(), top)
+def _refit(job: Job, layers: Sequence[int], kinds: int) -> Refit:
+    """Layers refitted; HARP's own on one kind of text are kept for other notebooks too."""
+    if kinds == 1 and len(layers) == job.num_pruned:
+        return job.refit()
+    return refit_values(job.model, job.refit_blocks(kinds), len(layers), layers)
+
+
+def _fit_result(job: Job, refit: Callable[[], Refit]) -> Result:
+    """Seconds of a fit, the variance that it explains, and what its plan saves."""
+    fitted = refit()
+    rows = _explained_rows(fitted.explained.items())
+    rows += scalar_rows(seconds=fitted.seconds, **_left(job, fitted.plan))
+    return {"rows": rows}
 
 
 def _left(job: Job, plan: PruningPlan) -> dict[str, float]:
-    """Shares of the dense model's operations and bytes of cache that value-only layers leave,
-    counted.
-    """
-    config, tokens = job.model.config, job.profile["baselines"]["cost_tokens"]
-    left, dense = (
-        {
-            "prefill left": accounting.prefill_flops(
-                config, each, tokens, True, True, tail_only=True
-            ),
-            "decode left": accounting.decode_flops(config, each, tokens, True),
-            "cache left": accounting.kv_bytes_per_token(config, each, job.model.dtype),
-        }
-        for each in (plan, None)
-    )
-    return {name: left[name] / dense[name] for name in left} | {"counted at": tokens}
+    """Shares of the dense model's operations and bytes of cache that are left, counted."""
+    tokens = job.profile["baselines"]["cost_tokens"]
+    pruned = _costs(job, plan, tokens)
+    dense = _costs(job, None, tokens)
+    shares = {f"{name} left": pruned[name] / dense[name] for name in pruned}
+    return shares | {"counted at": tokens}
+
+
+def _costs(job: Job, plan: PruningPlan | None, tokens: int) -> dict[str, float]:
+    """Operations of a prefill and of a new token, and bytes of cache, with value-only layers."""
+    config = job.model.config
+    return {
+        "prefill": accounting.prefill_flops(config, plan, tokens, True, True, tail_only=True),
+        "decode": accounting.decode_flops(config, plan, tokens, True),
+        "cache": accounting.kv_bytes_per_token(config, plan, job.model.dtype),
+    }
+
+
+def _plans(job: Job, alphas: list[float]) -> Iterator[Change]:
+    """The top layers without attention, and with searched alphas."""
+    total = job.num_layers
+    count = len(alphas)
+    for kind, values in (("alpha-0", [0.0] * count), ("harp", alphas)):
+        plan = PruningPlan.value_only(total, values)
+        yield Change(kind, count, total - count, partial(temporarily_pruned, job.model, plan))
+
+
+def _rivals(job: Job, count: int) -> Iterator[Change]:
+    """What else could stand in the top layers."""
+    top = range(job.num_layers - count, job.num_layers)
+
+    @cache
+    def stream() -> LayerStream:
+        of_calibration = LayerStream(job.model, job.refit_blocks())
+        of_calibration.entering(top[0])  # once for all rivals
+        return of_calibration
+
+    for kind, rival in RIVALS.items():
+
+        def context(rival: Callable[..., AbstractContextManager] = rival) -> AbstractContextManager:
+            return rival(job.model, stream(), top)
+
+        yield Change(kind, count, top[0], context)
 
 
 def passkeys(job: Job, tokens: int, depths: int, keys: int) -> Text:
-    """Texts of about ``tokens`` tokens that name a key, ``keys`` at each depth, and ask for it: it
-    is predicted.
+    """Texts of about ``tokens`` tokens that name a pass key and ask for it: it is predicted.
+
+    There are ``keys`` of them at each of ``depths`` depths.
     """
     filler = FILLER * tokens
-    per_token = len(filler) / len(
-        job.tokenizer(filler, add_special_tokens=False, verbose=False).input_ids
-    )
-    room, texts, windows = int(tokens * per_token), [], []
+    ids = job.tokenizer(filler, add_special_tokens=False, verbose=False).input_ids
+    room = int(tokens * len(filler) / len(ids))  # characters
+    texts = []
+    windows = []
     for depth, number in itertools.product(range(depths), range(keys)):
         first = 2 * (number + depth) % len(KEY)
         key = (KEY + KEY)[first : first + 4]
         place = room * depth // max(1, depths - 1)
-        told = f"{filler[:place]}\nThe pass key is {key}. Remember it.\n{filler[: room - place]}"
-        asked = f"Find the pass key in this text.\n{told}\nWhat is the pass key? The pass key is"
-        before, whole = (job.tokenizer(text).input_ids for text in (asked, f"{asked} {key}"))
-        texts.append(f"{asked} {key}")
-        windows.append([Window(torch.tensor(whole), len(whole) - len(before))])
-    return Text(Corpus("passkey", HELD_OUT, "embedded", tuple(texts)), windows, job)
+        text = f"{filler[:place]}\nThe pass key is {key}. Remember it.\n{filler[: room - place]}"
+        question = f"Find the pass key in this text.\n{text}\nWhat is the pass key? The pass key is"
+        answered = f"{question} {key}"
+        question_ids = job.tokenizer(question).input_ids
+        answered_ids = job.tokenizer(answered).input_ids
+        texts.append(answered)
+        windows.append([Window(torch.tensor(answered_ids), len(answered_ids) - len(question_ids))])
+    return Text(Corpus(PASSKEY, HELD_OUT, "embedded", tuple(texts)), windows, job)

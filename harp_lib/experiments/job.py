@@ -1,7 +1,6 @@
 """What every experiment needs: the model, its texts, likelihoods under a plan, and the stores."""
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -14,33 +13,32 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib import config
-from harp_lib.methods.alpha_search import model_digest
+from harp_lib.methods.alpha_search import AlphaSearch, model_digest
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.refit import RIDGE, Refit, refit_values
 from harp_lib.models.load import load_model, release_memory
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
-from harp_lib.results import ResultStore, digest, read_cell
+from harp_lib.results import Cell, Result, ResultStore, digest, read_cell, rows_of
 from harp_lib.text.corpora import Corpus, calibration_blocks, excerpt, load_corpus
 from harp_lib.text.perplexity import Window, head_nll, rolling_windows
 
 REFIT = "harp+refit"
-CALIBRATION, SEARCHED, HELD_OUT = (
-    "train",
-    "test",
-    "validation",
-)  # the paper searches on WikiText's test pages
+CALIBRATION = "train"
+SEARCHED = "test"  # the paper searches on WikiText's test pages
+HELD_OUT = "validation"
 
 
 @lru_cache(maxsize=1)
 def _load(
     name: str, dtype: str, device_map: str | None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]:
     """A model, its tokenizer, and what every cell of it depends on."""
     model, tokenizer = load_model(name, dtype, device_map)
     inputs = {"model": name, "digest": model_digest(model), "dtype": str(model.dtype)}
-    if revision := getattr(model.config, "_commit_hash", None):  # of the hub's repository
+    revision = getattr(model.config, "_commit_hash", None)  # of the hub's repository
+    if revision:
         inputs["revision"] = revision
     return model, tokenizer, inputs
 
@@ -51,43 +49,40 @@ def release() -> None:
     release_memory()
 
 
-def or_failed(compute: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """The result of a cell, or ``{"failed": reason}``: it is shown as missing, and the other cells
-    go on.
-    """
+def or_failed(compute: Callable[..., Result], *arguments: Any) -> Result:
+    """The result of a cell, or ``{"failed": reason}``: it is shown as missing, and others go on."""
     try:
         return compute(*arguments)
     except torch.AcceleratorError:  # the device is lost to this process; the next run goes on
         raise
     except Exception as error:  # out of memory, a hub that does not answer
-        failed = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
     release_memory()  # which the error held on to until here
-    return {"failed": failed}
+    return {"failed": reason}
 
 
 @dataclass
 class Job:
-    """One unit for one model: its settings, its stores, and the model once it is wanted."""
+    """One unit for one model: its settings, its stores, and the model once it is needed.
+
+    ``part`` ``(i, n)`` is the i-th, from 0, of n groups of tasks.
+    """
 
     store: str  # the unit's own
     profile: dict[str, Any]
     name: str
     seed: int = 0
     force: bool = False
-    part: tuple[int, int] = (0, 1)  # the first of its tasks, and how many further the next one is
+    part: tuple[int, int] = (0, 1)
     stores: dict[str, ResultStore] = field(default_factory=dict)  # that were opened
 
-    @property
-    def corpora(self) -> tuple[str, str]:
-        return self.profile["corpora"]
+    # The model, and what the profile says of it
 
     def _loaded(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]:
-        spread = (
-            self.name in self.profile["alpha_search"]["extra_models"]
-        )  # too large for one device
-        return _load(
-            self.name, self.profile["dtype"], "auto" if spread else self.profile["device_map"]
-        )
+        device_map = self.profile["device_map"]
+        if self.name in self.profile["alpha_search"]["extra_models"]:  # too large for one device
+            device_map = "auto"
+        return _load(self.name, self.profile["dtype"], device_map)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -108,7 +103,7 @@ class Job:
 
     @property
     def num_pruned(self) -> int:
-        """Layers that HARP prunes, from the top."""
+        """Number of layers that HARP prunes, from the top."""
         return config.num_pruned_layers(self.profile, self.name, self.num_layers)
 
     @property
@@ -117,34 +112,47 @@ class Job:
         own = self.model.config.max_position_embeddings
         return min(self.profile["alpha_search"]["context"] or own, own)
 
+    def tasks(self, section: str) -> list[str]:
+        """The tasks of a section of the profile, or this job's part of them."""
+        first, step = self.part
+        return list(self.profile[section]["tasks"])[first::step]
+
+    # Texts
+
+    @property
+    def corpora(self) -> tuple[str, str]:
+        return self.profile["corpora"]
+
     def corpus(self, name: str, split: str = CALIBRATION) -> Corpus:
         return load_corpus(name, split, self.profile["datasets"])
 
     def blocks(self, corpus: Corpus, samples: int, tokens: int) -> torch.Tensor:
-        """Calibration text (samples, tokens)."""
+        """Calibration text, ``(samples, tokens)`` int64."""
         return calibration_blocks(corpus, self.tokenizer, samples, tokens, self.seed)
 
     def text(
         self, name: str, split: str, size: tuple[int | None, int | None] | None = None
     ) -> "Text":
-        """The beginning of the first documents of a corpus, by default as many as alpha is searched
-        or reported on.
+        """The beginning of the first documents of a corpus.
+
+        ``size`` is their number and the tokens of each; by default as many as alpha is searched on,
+        or, of the held-out split, as many as perplexity is reported on.
         """
         settings = self.profile["alpha_search"]
-        usual = (
-            settings["held_out"]
-            if split == HELD_OUT
-            else (settings["documents"], settings["tokens"])
-        )
-        return self._read(excerpt(self.corpus(name, split), self.tokenizer, *(size or usual)))
+        if size is None and split == HELD_OUT:
+            size = settings["held_out"]
+        elif size is None:
+            size = (settings["documents"], settings["tokens"])
+        return self._read(excerpt(self.corpus(name, split), self.tokenizer, *size))
 
     def _read(self, corpus: Corpus) -> "Text":
         windows = [rolling_windows(self.tokenizer, [text], self.context) for text in corpus.texts]
         return Text(corpus, windows, self)
 
     def second_sample(self, name: str) -> "Text | None":
-        """The next documents of the corpus and split that alpha is searched on, as many; None if
-        none is left.
+        """The next documents of the corpus and split that alpha is searched on, as many.
+
+        None if none is left.
         """
         settings = self.profile["alpha_search"]
         others = without(self.corpus(name, SEARCHED), self.text(name, SEARCHED).corpus)
@@ -155,86 +163,87 @@ class Job:
         return self._read(sample) if sample.documents else None
 
     def unread(self, name: str, documents: int, tokens: int) -> "Text":
-        """Held-out documents; where there are too few, then test pages that no search of alpha
-        reads.
-        """
+        """Held-out documents; where there are too few, then test pages that no search reads."""
         held_out = self.text(name, HELD_OUT, (documents, tokens))
         missing = documents - len(held_out.documents)
         second = self.second_sample(name)
         if not missing or second is None:  # all test pages are searched
             return held_out
-        pages = without(
-            self.corpus(name, SEARCHED), self.text(name, SEARCHED).corpus, second.corpus
-        )
+        searched = self.text(name, SEARCHED).corpus
+        pages = without(self.corpus(name, SEARCHED), searched, second.corpus)
         more = excerpt(pages, self.tokenizer, missing, tokens)
         both = (*held_out.corpus.documents, *more.documents)
         return self._read(replace(more, split=f"{HELD_OUT} and {SEARCHED}", documents=both))
 
+    # The stores
+
     def store_of(self, experiment: str) -> ResultStore:
         """The store of any experiment; only the unit's own is forced."""
-        force = self.force and experiment == self.store
-        return self.stores.setdefault(
-            experiment, ResultStore(self.profile["name"], experiment, force)
-        )
+        if experiment not in self.stores:
+            force = self.force and experiment == self.store
+            self.stores[experiment] = ResultStore(self.profile["name"], experiment, force)
+        return self.stores[experiment]
 
-    def cell(
-        self, method: str, task: str, inputs: dict, compute: Callable, *arguments: Any
-    ) -> dict[str, Any]:
-        """The result of one cell of the unit's own store: ``compute(*arguments)``, unless it is
-        stored.
-        """
-        return self.store_of(self.store).cell(
-            self.name, method, task, inputs, lambda partial: compute(*arguments)
-        )
+    def result(self, cell: Cell) -> Result:
+        """The result of one cell of the unit's own store, computed unless it is stored."""
+        return self.store_of(self.store).result(self.name, cell)
 
-    def cells(self, description: str, wanted: Sequence[tuple]) -> list[dict[str, Any]]:
-        """Results of several cells behind a bar, one after the other; of each what :meth:`cell`
-        takes.
-        """
+    def results(self, description: str, cells: Sequence[Cell]) -> list[Result]:
+        """The results of several cells, one after the other, behind a progress bar."""
         results = []
-        with tqdm(wanted, desc=description, unit="cell") as bar:
-            for method, task, *others in bar:
-                bar.set_postfix_str(f"{method}, {task}", refresh=False)
-                results.append(self.cell(method, task, *others))
+        with tqdm(cells, desc=description, unit="cell") as bar:
+            for cell in bar:
+                bar.set_postfix_str(f"{cell.method}, {cell.name}", refresh=False)
+                results.append(self.result(cell))
         return results
 
-    def read(self, store: str, method: str, task: str) -> dict[str, Any]:
+    def read(self, store: str, method: str, name: str) -> Result:
         """The result of a cell that another unit has stored for the same model."""
-        cell = read_cell(self.store_of(store).file(self.name, method, task))
-        if cell is None or "failed" in cell["result"]:
-            raise FileNotFoundError(
-                f"{store} has no {method}/{task} of {self.name}: compute that first"
-            )
-        return cell["result"]
+        stored = read_cell(self.store_of(store).file(self.name, method, name))
+        if stored is None or "failed" in stored["result"]:
+            missing = f"{store} has no {method}/{name} of {self.name}"
+            raise FileNotFoundError(f"{missing}: compute that first")
+        return stored["result"]
 
-    def tasks(self, section: str) -> list[str]:
-        """The tasks of a section of the profile, or this job's part of them."""
-        first, step = self.part
-        return list(self.profile[section]["tasks"])[first::step]
+    # What other units have found
 
     def plan(self, method: str) -> PruningPlan:
         """A method's plan, as notebook 04 has stored it; the dense model's names no layer."""
         stored = self.read("baselines", method, "plan")["plan"]
         return PruningPlan.from_dict(stored) if stored else PruningPlan(self.num_layers, {})
 
+    def plan_inputs(self, plan: PruningPlan) -> dict[str, Any]:
+        """What a cell records of the plan under which it was computed."""
+        inputs = {"plan": plan.digest if plan.layers else None}
+        if plan.method == REFIT:
+            inputs["weights"] = self._refit_file.stem
+        return inputs
+
+    def alphas(self, corpus: str, method: str = "harp") -> dict[int, float]:
+        """The alphas searched on a corpus, by layer, the top layer first."""
+        rows = rows_of(self.read("alpha_search", method, f"search-{corpus}"))
+        alphas = rows[rows["quantity"] == "alpha"].sort_values("layer", ascending=False)
+        layers = alphas["layer"].astype(int).tolist()
+        return dict(zip(layers, alphas["value"].tolist(), strict=True))
+
     def refit_blocks(self, kinds: int = 1) -> torch.Tensor:
-        """Calibration text that layers are refitted on, of the baselines' kind or of as much in all
-        of two kinds.
+        """Calibration text that layers are refitted on, ``(samples, tokens)`` int64.
+
+        It is of the baselines' kind, or of two kinds, as much in all.
         """
         samples, tokens = self.profile["baselines"]["calibration"][REFIT]
-        read = map(self.corpus, self.corpora[:kinds])
-        return torch.cat(
-            [self.blocks(corpus, samples // kinds, tokens) for corpus in read]
-        )  # (samples, tokens)
+        corpora = [self.corpus(name) for name in self.corpora[:kinds]]
+        return torch.cat([self.blocks(corpus, samples // kinds, tokens) for corpus in corpora])
 
     def refit(self) -> Refit:
         """HARP's layers refitted: once, and kept beside the results."""
-        file, began = self._refit_file, self.store_of(self.store).began.timestamp()
+        file = self._refit_file
+        began = self.store_of(self.store).began.timestamp()
         if not file.is_file() or (self.force and file.stat().st_mtime < began):
-            found = refit_values(self.model, self.refit_blocks(), self.num_pruned)
+            refitted = refit_values(self.model, self.refit_blocks(), self.num_pruned)
             file.parent.mkdir(parents=True, exist_ok=True)
             partial = file.with_suffix(f".{os.getpid()}")
-            torch.save(vars(found) | {"plan": found.plan.to_dict()}, partial)
+            torch.save(vars(refitted) | {"plan": refitted.plan.to_dict()}, partial)
             partial.replace(file)
         stored = torch.load(file, map_location=self.model.device)
         return Refit(**stored | {"plan": PruningPlan.from_dict(stored["plan"])})
@@ -242,42 +251,28 @@ class Job:
     @cached_property
     def _refit_file(self) -> Path:
         """Its name says what the weights depend on."""
-        inputs = self.inputs | described(self.corpus(self.corpora[0]))
-        inputs |= {"size": self.profile["baselines"]["calibration"][REFIT], "seed": self.seed}
-        inputs |= {"layers": self.num_pruned, "ridge": RIDGE}
-        return (
-            config.RESULTS
-            / self.profile["name"]
-            / ".refit"
-            / f"{config.slug(self.name)}-{digest(inputs)}.pt"
-        )
-
-    def plan_inputs(self, plan: PruningPlan) -> dict[str, Any]:
-        """What a cell records of the plan under which it was computed."""
-        weights = {"weights": self._refit_file.stem} if plan.method == REFIT else {}
-        return {"plan": plan.digest if plan.layers else None} | weights
+        inputs = {
+            **self.inputs,
+            **described(self.corpus(self.corpora[0])),
+            "size": self.profile["baselines"]["calibration"][REFIT],
+            "seed": self.seed,
+            "layers": self.num_pruned,
+            "ridge": RIDGE,
+        }
+        name = f"{config.slug(self.name)}-{digest(inputs)}.pt"
+        return config.RESULTS / self.profile["name"] / ".refit" / name
 
     def pruned(self, plan: PruningPlan) -> AbstractContextManager[None]:
         """:func:`temporarily_pruned`, with the weights of a plan that has some."""
-        return temporarily_pruned(
-            self.model, plan, weights=self.refit().weights if plan.method == REFIT else None
-        )
-
-    def alphas(self, corpus: str, method: str = "harp") -> dict[int, float]:
-        """The alphas searched on a corpus, by layer, the top layer first."""
-        found = self.read("alpha_search", method, f"search-{corpus}")["alphas"]
-        return {self.num_layers - 1 - depth: alpha for depth, alpha in enumerate(found)}
+        weights = self.refit().weights if plan.method == REFIT else None
+        return temporarily_pruned(self.model, plan, weights=weights)
 
 
 def without(corpus: Corpus, *read: Corpus) -> Corpus:
-    """The documents of a corpus that do not begin with one of those that were read, which may be
-    cut.
-    """
+    """The documents of a corpus that begin with none of those that were read, which may be cut."""
     beginnings = tuple(text for excerpted in read for text in excerpted.documents)
-    return replace(
-        corpus,
-        documents=tuple(text for text in corpus.documents if not text.startswith(beginnings)),
-    )
+    others = tuple(text for text in corpus.documents if not text.startswith(beginnings))
+    return replace(corpus, documents=others)
 
 
 def described(corpus: Corpus) -> dict[str, Any]:
@@ -294,16 +289,22 @@ class Text:
     """A corpus as one model reads it: the windows of each document."""
 
     def __init__(self, corpus: Corpus, documents: list[list[Window]], job: Job) -> None:
-        self.corpus, self.documents, self.job = corpus, documents, job
+        self.corpus = corpus
+        self.documents = documents
+        self.job = job
         self.windows = [window for document in documents for window in document]
-        self.tokens = [
-            sum(window.scored for window in document) for document in documents
-        ]  # predicted
+        # How many tokens of each document are predicted.
+        self.tokens = [sum(window.scored for window in document) for document in documents]
 
     @property
     def inputs(self) -> dict[str, Any]:
         """What a cell depends on that is computed from this text."""
         return self.job.inputs | {"context": self.job.context} | described(self.corpus)
+
+    @property
+    def coordinates(self) -> dict[str, Any]:
+        """The columns of a cell that is computed from this text."""
+        return {"corpus": self.corpus.name, "split": self.corpus.split}
 
     def __getitem__(self, documents: slice) -> "Text":
         """Some of its documents."""
@@ -314,13 +315,16 @@ class Text:
         return LayerStream(self.job.model, self.windows)
 
     def passing(self, first: int, changed: AbstractContextManager) -> Iterator[list[torch.Tensor]]:
-        """What enters each layer from ``first`` on within a context, then what leaves the top; each
-        batch (B, N, d).
+        """The residual stream, of each batch ``(B, N, d)``, within a context.
+
+        First what enters layer ``first``, then what each layer from there on puts out.
         """
-        yield (hidden := self.stream.entering(first))
+        hidden = self.stream.entering(first)
+        yield hidden
         with changed:
             for layer in range(first, self.job.num_layers):
-                yield (hidden := list(self.stream.leaving(layer, hidden)))
+                hidden = list(self.stream.leaving(layer, hidden))
+                yield hidden
 
     def by_document(self, values: Iterable[float]) -> list[float]:
         """Of a value for each window, the sums over documents."""
@@ -330,19 +334,56 @@ class Text:
             for document in self.documents
         ]
 
-    def nll(self, plan: PruningPlan) -> dict[str, list]:
-        """Negative log-likelihood and predicted tokens of each document under ``plan``.
+    def nll(self, plan: PruningPlan) -> list[float]:
+        """Negative log-likelihood of each document under ``plan``, in nats.
 
         What lies below the lowest pruned layer is run once for all plans that begin there or
         higher: ask for those that begin lowest first, and for the dense model last.
         """
-        return self.nll_within(self.job.pruned(plan), min(plan.layers, default=self.job.num_layers))
+        lowest = min(plan.layers, default=self.job.num_layers)
+        return self.nll_within(self.job.pruned(plan), lowest)
 
-    def nll_within(self, changed: AbstractContextManager, first: int) -> dict[str, list]:
+    def nll_within(self, changed: AbstractContextManager, first: int) -> list[float]:
         """The same within a context in which something else happens from layer ``first`` on."""
-        (hidden,) = deque(self.passing(first, changed), maxlen=1)  # what leaves the top
-        model, norm, found = self.job.model, self.job.model.get_decoder().norm, []
-        for batch, states in zip(self.stream.batches, hidden, strict=True):
-            rows = zip(batch.ids.split(1), states.split(1), strict=True)
-            found += [head_nll(model, norm(state), batch._replace(ids=ids)) for ids, state in rows]
-        return {"nll": self.by_document(found), "tokens": self.tokens}
+        for hidden in self.passing(first, changed):
+            leaving_the_top = hidden
+        model = self.job.model
+        norm = model.get_decoder().norm
+        nll = []  # of each window
+        for batch, states in zip(self.stream.batches, leaving_the_top, strict=True):
+            for ids, state in zip(batch.ids.split(1), states.split(1), strict=True):
+                nll.append(head_nll(model, norm(state), batch._replace(ids=ids)))
+        return self.by_document(nll)
+
+    def nll_rows(self, plan: PruningPlan) -> Result:
+        """The result of a cell: :meth:`nll`, and predicted tokens, of each document."""
+        return {"rows": document_rows(self.nll(plan), self.tokens)}
+
+
+def document_rows(nll: Sequence[float], tokens: Sequence[int]) -> list[dict[str, Any]]:
+    """A row for each document and quantity: ``nll`` in nats, and how many ``tokens`` it is of."""
+    rows = []
+    for quantity, values in (("nll", nll), ("tokens", tokens)):
+        for document, value in enumerate(values):
+            rows.append({"document": document, "quantity": quantity, "value": value})
+    return rows
+
+
+def scalar_rows(**values: float) -> list[dict[str, Any]]:
+    """A row for each quantity that has no coordinate of its own."""
+    return [{"quantity": quantity, "value": value} for quantity, value in values.items()]
+
+
+def search_rows(search: AlphaSearch, text: Text) -> list[dict[str, Any]]:
+    """The best alpha of each layer, the perplexity of every candidate, and what a search took."""
+    rows = []
+    for depth, alpha in enumerate(search.alphas):
+        layer = search.num_model_layers - 1 - depth
+        rows.append({"quantity": "alpha", "layer": layer, "value": alpha})
+    for layer, perplexities in search.perplexities.items():
+        for alpha, value in perplexities.items():
+            rows.append({"quantity": "perplexity", "layer": layer, "alpha": alpha, "value": value})
+    rows += scalar_rows(
+        seconds=search.seconds, layer_passes=search.layer_passes, tokens=sum(text.tokens)
+    )
+    return rows

@@ -1,5 +1,6 @@
-"""Notebooks 03 and 04: alpha searched, baselines tuned, every method planned at one budget,
-evaluated and counted.
+"""Notebooks 03 and 04: alpha searched, baselines tuned, every method planned at one budget.
+
+Each plan is evaluated on held-out text, and what it costs is counted.
 """
 
 import functools
@@ -7,19 +8,29 @@ import itertools
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from harp_lib import accounting
-from harp_lib.experiments.job import CALIBRATION, HELD_OUT, SEARCHED, Job, Text
+from harp_lib.experiments.job import (
+    CALIBRATION,
+    HELD_OUT,
+    SEARCHED,
+    Job,
+    Text,
+    document_rows,
+    search_rows,
+)
 from harp_lib.methods import make_plan, planner
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.names import BASELINES, CATALOGUE, EVALUATED, Method
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import PruningPlan
+from harp_lib.results import Cell, Result, values_of
 
 OTHER_READINGS = {
     "flap-squared": ("flap", {"squared": True}),
@@ -31,45 +42,49 @@ Upstream squares FLAP's scores of W_O once more than the paper prints. HARP+FLAP
 channels from each layer is a control: it tells what the rule costs by which FLAP chooses channels.
 """
 RESAMPLED = "harp-resampled"  # HARP, with alpha searched on a second sample of the same corpus
-CALIBRATION_SIZE = (
-    128,
-    128,
-)  # samples, tokens of each, of a baseline that the profile does not name
+# Samples, and tokens of each, of a baseline that the profile does not name.
+CALIBRATION_SIZE = (128, 128)
 
 
 def entry_of(method: str) -> Method | None:
-    """What the catalogue says of a method or of the method that a variant is of; None for the dense
-    model.
+    """The catalogue's entry of a method, or of the method that a variant is of.
+
+    None for the dense model.
     """
     name, _ = OTHER_READINGS.get(method, (method, {}))
     return CATALOGUE.get(name)
 
 
+# Notebook 03: the search for alpha
+
+
 def search(job: Job) -> None:
-    """Algorithm 1 on each corpus: alphas, perplexity of every candidate, seconds and layer passes.
+    """Algorithm 1 on each corpus: alphas, perplexity of every candidate, seconds, layer passes.
 
     Where documents are left, the search is run again on a second sample of the same corpus. What
     that changes is the noise against which an alpha of another corpus has to be seen.
     """
     for corpus in job.corpora:
-        _searched(job, "harp", corpus, job.text(corpus, SEARCHED))
+        job.result(_search_cell(job, "harp", corpus, job.text(corpus, SEARCHED)))
         second = job.second_sample(corpus)
         if second is not None:
-            _searched(job, RESAMPLED, corpus, second)
+            job.result(_search_cell(job, RESAMPLED, corpus, second))
 
 
-def _searched(job: Job, method: str, corpus: str, text: Text) -> dict[str, Any]:
+def _search_cell(job: Job, method: str, corpus: str, text: Text) -> Cell:
     """One search, which goes on where it was interrupted."""
-    cache = job.profile["alpha_search"]["cache_device"]
+    cache_device = job.profile["alpha_search"]["cache_device"]
 
-    def compute(kept: Path) -> dict[str, Any]:
-        found = search_alphas(
-            job.model, text.windows, job.num_pruned, resume=kept, cache_device=cache
+    def compute(kept: Path) -> Result:
+        search = search_alphas(
+            job.model, text.windows, job.num_pruned, resume=kept, cache_device=cache_device
         )
-        return vars(found) | {"tokens": sum(text.tokens)}
+        return {"rows": search_rows(search, text)}
 
     inputs = text.inputs | {"num_layers": job.num_pruned}
-    return job.store_of(job.store).cell(job.name, method, f"search-{corpus}", inputs, compute)
+    return Cell(
+        method, f"search-{corpus}", inputs, compute, coordinates={"corpus": corpus}, resumes=True
+    )
 
 
 def alpha(job: Job) -> None:
@@ -78,48 +93,63 @@ def alpha(job: Job) -> None:
     The alpha of a second sample is evaluated on held-out text of its own corpus.
     """
     searched = {f"searched-on-{corpus}": job.alphas(corpus) for corpus in job.corpora}
-    ones, zeros = (dict.fromkeys(job.alphas(job.corpora[0]), alpha) for alpha in (1.0, 0.0))
+    layers = job.alphas(job.corpora[0])
     for corpus, split in itertools.product(job.corpora, (SEARCHED, HELD_OUT)):
         text = job.text(corpus, split)  # one text at a time in memory
-        plans = {"alpha-1": ones, "alpha-0": zeros, **searched}
+        plans = {
+            "alpha-1": dict.fromkeys(layers, 1.0),
+            "alpha-0": dict.fromkeys(layers, 0.0),
+            **searched,
+        }
         if split == HELD_OUT and job.second_sample(corpus) is not None:
             plans[f"resampled-on-{corpus}"] = job.alphas(corpus, RESAMPLED)
+        plans["dense"] = {}
         cells = []
-        for method, alphas in {**plans, "dense": {}}.items():
+        for method, alphas in plans.items():
             plan = PruningPlan.value_only(job.num_layers, alphas)
-            cells.append(
-                (method, f"{corpus}-{split}", text.inputs | {"alphas": alphas}, text.nll, plan)
-            )
-        job.cells(f"perplexities, {corpus}", cells)
+            inputs = text.inputs | {"alphas": alphas}
+            cells.append(_perplexity_cell(text, method, inputs, plan))
+        job.results(f"perplexities, {corpus}", cells)
+
+
+def _perplexity_cell(text: Text, method: str, inputs: dict[str, Any], plan: PruningPlan) -> Cell:
+    """Likelihood of a text under a plan, document by document."""
+    name = f"{text.corpus.name}-{text.corpus.split}"
+    return Cell(method, name, inputs, partial(text.nll_rows, plan), text.coordinates)
+
+
+# Notebook 04: plans of every method at one budget
 
 
 class Setting:
     """What is removed from one model, from where it may be, and what that is decided on."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.settings, self.corpus = job, job.profile["baselines"], job.corpora[0]
-        self.groups = num_groups(decoder_layers(job.model)[0].self_attn)
-        self.kv_groups, self.text = job.num_pruned * self.groups, job.corpus(self.corpus)
+        self.job = job
+        self.settings = job.profile["baselines"]
+        self.corpus = job.corpora[0]
+        self.text = job.corpus(self.corpus)
+        self.groups = num_groups(decoder_layers(job.model)[0].self_attn)  # of each layer
+        self.kv_groups = job.num_pruned * self.groups  # that every method removes
         self.planner = functools.cache(self._planner)
 
     def size(self, method: str) -> tuple[int, int] | None:
-        """Samples of a method's calibration, and tokens of each; None if its plan depends on no
-        sample.
-        """
-        about = entry_of(method)
-        if about is None or not about.needs_text:
+        """Samples of a method's calibration, and tokens of each; None if it needs no sample."""
+        entry = entry_of(method)
+        if entry is None or not entry.needs_text:
             return None
         name, _ = OTHER_READINGS.get(method, (method, {}))
         return self.settings["calibration"].get(name, CALIBRATION_SIZE)
 
     def calibration(self, method: str) -> torch.Tensor | None:
-        """Tokens (samples, tokens of each) that a method is calibrated on."""
+        """Text that a method is calibrated on, ``(samples, tokens)`` int64."""
         size = self.size(method)
-        return size and self.job.blocks(self.text, *size)
+        return self.job.blocks(self.text, *size) if size else None
 
     def _planner(self, method: str) -> tuple[Callable[[int, range], PruningPlan], float]:
-        """Plans of a baseline for any range, from statistics that are computed once; the seconds
-        these took.
+        """Plans of a baseline for any range, from statistics that are computed once.
+
+        Beside them the seconds that these took.
         """
         begin = time.perf_counter()
         name, options = OTHER_READINGS.get(method, (method, {}))
@@ -127,130 +157,134 @@ class Setting:
         return plan_for, time.perf_counter() - begin
 
     def windows(self, method: str) -> list[range]:
-        """The layer ranges among which a method is tuned: all of each length, from the bottom up."""
-        total, name = self.job.num_layers, self.job.name
+        """The layer ranges among which a method is tuned: all of each length, from the bottom."""
+        total = self.job.num_layers
         if CATALOGUE[method].one_threshold:
-            # From a bit more than a third of the layers to all, as the paper tunes FLAP on
-            # LLaMA3.1-8B.
-            steps = {round(total * eighths / 8) for eighths in range(3, 9)}
-            able = [count for count in steps if count * self.groups >= self.kv_groups]
-            counts = self.settings["flap_layers"].get(name) or able
-        else:  # equally many groups from each layer, the two smallest numbers
-            each = [
-                n
-                for n in range(1, self.groups + 1)
-                if self.kv_groups % n == 0 and self.kv_groups // n <= total
-            ]
-            counts = [
-                self.kv_groups // n for n in self.settings["groups_per_layer"].get(name) or each[:2]
-            ]
+            counts = self.settings["flap_layers"].get(self.job.name) or self._lengths_for_flap()
+        else:
+            each = self.settings["groups_per_layer"].get(self.job.name) or self._equal_parts()
+            counts = [self.kv_groups // groups for groups in each]
         return [
             range(low, low + count) for count in sorted(counts) for low in range(total - count + 1)
         ]
 
+    def _lengths_for_flap(self) -> list[int]:
+        """From a bit more than a third of the layers to all.
+
+        So the paper tunes FLAP on LLaMA3.1-8B.
+        """
+        total = self.job.num_layers
+        lengths = {round(total * eighths / 8) for eighths in range(3, 9)}
+        return [length for length in lengths if length * self.groups >= self.kv_groups]
+
+    def _equal_parts(self) -> list[int]:
+        """The two smallest numbers of groups that may go from each layer of a range."""
+        numbers = [
+            number
+            for number in range(1, self.groups + 1)
+            if self.kv_groups % number == 0 and self.kv_groups // number <= self.job.num_layers
+        ]
+        return numbers[:2]
+
     def inputs(self, method: str) -> dict[str, Any]:
-        inputs = self.job.inputs | {
+        """What a cell of a method depends on."""
+        inputs = {
+            **self.job.inputs,
             "context": self.job.context,
             "kv_groups": self.kv_groups,
             "corpus": self.corpus,
         }
-        if size := self.size(method):
-            inputs |= {"calibration": size, "calibration_split": CALIBRATION, "seed": self.job.seed}
-            inputs |= {"source": self.text.source, "sha256": self.text.sha256}
+        size = self.size(method)
+        if size:
+            inputs |= {
+                "calibration": size,
+                "calibration_split": CALIBRATION,
+                "seed": self.job.seed,
+                "source": self.text.source,
+                "sha256": self.text.sha256,
+            }
         _, options = OTHER_READINGS.get(method, (method, {}))
         return inputs | options
 
 
 def plans(job: Job) -> None:
     """The tuned range of every baseline, and the plan of every method with what it costs."""
-    setting, cells = Setting(job), []
-    tuned, found = _tune(job, setting), job.read("alpha_search", "harp", f"search-{setting.corpus}")
+    setting = Setting(job)
+    tuned = _tune(job, setting)
+    search = job.read("alpha_search", "harp", f"search-{setting.corpus}")
+    alphas = list(job.alphas(setting.corpus).values())  # top-down
+    cells = []
     for method in ("dense", *EVALUATED, *OTHER_READINGS):
         inputs = setting.inputs(method) | {"cost_tokens": setting.settings["cost_tokens"]}
-        layers, about = tuned.get(method), entry_of(method)
+        layers = tuned.get(method)
+        entry = entry_of(method)
         if layers:
             inputs["layers"] = [layers.start, layers.stop]
-        elif about and about.takes_alphas:
-            inputs["alphas"] = found["alphas"]
-        cells.append((method, "plan", inputs, _planned, setting, method, layers, found))
-    job.cells("plans", cells)
+        elif entry and entry.takes_alphas:
+            inputs["alphas"] = alphas
+        compute = partial(_planned, setting, method, layers, search, alphas)
+        cells.append(Cell(method, "plan", inputs, compute))
+    job.results("plans", cells)
 
 
 def _tune(job: Job, setting: Setting) -> dict[str, range]:
-    """Each baseline's perplexity with every range, on the text that alpha is searched on; the best
-    range.
-    """
-    text, cells = job.text(setting.corpus, SEARCHED), []
+    """The range of each baseline with the lowest perplexity on the text alpha is searched on."""
+    text = job.text(setting.corpus, SEARCHED)
     work = [(method, window) for method in BASELINES for window in setting.windows(method)]
     work.sort(key=lambda pair: pair[1].start)  # what lies below is run once
 
-    def evaluate(method: str, window: range) -> dict[str, Any]:
-        return text.nll(setting.planner(method)[0](setting.kv_groups, window))
+    def evaluate(method: str, window: range) -> Result:
+        plan_for, _ = setting.planner(method)
+        nll = text.nll(plan_for(setting.kv_groups, window))
+        return {"rows": document_rows(nll, text.tokens)}
 
+    cells = []
     for method, window in work:
-        inputs = setting.inputs(method) | {"layers": [window.start, window.stop]}
-        inputs |= {"tuning_sha256": text.corpus.sha256, "documents": len(text.documents)}
+        inputs = {
+            **setting.inputs(method),
+            "layers": [window.start, window.stop],
+            "tuning_sha256": text.corpus.sha256,
+            "documents": len(text.documents),
+        }
         cells.append(
-            (
+            Cell(
                 method,
                 f"range-{window.start:02d}-{window.stop:02d}",
                 inputs,
-                evaluate,
-                method,
-                window,
+                partial(evaluate, method, window),
+                text.coordinates | {"start": window.start, "end": window.stop},
             )
         )
     ranks: dict[str, dict[range, tuple]] = {method: {} for method in BASELINES}
-    for (method, window), found in zip(work, job.cells("layer ranges", cells), strict=True):
-        loss = sum(found["nll"]) / sum(found["tokens"])
+    results = job.results("layer ranges", cells)
+    for (method, window), result in zip(work, results, strict=True):
+        loss = sum(values_of(result, "nll")) / sum(values_of(result, "tokens"))
         ranks[method][window] = (math.isnan(loss), loss, len(window), window.start)
-    best = {method: min(of, key=of.get) for method, of in ranks.items()}
-    return best | {
-        variant: best[method] for variant, (method, _) in OTHER_READINGS.items() if method in best
-    }
+    best = {method: min(of_method, key=of_method.get) for method, of_method in ranks.items()}
+    for variant, (method, _) in OTHER_READINGS.items():
+        if method in best:
+            best[variant] = best[method]
+    return best
 
 
 def _planned(
-    setting: Setting, method: str, layers: range | None, search: dict[str, Any]
-) -> dict[str, Any]:
-    """A method's plan, a baseline's for the tuned ``layers``, and what it costs: to find, and to
-    run.
-    """
-    job, kv_groups, about = setting.job, setting.kv_groups, entry_of(method)
-    folded = about is not None and about.updates_weights
-    if about is None:  # the dense model
-        plan, seconds = PruningPlan(job.num_layers, {}), 0.0
-    elif about.updates_weights:
-        refit = job.refit()
-        plan, seconds = refit.plan, refit.seconds
-    elif layers:
-        plan_for, before = setting.planner(method)
-        begin = time.perf_counter()
-        plan, seconds = plan_for(kv_groups, layers), before + time.perf_counter() - begin
-    else:
-        begin, calibration = time.perf_counter(), setting.calibration(method)
-        name, options = OTHER_READINGS.get(method, (method, {}))
-        plan = make_plan(
-            name, job.model, calibration, kv_groups=kv_groups, alphas=search["alphas"], **options
-        )
-        seconds = search["seconds"] + time.perf_counter() - begin
-    config, tokens = job.model.config, setting.settings["cost_tokens"]
+    setting: Setting, method: str, layers: range | None, search: Result, alphas: list[float]
+) -> Result:
+    """A method's plan, a baseline's for the tuned ``layers``, and what it costs."""
+    job = setting.job
+    entry = entry_of(method)
+    plan, seconds = _plan_and_seconds(setting, method, layers, search, alphas)
+    searched_tokens = 0
+    if entry and entry.takes_alphas:
+        (searched_tokens,) = values_of(search, "tokens")
     result = {
         "plan": plan.to_dict() if plan.layers else None,
         "calibration_tokens": math.prod(setting.size(method) or (0,)),
         "seconds": seconds,
-        "searched_tokens": search["tokens"] if about and about.takes_alphas else 0,
-        "parameters": accounting.parameters(config, plan, folded),
-        "removed_fraction": accounting.removed_fraction(config, plan),
-        "head_ratio": accounting.head_ratio(config, plan),
-        "kv_bytes_per_token": accounting.kv_bytes_per_token(config, plan, job.model.dtype),
-        "prefill_flops": accounting.prefill_flops(
-            config, plan, tokens, causal=True, fold_output=folded
-        ),
-        "decode_flops": accounting.decode_flops(config, plan, tokens, folded),
-        "tokens": tokens,
+        "searched_tokens": searched_tokens,
         "groups_per_layer": setting.groups,
-        "ffn_channels": config.intermediate_size,
+        "ffn_channels": job.model.config.intermediate_size,
+        **_cost(setting, plan, folded=entry is not None and entry.updates_weights),
     }
     if method in OTHER_READINGS and layers:
         printed, _ = OTHER_READINGS[method]
@@ -258,19 +292,71 @@ def _planned(
     return result
 
 
-def _difference(printed: PruningPlan, squared: PruningPlan) -> dict[str, Any]:
-    """Key/value groups that one reading of FLAP removes and the other does not, as pairs of layer
-    and group.
-    """
-    first, second = (
-        {(layer, group) for layer, lost in plan.layers.items() for group in lost.removed_groups}
-        for plan in (printed, squared)
+def _plan_and_seconds(
+    setting: Setting, method: str, layers: range | None, search: Result, alphas: list[float]
+) -> tuple[PruningPlan, float]:
+    """A method's plan, and the seconds that it takes to find it."""
+    job = setting.job
+    entry = entry_of(method)
+    if entry is None:  # the dense model
+        return PruningPlan(job.num_layers, {}), 0.0
+    if entry.updates_weights:
+        refit = job.refit()
+        return refit.plan, refit.seconds
+    if layers:
+        plan_for, calibration_seconds = setting.planner(method)
+        begin = time.perf_counter()
+        plan = plan_for(setting.kv_groups, layers)
+        return plan, calibration_seconds + time.perf_counter() - begin
+    (search_seconds,) = values_of(search, "seconds")
+    begin = time.perf_counter()
+    name, options = OTHER_READINGS.get(method, (method, {}))
+    plan = make_plan(
+        name,
+        job.model,
+        setting.calibration(method),
+        kv_groups=setting.kv_groups,
+        alphas=alphas,
+        **options,
     )
+    return plan, search_seconds + time.perf_counter() - begin
+
+
+def _cost(setting: Setting, plan: PruningPlan, folded: bool) -> dict[str, Any]:
+    """What a pruned model takes, counted: parameters, cache, operations of a text of ``tokens``."""
+    config = setting.job.model.config
+    dtype = setting.job.model.dtype
+    tokens = setting.settings["cost_tokens"]
+    return {
+        "parameters": accounting.parameters(config, plan, folded),
+        "removed_fraction": accounting.removed_fraction(config, plan),
+        "head_ratio": accounting.head_ratio(config, plan),
+        "kv_bytes_per_token": accounting.kv_bytes_per_token(config, plan, dtype),
+        "prefill_flops": accounting.prefill_flops(
+            config, plan, tokens, causal=True, fold_output=folded
+        ),
+        "decode_flops": accounting.decode_flops(config, plan, tokens, folded),
+        "tokens": tokens,
+    }
+
+
+def _difference(printed: PruningPlan, squared: PruningPlan) -> dict[str, Any]:
+    """Key/value groups that one reading of FLAP removes and the other does not.
+
+    They are pairs of layer and group.
+    """
+    first = _removed_groups(printed)
+    second = _removed_groups(squared)
     return {
         "same": len(first & second),
         "only_printed": sorted(first - second),
         "only_squared": sorted(second - first),
     }
+
+
+def _removed_groups(plan: PruningPlan) -> set[tuple[int, int]]:
+    """Pairs of layer and group that a plan removes."""
+    return {(layer, group) for layer, part in plan.layers.items() for group in part.removed_groups}
 
 
 def baselines(job: Job) -> None:
@@ -280,18 +366,22 @@ def baselines(job: Job) -> None:
     lowest_first = sorted(
         plans, key=lambda method: min(plans[method].layers, default=job.num_layers)
     )
-    known = {"dense": "dense", "harp": f"searched-on-{first}"}  # computed for notebook 03
+    in_notebook_03 = {"dense": "dense", "harp": f"searched-on-{first}"}
     for corpus, split in ((first, SEARCHED), (first, HELD_OUT), (second, HELD_OUT)):
-        text, task, cells = job.text(corpus, split), f"{corpus}-{split}", []
+        text = job.text(corpus, split)
+        cells = []
         for method in lowest_first:
-            inputs = (
-                text.inputs | job.plan_inputs(plans[method]) | {"documents": len(text.documents)}
-            )
-            found = (
-                (job.read, "alpha_search", known[method], task)
-                if method in known
-                else (text.nll, plans[method])
-            )
-            if method not in OTHER_READINGS or split == HELD_OUT:
-                cells.append((method, task, inputs, *found))
-        job.cells(f"perplexities, {corpus}", cells)
+            if method in OTHER_READINGS and split != HELD_OUT:
+                continue
+            plan = plans[method]
+            inputs = {
+                **text.inputs,
+                **job.plan_inputs(plan),
+                "documents": len(text.documents),
+            }
+            cell = _perplexity_cell(text, method, inputs, plan)
+            if method in in_notebook_03:
+                read = partial(job.read, "alpha_search", in_notebook_03[method], cell.name)
+                cell = Cell(method, cell.name, inputs, read, text.coordinates)
+            cells.append(cell)
+        job.results(f"perplexities, {corpus}", cells)

@@ -1,9 +1,8 @@
-"""Notebooks 01 and 02: the theory on random matrices, and what it speaks of in every layer of a
-real model.
-"""
+"""Notebooks 01 and 02: the theory on random matrices, and in every layer of a real model."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,217 +11,273 @@ from transformers import PreTrainedModel
 
 from harp_lib import theory as measures
 from harp_lib.evaluation.probe import LayerView, observe_layers
-from harp_lib.experiments.job import HELD_OUT, SEARCHED, Job, Text
+from harp_lib.experiments.job import (
+    HELD_OUT,
+    SEARCHED,
+    Job,
+    Text,
+    document_rows,
+)
 from harp_lib.models.load import random_model
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_value_only
+from harp_lib.results import Cell, Result, rows_of
 from harp_lib.theory.counterexamples import counterexample_table
 from harp_lib.theory.inequalities import check_on_draws, norm_sweep, uniformity_sweep
 
-Quantities = Iterable[tuple[str, Any]]
-Measure = Callable[[PreTrainedModel, LayerView], Quantities]
+Row = dict[str, Any]
+Measure = Callable[[PreTrainedModel, LayerView], Iterator[Row]]
+"""What is measured in one layer: rows with a quantity, a value, and a head where there is one.
+
+A row without a layer is of the layer that is looked at.
+"""
 
 
 def theory(job: Job) -> None:
-    """Random draws, two sweeps and the counterexamples, each a table: column → values."""
-    draws, sweep = (
-        {"seed": job.seed, "draws": job.profile["theory"][name]}
-        for name in ("draws", "sweep_draws")
-    )
-    tables = [("draws", draws, check_on_draws), ("uniformity-sweep", sweep, uniformity_sweep)]
-    tables += [("norm-sweep", sweep, norm_sweep), ("counterexamples", {}, counterexample_table)]
-    for task, inputs, table in tables:
-        job.cell(
-            "theory",
-            task,
-            inputs,
-            lambda table, inputs: table(**inputs).to_dict("list"),
-            table,
-            inputs,
-        )
+    """Random draws, two sweeps and the counterexamples: the rows of a cell are those of a table."""
+    settings = job.profile["theory"]
+    draws = {"seed": job.seed, "draws": settings["draws"]}
+    sweep = {"seed": job.seed, "draws": settings["sweep_draws"]}
+    tables = {
+        "draws": (check_on_draws, draws),
+        "uniformity-sweep": (uniformity_sweep, sweep),
+        "norm-sweep": (norm_sweep, sweep),
+        "counterexamples": (counterexample_table, {}),
+    }
+    for name, (table, inputs) in tables.items():
+        compute = partial(_rows_of_table, table, inputs)
+        job.result(Cell("theory", name, inputs, compute, {"table": name}))
+
+
+def _rows_of_table(table: Callable, inputs: dict[str, int]) -> Result:
+    """A table as the rows of a cell."""
+    return {"rows": table(**inputs).to_dict("records")}
 
 
 def similarity(job: Job) -> None:
     """Observations of every layer, also of an untrained twin; the block bound; a repeated token."""
-    model, cells = job.model, []
+    model = job.model
     twin = functools.cache(lambda: random_model(model.config, model.dtype, job.seed))
-    for corpus, ids, inputs in _texts(job):
-        of_twin = inputs | {"seed": job.seed}
-        cells.append(("trained", corpus, inputs, observe, model, ids, tokens_of))
-        cells.append(("random", corpus, of_twin, lambda ids: observe(twin(), ids, tokens_of), ids))
+    cells = []
+    for text in _texts(job):
+        corpus = text.corpus.name
+        ids = _first_windows(text)
+        inputs = _inputs(text)
+        coordinates = {"corpus": corpus}
+        trained = partial(_observation, lambda: model, ids, tokens_of)
+        cells.append(Cell("trained", corpus, inputs, trained, coordinates))
+        random = partial(_observation, twin, ids, tokens_of)
+        cells.append(Cell("random", corpus, inputs | {"seed": job.seed}, random, coordinates))
         if corpus == job.corpora[0]:
-            cells.append(("trained", "block-bound", inputs, bound_blocks, model, ids[0]))
-            cells.append(("trained", "repeated-tokens", inputs, repeat_tokens, model, ids[0]))
-    job.cells("layers observed", cells)
+            bound = partial(bound_blocks, model, ids[0])
+            cells.append(Cell("trained", "block-bound", inputs, bound, coordinates))
+            repeated = partial(repeat_tokens, model, ids[0])
+            cells.append(Cell("trained", "repeated-tokens", inputs, repeated, coordinates))
+    job.results("layers observed", cells)
 
 
 def norms(job: Job) -> None:
-    """What aggregation does to branches; the residual stream and the likelihood under alphas of
-    several origins.
-    """
-    cells = [
-        ("dense", corpus, inputs, observe, job.model, ids, norms_of)
-        for corpus, ids, inputs in _texts(job)
-    ]
-    seen, found = job.cells("branches", cells)[0]["products"], job.alphas(job.corpora[0])
-    pooled = [
-        measures.Products(*numbers) for numbers in np.sum(seen, axis=0).tolist()
-    ]  # of each layer
+    """What aggregation does to branches, and what the residual stream becomes under many alphas."""
+    cells = []
+    for text in _texts(job):
+        observation = partial(_observation, lambda: job.model, _first_windows(text), norms_of)
+        corpus = text.corpus.name
+        cells.append(Cell("dense", corpus, _inputs(text), observation, {"corpus": corpus}))
+    first, *_ = job.results("branches", cells)
+    products = pooled_products(first)  # of each layer
+    searched = job.alphas(job.corpora[0])
     plans: dict[str, dict[int, float]] = {
         "dense": {},
-        "alpha-1": dict.fromkeys(found, 1.0),
-        "searched": found,
-        "norm-matching": {layer: measures.norm_matching_alpha(pooled[layer]) for layer in found},
-        "reconstructing": {layer: measures.reconstructing_alpha(pooled[layer]) for layer in found},
-        "constant": dict.fromkeys(found, 0.5),  # shrinks, and knows nothing
+        "alpha-1": dict.fromkeys(searched, 1.0),
+        "searched": searched,
+        "norm-matching": {
+            layer: measures.norm_matching_alpha(products[layer]) for layer in searched
+        },
+        "reconstructing": {
+            layer: measures.reconstructing_alpha(products[layer]) for layer in searched
+        },
+        "constant": dict.fromkeys(searched, 0.5),  # shrinks, and knows nothing
     }
     text = _text(job, job.corpora[0], HELD_OUT)
-    cells = [
-        (key, "reading", text.inputs | {"alphas": alphas}, follow, text, alphas)
-        for key, alphas in plans.items()
-    ]
-    job.cells("plans", cells)
+    cells = []
+    for rule, alphas in plans.items():
+        inputs = text.inputs | {"alphas": alphas}
+        compute = partial(follow, text, alphas)
+        cells.append(Cell(rule, "reading", inputs, compute, text.coordinates))
+    job.results("plans", cells)
 
 
 def _text(job: Job, corpus: str, split: str) -> Text:
-    return job.text(
-        corpus, split, (job.profile["theory"]["documents"], job.profile["theory"]["tokens"])
-    )
+    size = (job.profile["theory"]["documents"], job.profile["theory"]["tokens"])
+    return job.text(corpus, split, size)
 
 
-def _texts(job: Job) -> Iterator[tuple[str, list[torch.Tensor], dict[str, Any]]]:
-    """Of each corpus its name, the first window (1, N) of each document, and what a cell that reads
-    them depends on.
+def _texts(job: Job) -> Iterator[Text]:
+    """The texts that layers are observed on, one of each corpus."""
+    for corpus in job.corpora:
+        yield _text(job, corpus, SEARCHED)
+
+
+def _inputs(text: Text) -> dict[str, Any]:
+    """What a cell depends on in which layers are observed."""
+    return text.inputs | {"documents": len(text.documents), "tokens": sum(text.tokens)}
+
+
+def _first_windows(text: Text) -> list[torch.Tensor]:
+    """The first window of each document, ``(1, N)``."""
+    return [document[0].ids[None] for document in text.documents]
+
+
+def _observation(
+    get_model: Callable[[], PreTrainedModel], ids: list[torch.Tensor], measure: Measure
+) -> Result:
+    """The result of a cell: what is measured in each layer of a model, made when it is needed."""
+    return {"rows": observe(get_model(), ids, measure, "document")}
+
+
+def observe(
+    model: PreTrainedModel, ids: list[torch.Tensor], measure: Measure, counted: str
+) -> list[Row]:
+    """What ``measure`` finds in each layer as a model reads texts, each ``(1, N)``.
+
+    The column ``counted`` (document, token) numbers the texts.
     """
-    for text in (_text(job, corpus, SEARCHED) for corpus in job.corpora):
-        inputs = text.inputs | {"documents": len(text.documents), "tokens": sum(text.tokens)}
-        yield text.corpus.name, [document[0].ids[None] for document in text.documents], inputs
+    rows: list[Row] = []
+    for number, text in enumerate(ids):
 
+        def visit(view: LayerView, number: int = number) -> None:
+            for row in measure(model, view):
+                rows.append({counted: number, "layer": view.layer, **row})
 
-def observe(model: PreTrainedModel, ids: list[torch.Tensor], measure: Measure) -> dict[str, list]:
-    """What ``measure`` finds in each layer as the model reads texts, each (1, N): quantity → text →
-    layer (→ head).
-    """
-    found: list[dict[str, list]] = []
-
-    def visit(view: LayerView) -> None:
-        for quantity, value in measure(model, view):
-            found[-1].setdefault(quantity, []).append(value)
-
-    for text in ids:
-        found.append({})
         observe_layers(model, text, visit)
-    return {quantity: [text[quantity] for text in found] for quantity in found[0]}
+    return rows
 
 
-def tokens_of(model: PreTrainedModel, view: LayerView) -> Quantities:
+def _row(quantity: str, value: float, **coordinates: int) -> Row:
+    return {"quantity": quantity, "value": value, **coordinates}
+
+
+def tokens_of(model: PreTrainedModel, view: LayerView) -> Iterator[Row]:
     """How alike tokens are, whom they attend to, and what attention does."""
-    states, first = view.value_states.double(), view.entering[:, 1:].double()  # (1, H, N, Dh)
-    lost = (view.branch - view.value_only_branch)[:, 1:].double()
-    is_top = view.layer == len(decoder_layers(model)) - 1
-    for H in (view.entering, view.leaving) if is_top else (view.entering,):
-        yield "similarity", measures.similarity(H)
-        yield "distance", measures.distance_to_consensus(H)
-    yield "projected similarity", measures.similarity(view.projected)
-    yield "block influence", measures.block_influence(view.entering, view.leaving)
-    yield (
-        "attention influence",
-        measures.block_influence(view.entering, view.entering + view.branch),
-    )
+    # The residual stream before each layer; and what leaves the last one, as if it entered another.
+    streams = {view.layer: view.entering}
+    if view.layer == len(decoder_layers(model)) - 1:
+        streams[view.layer + 1] = view.leaving
+    for layer, H in streams.items():
+        yield _row("similarity", measures.similarity(H), layer=layer)
+        yield _row("distance", measures.distance_to_consensus(H), layer=layer)
+    yield _row("projected similarity", measures.similarity(view.projected))
+    yield _row("block influence", measures.block_influence(view.entering, view.leaving))
+    after_attention = view.entering + view.branch
+    yield _row("attention influence", measures.block_influence(view.entering, after_attention))
     yield from entropies_of(model, view)
-    yield "value gap", ((view.attention.double() @ states - states).norm() / states.norm()).item()
-    yield (
-        "branch gap",
-        (lost.norm() / first.norm()).item(),
-    )  # the first token's stream is far longer than others
+    states = view.value_states.double()  # (1, H, N, Dh)
+    moved = view.attention.double() @ states - states
+    yield _row("value gap", (moved.norm() / states.norm()).item())
+    # Without the first token, whose stream is far longer than others.
+    stream = view.entering[:, 1:].double()
+    lost = (view.branch - view.value_only_branch)[:, 1:].double()
+    yield _row("branch gap", (lost.norm() / stream.norm()).item())
 
 
-def entropies_of(model: PreTrainedModel, view: LayerView) -> Quantities:
-    """Of each head."""
-    yield "entropy", measures.attention_entropies(view.attention, view.visible)[0].tolist()
+def entropies_of(model: PreTrainedModel, view: LayerView) -> Iterator[Row]:
+    """Normalised entropy of each head's attention."""
+    entropies = measures.attention_entropies(view.attention, view.visible)[0].tolist()
+    for head, value in enumerate(entropies):
+        yield _row("entropy", value, head=head)
 
 
-def norms_of(model: PreTrainedModel, view: LayerView) -> Quantities:
-    """‖ÂV‖/‖V‖ of each head; products of stream and branches, without the first token, whose stream
-    is far longer.
+def norms_of(model: PreTrainedModel, view: LayerView) -> Iterator[Row]:
+    """‖ÂV‖/‖V‖ of each head, and products of stream and branches.
+
+    Products are without the first token, whose stream is far longer than others.
     """
-    yield "ratios", measures.norm_ratios(view.attention, view.value_states)[0].tolist()
-    yield (
-        "products",
-        measures.Products.of(
-            *(H[:, 1:] for H in (view.entering, view.branch, view.value_only_branch))
-        ),
-    )
+    ratios = measures.norm_ratios(view.attention, view.value_states)[0].tolist()
+    for head, value in enumerate(ratios):
+        yield _row("ratio", value, head=head)
+    parts = (view.entering, view.branch, view.value_only_branch)
+    products = measures.Products.of(*(part[:, 1:] for part in parts))
+    for name, value in products._asdict().items():
+        yield _row(f"product {name}", value)
 
 
-def bound_blocks(model: PreTrainedModel, ids: torch.Tensor) -> dict[str, Any]:
+def pooled_products(result: Result) -> list[measures.Products]:
+    """The products of :func:`norms_of`, summed over documents, of each layer."""
+    rows = rows_of(result)
+    sums = []
+    for name in measures.Products._fields:
+        of_product = rows[rows["quantity"] == f"product {name}"]
+        by_document = of_product.pivot_table("value", "document", "layer")
+        sums.append(by_document.to_numpy().sum(axis=0))  # (layers,)
+    return [measures.Products(*numbers) for numbers in np.transpose(sums).tolist()]
+
+
+def bound_blocks(model: PreTrainedModel, ids: torch.Tensor) -> Result:
     """Lemma 2 in each layer, read as kindly as it can be: with its own s, λ and β."""
 
-    def bound(model: PreTrainedModel, view: LayerView) -> Quantities:
-        layer, sums = (
-            decoder_layers(model)[view.layer],
-            (view.entering, view.entering + view.branch),
-        )
+    def bound(model: PreTrainedModel, view: LayerView) -> Iterator[Row]:
+        layer = decoder_layers(model)[view.layer]
         # The smallest root mean square of a token before each RMS norm, in place of a standard
         # deviation.
+        sums = (view.entering, view.entering + view.branch)
         betas = tuple(H.double().square().mean(-1).sqrt().min().item() for H in sums)
-        weights = [*value_output_maps(layer), *(p for p in layer.mlp.parameters() if p.dim() == 2)]
-        s, eigenvalues = (
-            max(map(measures.largest_singular_value, weights)),
-            measures.largest_eigenvalue(view.attention),
-        )
-        yield "v", measures.block_bound(s, eigenvalues.max().item(), view.attention.shape[1], betas)
+        ffn = [weight for weight in layer.mlp.parameters() if weight.dim() == 2]
+        s = max(map(measures.largest_singular_value, [*value_output_maps(layer), *ffn]))
+        largest = measures.largest_eigenvalue(view.attention).max().item()
+        heads = view.attention.shape[1]
+        yield _row("v", measures.block_bound(s, largest, heads, betas))
 
-    return {"v": observe(model, [ids], bound)["v"][0]}
+    return {"rows": observe(model, [ids], bound, "document")}
 
 
 def value_output_maps(layer: torch.nn.Module) -> list[torch.Tensor]:
-    """For each query head a small matrix (Dh, Dh) with the singular values of its W_V W_O (d, d)."""
+    """For each query head a small matrix (Dh, Dh) with the singular values of its W_V W_O."""
     attention = layer.self_attn
-    output = (
-        attention.o_proj.weight.double().unflatten(1, (-1, attention.head_dim)).transpose(0, 1)
-    )  # (H, d, Dh)
+    output = attention.o_proj.weight.double().unflatten(1, (-1, attention.head_dim))
+    output = output.transpose(0, 1)  # (H, d, Dh)
     value = attention.v_proj.weight.double().unflatten(0, (-1, attention.head_dim))  # (K, Dh, d)
     value = value.repeat_interleave(len(output) // len(value), dim=0)  # (H, Dh, d)
-    left, right = (
-        torch.linalg.qr(output).R,
-        torch.linalg.qr(value.mT).R,
-    )  # W_O = Q₁ left, W_Vᵀ = Q₂ right
+    left = torch.linalg.qr(output).R  # W_O = Q₁ left
+    right = torch.linalg.qr(value.mT).R  # W_Vᵀ = Q₂ right
     return list(left @ right.mT)
 
 
 @torch.no_grad()
-def repeat_tokens(model: PreTrainedModel, ids: torch.Tensor, tokens: int = 3) -> dict[str, Any]:
-    """One token of the text at every position: rows stay equal in every layer. What do heads do,
-    and does it matter?
+def repeat_tokens(model: PreTrainedModel, ids: torch.Tensor, tokens: int = 3) -> Result:
+    """One token of the text at every position, so that rows stay equal in every layer.
+
+    What do heads do, and does it matter?
     """
-    length, differences = ids.shape[1], []
-    chosen = ids[0, [length * (i + 1) // (tokens + 1) for i in range(tokens)]]
+    length = ids.shape[1]
+    places = [length * (number + 1) // (tokens + 1) for number in range(tokens)]
+    chosen = ids[0, places]
     repeated = [token.expand(1, length).contiguous().to(model.device) for token in chosen]
-    for text in repeated:
+    everywhere = dict.fromkeys(range(len(decoder_layers(model))), 1.0)
+    rows = []
+    for number, text in enumerate(repeated):
         dense = model(text).logits.double()
-        with temporarily_value_only(model, dict.fromkeys(range(len(decoder_layers(model))), 1.0)):
+        with temporarily_value_only(model, everywhere):
             pruned = model(text).logits.double()
-        differences.append(((pruned - dense).abs().max() / dense.std()).item())
-    return {
-        "tokens": chosen.tolist(),
-        "logit difference": differences,
-        **observe(model, repeated, entropies_of),
-    }
+        difference = ((pruned - dense).abs().max() / dense.std()).item()
+        rows.append(_row("token id", chosen[number].item(), token=number))
+        rows.append(_row("logit difference", difference, token=number))
+    return {"rows": rows + observe(model, repeated, entropies_of, "token")}
 
 
-def follow(text: Text, alphas: Mapping[int, float]) -> dict[str, Any]:
-    """Each document's likelihood, and the norm of the residual stream as it enters each layer and
-    leaves the top.
+def follow(text: Text, alphas: Mapping[int, float]) -> Result:
+    """Each document's likelihood, and the norm of the residual stream at each depth.
+
+    Depth i is what enters layer i, and the last one is what leaves the top.
     """
-    plan, norms = PruningPlan.value_only(text.job.num_layers, alphas), []  # depth → document
+    plan = PruningPlan.value_only(text.job.num_layers, alphas)
+    rows = [_row("alpha", alpha, layer=layer) for layer, alpha in alphas.items()]
+    norms = []  # (depths, documents)
     for hidden in text.passing(0, text.job.pruned(plan)):
         # Of each window (N, d), without its first token.
         squares = [H[1:].double().square().sum().item() for batch in hidden for H in batch]
         norms.append([total**0.5 for total in text.by_document(squares)])
-    return (
-        {"corpus": text.corpus.name}
-        | text.nll(plan)
-        | {"without first": list(zip(*norms, strict=True))}
-    )
+    for depth, of_documents in enumerate(norms):
+        for document, value in enumerate(of_documents):
+            rows.append(_row("stream norm", value, document=document, layer=depth))
+    return {"rows": rows + document_rows(text.nll(plan), text.tokens)}

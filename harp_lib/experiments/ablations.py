@@ -1,0 +1,141 @@
+"""Notebook 06: other layers than the top ones, what each searched alpha brings, single layers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS, BENCHMARKS, DISCRIMINATIVE
+from harp_lib.experiments.job import HELD_OUT, Job, Text, described
+from harp_lib.experiments.scores import measure_likelihoods, score
+from harp_lib.methods.layer_selection import SCORED, layer_scores, lowest_layers
+from harp_lib.pruning.plan import PruningPlan
+from harp_lib.results import Cell, Result
+from harp_lib.text.corpora import Corpus
+
+# The paper's strategies, in its order; all of them at alpha = 1.
+STRATEGIES = ("bottom", "hessian", "similarity", "top")
+SINGLE_ALPHAS = (1.0, 0.0)  # queries and keys removed; the whole attention removed
+
+
+def ablations(job: Job) -> None:
+    """The strategies of :func:`layers` on the benchmarks.
+
+    ``top`` is scored on all tasks, the others on discriminative ones, as in the paper.
+    """
+    tasks = job.tasks("evaluation")
+    total = job.num_layers
+    shared = {
+        "dense": PruningPlan(total, {}),
+        "harp": PruningPlan.value_only(total, job.alphas(job.corpora[0])),
+    }
+    score(replace(job, store="main_tables", force=False), tasks, shared)  # for notebook 05 too
+    plans = {}
+    for strategy in STRATEGIES:
+        selected = job.read("ablations", strategy, "selection")["layers"]
+        plans[strategy] = PruningPlan.value_only(total, dict.fromkeys(selected, 1.0))
+    top = plans.pop("top")
+    written = [task for task in job.tasks("likelihoods") if task in BENCHMARKS]
+    of_likelihoods = replace(job, store="likelihoods", force=False)
+    measure_likelihoods(of_likelihoods, written, shared | {"top": top})
+    score(job, tasks, {"top": top})
+    discriminative = [task for task in tasks if ALL_BENCHMARKS[task].kind == DISCRIMINATIVE]
+    score(job, discriminative, plans)
+
+
+def layers(job: Job) -> None:
+    """Which layers the strategies choose, what alphas bring, and what one layer alone costs."""
+    corpus = job.corpora[0]
+    settings = job.profile["ablations"]
+    _select_layers(job)
+
+    text = job.text(corpus, HELD_OUT, settings["gain"])
+    searched = job.alphas(corpus)
+    cells = []
+    for document in range(len(text.documents)):
+        inputs = text.inputs | {"document": document, "alphas": searched}
+        compute = partial(_gain, text, document, searched)
+        cells.append(_document_cell("gain", document, inputs, compute))
+    job.results("gain", cells)
+
+    text = job.unread(corpus, *settings["single_layer"])
+    cells = []
+    for document in range(len(text.documents)):
+        inputs = text.inputs | {
+            "document": document,
+            "alphas": SINGLE_ALPHAS,
+            "num_layers": job.num_pruned,
+        }
+        compute = partial(_single_layers, text, document, SINGLE_ALPHAS)
+        cell = _document_cell("single-layer", document, inputs, compute)
+        cell.coordinates["num_pruned"] = job.num_pruned
+        cells.append(cell)
+    job.results("single-layer", cells)
+
+
+def _document_cell(method: str, document: int, inputs: dict, compute: partial) -> Cell:
+    """A cell of one document."""
+    coordinates = {"document": document}
+    return Cell(method, f"document-{document:02d}", inputs, compute, coordinates)
+
+
+def _select_layers(job: Job) -> None:
+    """The layers that each strategy chooses, as many as HARP prunes."""
+    corpus = job.corpus(job.corpora[0])
+    cells = []
+    for strategy in STRATEGIES:
+        inputs = job.inputs | {"num_layers": job.num_pruned, "total": job.num_layers}
+        if strategy in SCORED:
+            calibration = job.profile["ablations"]["calibration"]
+            inputs |= {"calibration": calibration, "seed": job.seed, **described(corpus)}
+        cells.append(Cell(strategy, "selection", inputs, partial(_select, job, strategy, corpus)))
+    job.results("layer selection", cells)
+
+
+def _select(job: Job, strategy: str, corpus: Corpus) -> Result:
+    """The layers of a strategy, and the scores by which it chose."""
+    count = job.num_pruned
+    if strategy == "bottom":
+        return {"layers": list(range(count)), "rows": []}
+    if strategy == "top":
+        return {"layers": list(range(job.num_layers - count, job.num_layers)), "rows": []}
+    blocks = job.blocks(corpus, *job.profile["ablations"]["calibration"])
+    scores = layer_scores(strategy, job.model, blocks)
+    rows = [
+        {"quantity": "score", "layer": layer, "value": value} for layer, value in enumerate(scores)
+    ]
+    return {"layers": lowest_layers(scores, count), "rows": rows}
+
+
+def _gain(whole: Text, document: int, searched: Mapping[int, float]) -> Result:
+    """Likelihood with the searched alpha in the k highest of the pruned layers, and 1 below.
+
+    The column ``searched`` is k; it is missing in the dense model's row.
+    """
+    text = whole[document : document + 1]
+    order = sorted(searched, reverse=True)
+    rows = []
+    for count in range(len(order) + 1):
+        highest = {layer: searched[layer] for layer in order[:count]}
+        alphas = dict.fromkeys(order, 1.0) | highest
+        rows.append({"quantity": "nll", "searched": count, "value": _nll(text, alphas)})
+    rows.append({"quantity": "dense nll", "value": _nll(text, {})})
+    rows.append({"quantity": "tokens", "value": sum(text.tokens)})
+    return {"rows": rows}
+
+
+def _single_layers(whole: Text, document: int, alphas: Sequence[float]) -> Result:
+    """Likelihood by alpha and layer, that layer value-only and all others dense."""
+    text = whole[document : document + 1]
+    rows = []
+    for layer in range(text.job.num_layers):  # the lowest first, see Text.nll
+        for alpha in alphas:
+            nll = _nll(text, {layer: alpha})
+            rows.append({"quantity": "nll", "layer": layer, "alpha": alpha, "value": nll})
+    rows.append({"quantity": "dense nll", "value": _nll(text, {})})
+    rows.append({"quantity": "tokens", "value": sum(text.tokens)})
+    return {"rows": rows}
+
+
+def _nll(text: Text, alphas: Mapping[int, float]) -> float:
+    """Negative log-likelihood of a text with value-only layers, in nats."""
+    return sum(text.nll(PruningPlan.value_only(text.job.num_layers, alphas)))
