@@ -1,7 +1,6 @@
 """Stored cells, and the paper's printed numbers, as long frames: one row for each number."""
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -11,41 +10,7 @@ from harp_lib import config
 from harp_lib.report.comparisons import FEW, FLOOR, floor
 from harp_lib.results import Cells, read_results
 
-_QUANTITIES = {
-    ("document",): "nll, tokens",
-    ("layer",): "alphas, 1, 0, v, explained",  # 1 and 0: one layer value-only, at that α
-    ("layer", "alpha"): "perplexities",
-    (
-        "document",
-        "layer",
-    ): "similarity, projected similarity, block influence, attention influence, value gap, "
-    "branch gap, without first",
-    ("document", "layer", "head"): "entropy, ratios",
-    ("item",): "layers",
-}
-AXES = {name: axes for axes, names in _QUANTITIES.items() for name in names.split(", ")}
-"""What each index of a stored quantity counts, from the outside in, or fewer; one that is not here
-is a single number.
-
-A list counts from 0 and a dictionary has its keys, as numbers where they are numbers. Of hidden
-states, as in ``similarity``, layer i is what enters layer i, and one more is what leaves the last.
-"""
-
-_OTHERWISE = {  # tasks whose cells mean something else by the same name
-    "selection": {"scores": ("layer",)},
-    "document": {"nll": ("plan",)},
-    "repeated-tokens": {
-        "tokens": ("token",),
-        "logit difference": ("token",),
-        "similarity": ("token", "layer"),
-    }
-    | {"entropy": ("token", "layer", "head")},
-}
-_TASKS = (  # what the names of cells say: columns of their own
-    r"document-(?P<document>\d+)",
-    r"search-(?P<corpus>.+)",
-    r"(?P<corpus>.+)-(?P<split>train|test|validation)",
-)
+KEY = ["model", "method", "task"]  # of a cell
 
 
 def cells(profile: str, experiment: str) -> Cells:
@@ -55,72 +20,73 @@ def cells(profile: str, experiment: str) -> Cells:
     return {}
 
 
-def tidy(profile: str, experiment: str, *quantities: str) -> pd.DataFrame:
-    """Stored quantities of an experiment as one long frame; ``inputs.`` leads into what a cell was
-    computed from.
+def rows(stored: Cells) -> pd.DataFrame:
+    """The rows of stored cells beneath each other.
 
-    Columns: model, method, task, quantity, the axes of the quantities (``AXES``), what the task's
-    name says (document, corpus, split), and value. Cells that failed have the quantity ``failed``,
-    with the reason.
+    Columns: model, method and task of the cell (``task`` is its name), its coordinates (corpus,
+    split, layers, …), and those of its rows. A coordinate replaces a column of the same name: the
+    cells of ``harp-06`` say that their method is ``harp``, with 6 layers.
     """
-    rows = []
-    for (model, method, task), cell in cells(profile, experiment).items():
-        said = next(filter(None, (re.fullmatch(pattern, task) for pattern in _TASKS)), None)
-        about = {name: _number(value) for name, value in said.groupdict().items()} if said else {}
-        for quantity in quantities:
-            name = quantity.removeprefix("inputs.")
-            found = cell["result" if name == quantity else "inputs"].get(name)
-            axes = _OTHERWISE.get(re.sub(r"-\d+$", "", task), {}).get(name) or AXES.get(name, ())
-            if quantity == "alphas" and found:  # stored top-down
-                found = {
-                    cell["result"]["num_model_layers"] - 1 - i: alpha
-                    for i, alpha in enumerate(found)
-                }
-            fixed = {"model": model, "method": method, "task": task, "quantity": quantity} | about
-            for index, value in _leaves(found):
-                if len(index) > len(axes):
-                    raise ValueError(
-                        f"{quantity} of {task} has {len(index)} axes; AXES names {len(axes)}"
-                    )
-                rows.append(fixed | dict(zip(axes, index, strict=False)) | {"value": value})
-    frame = pd.DataFrame(
-        rows, columns=None if rows else ["model", "method", "task", "quantity", "value"]
-    )
-    return frame[[*frame.columns.drop("value"), "value"]]
+    parts = []
+    for (model, method, task), cell in stored.items():
+        columns = cell["result"].get("rows")
+        if not columns:
+            continue
+        key = {"model": model, "method": method, "task": task}
+        whole = key | cell.get("coordinates", {})
+        length = len(next(iter(columns.values())))
+        about = {name: [value] * length for name, value in whole.items()}
+        parts.append(pd.DataFrame(about | columns, dtype=object))
+    if not parts:
+        return pd.DataFrame(columns=KEY)
+    return pd.concat(parts, ignore_index=True)
 
 
-def _leaves(value: Any, index: tuple = ()) -> Iterator[tuple[tuple, Any]]:
-    """Every number or string in nested lists and dictionaries, with where it stands."""
-    if isinstance(value, dict | list):
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _leaves(inner, (*index, _number(key)))
-    elif value is not None:
-        yield index, value
+def tidy(profile: str, experiment: str, *quantities: str) -> pd.DataFrame:
+    """Some quantities of an experiment as one long frame.
+
+    Columns: model, method, task, quantity, the coordinates that these quantities have, and value.
+    """
+    return of_quantities(rows(cells(profile, experiment)), *quantities)
 
 
-def _number(key: Any) -> Any:
-    """A key as a number, where it is one."""
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(key)
-    return key
+def of_quantities(stored_rows: pd.DataFrame, *quantities: str) -> pd.DataFrame:
+    """The :func:`rows` of some quantities, without the columns that they do not have."""
+    if "quantity" not in stored_rows:
+        return pd.DataFrame(columns=[*KEY, "quantity", "value"])
+    chosen = stored_rows[stored_rows["quantity"].isin(quantities)]
+    chosen = chosen.dropna(axis="columns", how="all")
+    chosen = chosen.where(chosen.notna(), float("nan")).infer_objects().reset_index(drop=True)
+    coordinates = [name for name in chosen if name not in (*KEY, "quantity", "value")]
+    return chosen.reindex(columns=[*KEY, "quantity", *coordinates, "value"])
+
+
+def documents(profile: str, experiment: str) -> pd.DataFrame:
+    """Likelihood of every document, one row each.
+
+    Columns: model, method, task, the coordinates of the cells, document, nll (nats) and tokens.
+    """
+    found = tidy(profile, experiment, "nll", "tokens")
+    if found.empty:
+        return found.assign(document=None, nll=None, tokens=None)
+    found = found.dropna(subset="document")
+    keys = [name for name in found if name not in ("quantity", "value")]
+    nll = found[found["quantity"] == "nll"].rename(columns={"value": "nll"})
+    tokens = found[found["quantity"] == "tokens"].rename(columns={"value": "tokens"})
+    return nll[[*keys, "nll"]].merge(tokens[[*keys, "tokens"]], on=keys, how="left")
 
 
 def table(profile: str, experiment: str, task: str) -> pd.DataFrame:
-    """Cells that are tables column by column (those of ``theory``), one beneath the other, with
-    model and method.
-    """
-    parts = [
-        pd.DataFrame(cell["result"]).assign(model=model, method=method)
-        for (model, method, name), cell in cells(profile, experiment).items()
-        if name == task
-    ]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    """Cells whose rows are those of one table (as in ``theory``), one beneath the other."""
+    stored = cells(profile, experiment)
+    found = rows({key: cell for key, cell in stored.items() if key[-1] == task})
+    return found.drop(columns=["task", "table"], errors="ignore").infer_objects()
 
 
 def paper(name: str) -> pd.DataFrame:
-    """A table or figure of the paper: scores in per cent, and "all" where there is no single model,
-    method or task.
+    """A table or figure of the paper.
+
+    Scores are in per cent, and "all" stands where there is no single model, method or task.
     """
     return pd.read_csv(config.PAPER / f"{name}.csv")
 
@@ -141,8 +107,9 @@ def questions(stored: Cells) -> pd.DataFrame:
 
 
 def answered(result: Mapping[str, Any], quantity: str = "score") -> list[float] | None:
-    """A quantity of every question that a cell of scores or likelihoods asked, in order; None if it
-    has none.
+    """A quantity of every question that a cell of scores or likelihoods asked, in order.
+
+    None if the cell has none.
     """
     return result.get("rows", {}).get(quantity)
 
@@ -152,51 +119,53 @@ class Missing(Exception):
 
 
 class Source:
-    """What a store holds of one model; ``read`` gives the cells of a store, as :func:`cells`."""
+    """What the stores hold of one model; ``read`` gives the cells of a store, as :func:`cells`."""
 
     def __init__(
         self, profile: str, store: str, model: str, read: Callable[[str, str], Cells]
     ) -> None:
-        self.profile, self.store, self.model, self.read = profile, store, model, read
+        self.profile = profile
+        self.store = store
+        self.model = model
+        self.read = read
 
     def cells(self, store: str) -> dict[tuple[str, str], dict[str, Any]]:
-        """By method and task."""
+        """The model's cells of a store, by method and task."""
         return {
-            key[1:]: cell
-            for key, cell in self.read(self.profile, store).items()
-            if key[0] == self.model
+            (method, task): cell
+            for (model, method, task), cell in self.read(self.profile, store).items()
+            if model == self.model
         }
 
     def result(self, method: str, task: str) -> dict[str, Any]:
-        """Of one cell; raises Missing where there is none, or it failed."""
-        found = self.cells(self.store).get((method, task), {}).get("result", {"failed": "not run"})
-        if "failed" in found:
+        """The result of one cell; raises Missing where there is none, or it failed."""
+        cell = self.cells(self.store).get((method, task))
+        if cell is None or "failed" in cell["result"]:
             raise Missing(f"needs {method}/{task} of {self.store}")
-        return found
+        return cell["result"]
 
-    def of(self, method: str, prefix: str = "") -> dict[str, dict]:
-        """The results of a method whose tasks begin so, by the rest of the name; raises Missing if
-        there is none.
-        """
-        found = {
-            task.removeprefix(prefix): cell["result"]
-            for (name, task), cell in self.cells(self.store).items()
-            if name == method and task.startswith(prefix) and "failed" not in cell["result"]
-        }
-        if not found:
-            raise Missing(f"needs {method}/{prefix}… of {self.store}")
+    def rows(self, *quantities: str, method: str | None = None, store: str = "") -> pd.DataFrame:
+        """The model's rows of some quantities, as :func:`tidy`; raises Missing without any."""
+        store = store or self.store
+        of_model = {(self.model, *key): cell for key, cell in self.cells(store).items()}
+        found = of_quantities(rows(of_model), *quantities)
+        if method is not None:
+            found = found[found["method"] == method]
+            found = found.dropna(axis="columns", how="all")
+        if found.empty:
+            what = f"{', '.join(quantities)} of {method}" if method else ", ".join(quantities)
+            raise Missing(f"needs {what} in {store}")
         return found
 
     def answers(self, methods: Iterable[str], tasks: Iterable[str]) -> dict[str, pd.DataFrame]:
-        """By task, question × method, of the tasks that the dense model and all methods have:
-        averages are of these.
+        """Scores by task, question × method.
 
-        The column ``chance`` is what a guess in the right format scores.
+        Averages are of the tasks that the dense model and all methods have, so the others are left
+        out. The column ``chance`` is what a guess in the right format scores.
         """
-        known = self.cells("main_tables") | self.cells(
-            self.store
-        )  # the ablations' HARP and dense model are there
-        found = {}
+        # The ablations' HARP and dense model are among the main tables.
+        known = self.cells("main_tables") | self.cells(self.store)
+        by_task = {}
         for task in tasks:
             scores = {}
             for method in ("dense", *methods):
@@ -204,25 +173,26 @@ class Source:
                 scores[method] = answered(cell["result"])
             if all(scores.values()):
                 guesses = answered(known["dense", task]["result"], "chance")
-                found[task] = pd.DataFrame(scores).assign(chance=guesses or 0.0)
-        if not found:
+                by_task[task] = pd.DataFrame(scores).assign(chance=guesses or 0.0)
+        if not by_task:
             raise Missing(f"needs scores of {self.store}")
-        return found
+        return by_task
 
 
-def lacking(asked: pd.DataFrame) -> str | None:
-    """Why the dense model has nothing to lose on a task, if it has not (:func:`comparisons.floor`)."""
-    return floor(asked["dense"], asked["chance"])
+def lacking(scores: pd.DataFrame) -> str | None:
+    """Why the dense model has nothing to lose on a task, or None (:func:`comparisons.floor`)."""
+    return floor(scores["dense"], scores["chance"])
 
 
 def above(answers: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """Those of some tasks on which the dense model is above chance."""
-    return {task: asked for task, asked in answers.items() if not lacking(asked)}
+    """The tasks on which the dense model is above chance."""
+    return {task: scores for task, scores in answers.items() if not lacking(scores)}
 
 
 def lacking_all(answers: Mapping[str, pd.DataFrame]) -> str:
-    """Why there is nothing to lose on any of some tasks: at the floor on all, or too few questions
-    on one.
+    """Why the dense model has nothing to lose on any of some tasks.
+
+    It is at the floor on all of them, or one of them has too few questions.
     """
-    reasons = {lacking(asked) for asked in answers.values()}
+    reasons = {lacking(scores) for scores in answers.values()}
     return FLOOR if reasons == {FLOOR} else FEW

@@ -40,7 +40,7 @@ def alpha_curves(profile: dict) -> Figure:
     """Perplexity against α, a line for each searched layer: those above have their best α, those
     below are dense.
     """
-    frame = data.tidy(profile["name"], "alpha_search", "perplexities").query("method == 'harp'")
+    frame = data.tidy(profile["name"], "alpha_search", "perplexity").query("method == 'harp'")
     searched = (
         perplexities(profile, "alpha_search")
         .query("split == 'test'")
@@ -79,7 +79,7 @@ def alpha_curves(profile: dict) -> Figure:
 @figure("alpha_search")
 def alpha_by_layer(profile: dict) -> Figure:
     """Searched α against layer index: the paper's figure, from its numbers, and ours."""
-    ours = data.tidy(profile["name"], "alpha_search", "alphas").query("method == 'harp'")
+    ours = data.tidy(profile["name"], "alpha_search", "alpha").query("method == 'harp'")
     frame = with_paper(ours, data.paper("alpha_search").rename(columns={"task": "corpus"}))
     frame["panel"] = frame["model"].map(plots.short) + "\n" + frame["corpus"].map(CORPUS_TITLES)
     frame["kind"] = frame["source"].replace("ours", "harp")
@@ -145,9 +145,7 @@ def alpha_held_out(profile: dict) -> Figure:
 @figure("ablations")
 def ablation_layers(profile: dict) -> Figure:
     """Which layers each strategy picks, here and in the paper."""
-    ours = data.tidy(profile["name"], "ablations", "layers").rename(
-        columns={"layer": "rank", "value": "layer"}
-    )
+    ours = selected_layers(profile)
     frame = with_paper(ours, data.paper("selected_layers"))
     frame["name"] = frame["method"].map(STRATEGIES)
     frame = frame.sort_values(
@@ -178,24 +176,11 @@ def ablation_layers(profile: dict) -> Figure:
 @figure("ablations")
 def ablation_single_layers(profile: dict) -> Figure:
     """Rise of log perplexity when one layer is pruned and all others are dense, by its index."""
-    found = data.tidy(
-        profile["name"], "ablations", "dense", "tokens", "1", "0", "inputs.num_layers"
-    )
-    found = found[found["method"] == "single-layer"]
-    whole = found.pivot_table(index=["model", "document"], columns="quantity", values="value")
-    rows = []
-    for (model, alpha, layer), part in found.dropna(subset="layer").groupby(
-        ["model", "quantity", "layer"], sort=False
-    ):
-        dense = whole.loc[model].loc[part["document"]]
-        rows.append(
-            (model, alpha, int(layer), *log_change(dense["dense"], part["value"], dense["tokens"]))
-        )
-    frame = pd.DataFrame(
-        rows, columns=["model", "alpha", "layer", "value", "low", "high", "documents"]
-    )
-    looks = {"1": LOOKS["alpha-1"]._replace(label="queries and keys removed (α = 1)")}
-    looks |= {"0": LOOKS["alpha-0"]._replace(label="the whole attention removed (α = 0)")}
+    frame, num_pruned = single_layers(profile)
+    looks = {
+        1: LOOKS["alpha-1"]._replace(label="queries and keys removed (α = 1)"),
+        0: LOOKS["alpha-0"]._replace(label="the whole attention removed (α = 0)"),
+    }
     layout = {"bars": True, "size": (5.6, 3.6), "wrap": 2, "share": (False, True)}
     layout |= {
         "x": "layer index (0 is the bottom)",
@@ -203,10 +188,8 @@ def ablation_single_layers(profile: dict) -> Figure:
     }
     drawn = plots.lines(frame, "layer", "alpha", looks, **layout)
     for axis, part in drawn.panels:
-        last, pruned = (
-            part["layer"].max(),
-            whole.loc[part["model"].iloc[0], "inputs.num_layers"].iloc[0],
-        )
+        last = part["layer"].max()
+        pruned = num_pruned[part["model"].iloc[0]]
         axis.axvspan(
             last - pruned + 0.5,
             last + 0.5,
@@ -219,35 +202,63 @@ def ablation_single_layers(profile: dict) -> Figure:
         axis.yaxis.set_major_locator(FixedLocator([-0.1, -0.03, 0, 0.03, 0.1, 0.3, 1, 3, 10]))
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     trend = {alpha: span(rank_trend(frame[frame["alpha"] == alpha]), "+.2f") for alpha in looks}
-    title = f"Does a higher layer cost less? Rank correlation {trend['1']} without queries and keys, {trend['0']} "
+    title = f"Does a higher layer cost less? Rank correlation {trend[1]} without queries and keys, {trend[0]} "
     ends = (min(0, frame["low"].min()) - 0.02, 2 * frame["value"].max())
     note = "{model}95 % intervals over {documents} held-out documents"
     return plots.finish(drawn, title + "without attention", note, level=0, ylim=ends)
 
 
-def changes(profile: dict, reference: str = "dense") -> pd.DataFrame:
-    """Perplexity as a multiple of the dense model's, or of another kind's with as many layers
-    changed.
+def selected_layers(profile: dict) -> pd.DataFrame:
+    """The layers that each strategy picks. Columns: model, method (the strategy), layer."""
+    rows = []
+    for (model, strategy, _), cell in data.cells(profile["name"], "ablations").items():
+        for layer in cell["result"].get("layers", ()):
+            rows.append((model, strategy, layer))
+    return pd.DataFrame(rows, columns=["model", "method", "layer"])
 
-    Columns: model, kind, layers, corpus, perplexity, the reference's, documents, value, low, high
-    (the multiple, paired by document), text.
+
+def single_layers(profile: dict) -> tuple[pd.DataFrame, dict[str, int]]:
+    """Rise of log perplexity when one layer is pruned, and how many layers HARP prunes by model.
+
+    Columns: model, alpha, layer, value, low, high (nats per token), documents.
     """
-    stored, rows = data.cells(profile["name"], "frontier"), []
-    for model, method, task in stored:
-        kind, _, layers = method.rpartition("-")
-        other = reference if reference == "dense" else f"{reference}-{layers}"
-        after, before = (
-            stored.get((model, name, task), {"result": {}})["result"] for name in (method, other)
-        )
-        if other != method and "nll" in after and "nll" in before:
-            levels = (
-                comparisons.perplexity(each["nll"], after["tokens"])[0] for each in (after, before)
-            )
-            *found, documents = comparisons.change(before["nll"], after["nll"], after["tokens"])
-            corpus = task.rpartition("-")[0]
-            rows.append(
-                (model, kind, int(layers), corpus, *levels, documents, *(1 + np.array(found)))
-            )
+    found = data.tidy(profile["name"], "ablations", "nll", "dense nll", "tokens")
+    found = found[found["method"] == "single-layer"]
+    whole = found.pivot_table("value", ["model", "document"], "quantity")
+    rows = []
+    layers = found[found["quantity"] == "nll"].astype({"layer": int, "alpha": int})
+    for (model, alpha, layer), part in layers.groupby(["model", "alpha", "layer"], sort=False):
+        of_documents = whole.loc[model].loc[part["document"]]
+        rise = log_change(of_documents["dense nll"], part["value"], of_documents["tokens"])
+        rows.append((model, alpha, layer, *rise))
+    columns = ["model", "alpha", "layer", "value", "low", "high", "documents"]
+    frame = pd.DataFrame(rows, columns=columns).sort_values("alpha", ascending=False, kind="stable")
+    num_pruned = found.groupby("model")["num_pruned"].first().astype(int).to_dict()
+    return frame.reset_index(drop=True), num_pruned
+
+
+def changes(profile: dict, reference: str = "dense") -> pd.DataFrame:
+    """Perplexity as a multiple of the dense model's, or of another kind's.
+
+    The other kind has as many layers changed. Columns: model, kind, layers, corpus, perplexity, the
+    reference's, documents, value, low, high (the multiple, paired by document), text.
+    """
+    whole = data.documents(profile["name"], "frontier")
+    keys = ["model", "method", "layers", "corpus"]
+    texts = dict(list(whole.groupby(keys, sort=False))) if len(whole) else {}
+    rows = []
+    for (model, kind, layers, corpus), after in texts.items():
+        layers_before = 0 if reference == "dense" else layers
+        before = texts.get((model, reference, layers_before, corpus))
+        if before is None or kind == reference:
+            continue
+        tokens = after["tokens"]
+        level, _ = comparisons.perplexity(after["nll"], tokens)
+        level_before, _ = comparisons.perplexity(before["nll"], tokens)
+        *change, documents = comparisons.change(before["nll"], after["nll"], tokens)
+        multiple = 1 + np.array(change)
+        key = (model, kind, int(layers), corpus)
+        rows.append((*key, level, level_before, documents, *multiple))
     columns = ["model", "kind", "layers", "corpus", "perplexity", reference, "documents", *ENDS]
     frame = pd.DataFrame(rows, columns=columns)
     frame["text"] = frame["corpus"].map(TEXTS)
@@ -340,9 +351,8 @@ def frontier_rivals(profile: dict) -> Figure:
 def explained_variance(profile: dict) -> Figure:
     """How much of an attention's variance a linear map of its own token explains, by layer."""
     frame = data.tidy(profile["name"], "frontier", "explained")
-    frame["kind"] = frame["method"].str.replace(r"-\d+$", "", regex=True)
-    frame["count"] = frame["method"].str.extract(r"-(\d+)$", expand=False).astype(float)
-    most = frame["count"] == frame.groupby("model")["count"].transform("max")
+    frame = frame.rename(columns={"method": "kind"})
+    most = frame["layers"] == frame.groupby("model")["layers"].transform("max")
     frame = frame[(frame["kind"] == "dense") | (most & (frame["kind"] != CHOSEN))]
     looks = {"dense": Look("each layer alone, the others dense", plots.DENSE, "s")}
     looks |= {kind: FRONTIER[kind] for kind in (REFIT, TWO)}
@@ -358,13 +368,10 @@ def frontier_costs(profile: dict) -> Table:
     fitted = {REFIT: "one text", TWO: "two texts", CHOSEN: "two texts, layers explained best"}
     models = changes(profile, "harp").groupby("model", sort=False)
     frame = pd.concat([part[part["kind"] == kind] for _, part in models for kind in fitted])
-    frame["method"] = [
-        f"{kind}-{layers:02d}" for kind, layers in zip(frame["kind"], frame["layers"], strict=True)
-    ]
-    fits = data.tidy(profile["name"], "frontier", *COSTS).pivot_table(
-        "value", ["model", "method"], "quantity"
-    )
-    frame = frame.join(fits, on=["model", "method"]).assign(fitted=frame["kind"].map(fitted))
+    fits = data.tidy(profile["name"], "frontier", *COSTS)
+    fits = fits.pivot_table("value", ["model", "method", "layers"], "quantity")
+    frame = frame.join(fits, on=["model", "kind", "layers"])
+    frame = frame.assign(fitted=frame["kind"].map(fitted))
     columns = {"model": "{model}", "layers": "{layers}", "fitted on": "{fitted}", "text": "{text}"}
     columns |= {
         "HARP": "{harp:.2f}",

@@ -83,8 +83,8 @@ def uniformity(profile: dict) -> Figure:
 @figure("similarity")
 def attention_entropy(profile: dict) -> Figure:
     """Normalised entropy of every head against Sim of its normalised input, a point for each head."""
-    keys = ["model", "method", "task", "layer", "document"]
-    heads = data.tidy(profile["name"], "similarity", "entropy").query("task != 'repeated-tokens'")
+    keys = ["model", "method", "corpus", "layer", "document"]
+    heads = data.tidy(profile["name"], "similarity", "entropy").dropna(subset="document")
     sims = data.tidy(profile["name"], "similarity", "projected similarity").rename(
         columns={"value": "sim"}
     )
@@ -129,6 +129,10 @@ def layer_changes(profile: dict) -> Figure:
         "attention influence": "BI of attention alone",
     }
     frame = data.tidy(profile["name"], "similarity", *names).replace({"quantity": names})
+    frame["model"] = pd.Categorical(frame["model"], frame["model"].unique())
+    frame["quantity"] = pd.Categorical(frame["quantity"], list(names.values()))
+    frame = frame.sort_values(["model", "quantity"], kind="stable")
+    frame = frame.astype({"model": str, "quantity": str})
     frame = over_documents(frame, "model", "method", "quantity", "layer")
     layout = {
         "panel": ["model", "quantity"],
@@ -151,9 +155,7 @@ def layers_found(profile: dict) -> pd.DataFrame:
     """
     quantities = ("similarity", "branch gap", "block influence")
     found = data.tidy(profile["name"], "similarity", *quantities)
-    found = found.query("method == 'trained' and task != 'repeated-tokens'").astype(
-        {"value": float}
-    )
+    found = found.query("method == 'trained'").astype({"value": float})
     bounds = data.tidy(profile["name"], "similarity", "v").set_index("model")["value"]
     rows = []
     for model, part in found.groupby("model", sort=False):
@@ -206,7 +208,7 @@ def norm_change(profile: dict) -> Figure:
 def value_norms(profile: dict) -> Figure:
     """‖ÂV‖/‖V‖ of every head, mean over documents, a point for each head."""
     frame = over_documents(
-        data.tidy(profile["name"], "norm_change", "ratios"), "model", "layer", "head"
+        data.tidy(profile["name"], "norm_change", "ratio"), "model", "layer", "head"
     )
     frame = frame.drop(columns=["low", "high"])
     looks = dict.fromkeys(frame["model"], Look("a head", FIRST, ".", "none"))
@@ -221,11 +223,10 @@ def value_norms(profile: dict) -> Figure:
 @figure("norm_change")
 def stream_norms(profile: dict) -> Figure:
     """Norm of the residual stream relative to the dense model, from the first pruned layer up."""
-    found = data.tidy(profile["name"], "norm_change", "without first", "inputs.alphas")
-    first = found[found["quantity"] == "inputs.alphas"].groupby("model")["layer"].min()
-    found = found[
-        (found["quantity"] == "without first") & (found["layer"] >= found["model"].map(first))
-    ]
+    alphas = data.tidy(profile["name"], "norm_change", "alpha")
+    first = alphas.groupby("model")["layer"].min()
+    found = data.tidy(profile["name"], "norm_change", "stream norm")
+    found = found[found["layer"] >= found["model"].map(first)]
     keys = ["model", "document", "layer"]
     dense = found[found["method"] == "dense"].set_index(keys)["value"].rename("dense")
     found["value"] /= found.join(dense, on=keys)["dense"]
@@ -265,7 +266,7 @@ def rules_found(profile: dict) -> pd.DataFrame:
     """Of each model and way to choose α: the mean α, and its share of what the search wins over α =
     1.
     """
-    alphas = data.tidy(profile["name"], "norm_change", "inputs.alphas")
+    alphas = data.tidy(profile["name"], "norm_change", "alpha")
     alphas = alphas.groupby(["model", "method"])["value"].mean()
     losses = data.tidy(profile["name"], "norm_change", "nll")
     documents = losses.groupby("model")["document"].nunique()
@@ -284,7 +285,7 @@ def rules_found(profile: dict) -> pd.DataFrame:
 
 def over_documents(frame: pd.DataFrame, *keys: str) -> pd.DataFrame:
     """Mean over documents (of both texts), its 95 % interval (Student's t), and how many they are."""
-    parts = frame[frame["task"] != "repeated-tokens"].groupby(list(keys), sort=False)["value"]
+    parts = frame.groupby(list(keys), sort=False)["value"]
     found = {key: mean_interval(part) for key, part in parts}
     columns = ["value", "low", "high", "documents"]
     return pd.DataFrame(

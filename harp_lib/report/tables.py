@@ -32,6 +32,7 @@ VARIANTS = {
     "harp-folded": "HARP, folded",
 }
 VARIANTS |= {"thinned": "thinned out evenly"}  # in the order of tables and figures
+COUNTED = ("flops full", "flops causal", "bytes", "cache_bytes", "peak_bytes")
 Table = tuple[pd.DataFrame, pd.DataFrame]  # as people read it, and the numbers
 
 
@@ -120,37 +121,39 @@ def method_properties(profile: dict) -> pd.DataFrame:
 
 
 def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
-    """Perplexity of each plan on each text, and its paired change against other plans, as a
-    fraction.
+    """Perplexity of each plan on each text, and its paired change against other plans.
 
-    Columns: model, method, corpus, split (of notebook 02's, ``reading``), value, error, low, high,
-    documents, and by :func:`ends` of each reference (a method) how much higher it is.
+    Columns: model, method, corpus, split, value, error, low, high, documents, and by :func:`ends`
+    of each reference (a method) how much higher the perplexity is, as a fraction.
     """
-    stored, rows = data.cells(profile["name"], store), []
-    for (model, method, task), cell in stored.items():
-        said, result = (
-            re.fullmatch(r"(?:(.+)-)?(test|validation|train|reading)", task),
-            cell["result"],
-        )
-        if said and "nll" in result:
-            value, error = comparisons.perplexity(result["nll"], result["tokens"])
-            _, low, high, documents = comparisons.mean_interval(
-                result["nll"], result["tokens"]
-            ).mapped(np.exp)
-            row = {"model": model, "method": method, "corpus": said[1], "split": said[2]}
-            row |= {
-                "value": value,
-                "error": error,
-                "low": low,
-                "high": high,
-                "documents": documents,
-            }
-            for reference in references:
-                other = stored.get((model, reference, task), {"result": {}})["result"].get("nll")
-                row |= ends(
-                    reference, other and comparisons.change(other, result["nll"], result["tokens"])
-                )
-            rows.append(row)
+    whole = data.documents(profile["name"], store)
+    if "start" in whole:  # ranges that were tried
+        whole = whole[whole["start"].isna()]
+    if whole.empty:
+        return pd.DataFrame()
+    plans = dict(list(whole.groupby(["model", "method", "corpus", "split"], sort=False)))
+    rows = []
+    for (model, method, corpus, split), part in plans.items():
+        value, error = comparisons.perplexity(part["nll"], part["tokens"])
+        mean = comparisons.mean_interval(part["nll"], part["tokens"]).mapped(np.exp)
+        row = {
+            "model": model,
+            "method": method,
+            "corpus": corpus,
+            "split": split,
+            "value": value,
+            "error": error,
+            "low": mean.low,
+            "high": mean.high,
+            "documents": mean.n,
+        }
+        for reference in references:
+            other = plans.get((model, reference, corpus, split))
+            change = None
+            if other is not None:
+                change = comparisons.change(other["nll"], part["nll"], part["tokens"])
+            row |= ends(reference, change)
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
@@ -161,29 +164,33 @@ def ranges(profile: dict) -> pd.DataFrame:
     :func:`ends` "above" (how much higher than the best, paired by document), alike (not told from
     the best).
     """
-    tried, rows = {}, []
-    for (model, method, task), cell in data.cells(profile["name"], "baselines").items():
-        if task.startswith("range-") and "nll" in cell["result"]:
-            tried.setdefault((model, method), []).append(
-                (*map(int, task.split("-")[1:]), cell["result"])
-            )
-    for (model, method), found in tried.items():
-        best = min(
-            (result for *_, result in found),
-            key=lambda result: sum(result["nll"]) / sum(result["tokens"]),
-        )
-        for start, end, result in found:
+    whole = data.documents(profile["name"], "baselines")
+    if "start" not in whole:
+        return pd.DataFrame()
+    whole = whole.dropna(subset="start").astype({"start": int, "end": int})
+    rows = []
+    for (model, method), of_method in whole.groupby(["model", "method"], sort=False):
+        tried = dict(list(of_method.groupby(["start", "end"], sort=False)))
+        losses = {key: part["nll"].sum() / part["tokens"].sum() for key, part in tried.items()}
+        tuned = min(losses, key=losses.get)
+        best = tried[tuned]
+        for (start, end), part in tried.items():
+            value, error = comparisons.perplexity(part["nll"], part["tokens"])
+            above = comparisons.change(best["nll"], part["nll"], part["tokens"])
             row = {
                 "model": model,
                 "method": method,
                 "start": start,
                 "end": end,
                 "layers": end - start,
+                "value": value,
+                "error": error,
+                "documents": above.n,
+                "tuned": (start, end) == tuned,
             }
-            row["value"], row["error"] = comparisons.perplexity(result["nll"], result["tokens"])
-            above = comparisons.change(best["nll"], result["nll"], result["tokens"])
-            row |= {"documents": above.n, "tuned": result is best} | ends("above", above)
-            rows.append(row | {"alike": not above.low > 0})
+            row |= ends("above", above)
+            row["alike"] = not above.low > 0
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
@@ -319,42 +326,43 @@ def efficiency(profile: dict, kind: str) -> pd.DataFrame:
     causal" (all query-key pairs, and the visible ones), bytes (moved for a token), cache_bytes,
     peak_bytes; the same with " of dense", as a ratio.
     """
+    found = data.tidy(profile["name"], "efficiency", "seconds", *COUNTED)
+    if found.empty or kind not in set(found["kind"]):
+        return pd.DataFrame()
     rows = []
-    for (model, _, task), cell in data.cells(profile["name"], "efficiency").items():
-        (name, _, length), result = task.partition("-"), cell["result"]
-        seconds = result.get("seconds", {}) if name == kind else {}
-        counts = {f"flops {pairs}": counted for pairs, counted in result.get("flops", {}).items()}
-        counts |= {
-            name: result[name] for name in ("bytes", "cache_bytes", "peak_bytes") if name in result
-        }
-        for variant in filter(seconds.get, VARIANTS):
-            row = {
-                "model": model,
-                "length": int(length),
-                "variant": variant,
-                "repetitions": len(seconds[variant]),
-            }
-            row |= ends("seconds", comparisons.mean_interval(seconds[variant]))
-            for other in ("dense", "thinned"):
-                there = other in seconds and other != variant
-                row |= ends(
-                    f"of {other}",
-                    comparisons.time_ratio(seconds[other], seconds[variant]) if there else None,
-                )
-            row |= {
-                name: own[variant] for name, own in counts.items() if own.get(variant) is not None
-            }
-            row |= {
-                f"{name} of dense": row[name] / own["dense"]
-                for name, own in counts.items()
-                if name in row
-            }
-            rows.append(row)
-    return (
-        pd.DataFrame(rows).sort_values(["model", "length"], kind="stable")
-        if rows
-        else pd.DataFrame()
-    )
+    for (model, length), part in found[found["kind"] == kind].groupby(["model", "length"]):
+        seconds = {}
+        for variant, of_variant in part[part["quantity"] == "seconds"].groupby("variant"):
+            seconds[variant] = of_variant["value"].tolist()
+        counted = part[part["quantity"].isin(COUNTED)]
+        counted = counted.pivot_table("value", "variant", "quantity")
+        counted = counted[[name for name in COUNTED if name in counted]]
+        for variant in VARIANTS:
+            if variant in seconds:
+                row = {"model": model, "length": int(length), "variant": variant}
+                rows.append(row | _timed(variant, seconds) | _counted(variant, counted))
+    return pd.DataFrame(rows)
+
+
+def _timed(variant: str, seconds: Mapping[str, list[float]]) -> dict[str, float]:
+    """A variant's seconds, and as multiples of two other models' seconds."""
+    row = {"repetitions": len(seconds[variant])}
+    row |= ends("seconds", comparisons.mean_interval(seconds[variant]))
+    for other in ("dense", "thinned"):
+        ratio = None
+        if other in seconds and other != variant:
+            ratio = comparisons.time_ratio(seconds[other], seconds[variant])
+        row |= ends(f"of {other}", ratio)
+    return row
+
+
+def _counted(variant: str, counted: pd.DataFrame) -> dict[str, float]:
+    """What is counted of a variant, and as shares of the dense model's."""
+    row = {}
+    if variant in counted.index:
+        row = counted.loc[variant].dropna().astype(int).to_dict()
+    shares = {f"{name} of dense": row[name] / counted.loc["dense", name] for name in row}
+    return row | shares
 
 
 def paper_times() -> pd.Series:
@@ -371,30 +379,32 @@ def paper_times() -> pd.Series:
 
 @table("efficiency")
 def llama_cpp(profile: dict) -> Table | None:
-    """Tokens a second of the same model in llama.cpp, dense and as HARP prunes it, measured in
-    turn.
+    """Tokens a second of the same model in llama.cpp, dense and pruned by HARP.
+
+    Both are measured in turn.
     """
+    found = data.tidy(profile["name"], "efficiency", "prompt", "generation")
+    if found.empty:
+        return None
     rows = []
-    for (model, *_), cell in data.cells(profile["name"], "efficiency").items():
-        speed = cell["result"].get("speed", {})
-        for what in ("prompt", "generation") if speed else ():
-            dense, harp = ([run[what] for run in speed[name]] for name in ("dense", "harp"))
-            row = {
-                "model": model,
-                "length": cell["inputs"]["tokens"],
-                "what": what,
-                "repetitions": len(harp),
-            }
-            row |= ends("dense", comparisons.mean_interval(dense)) | ends(
-                "harp", comparisons.mean_interval(harp)
-            )
-            rows.append(row | ends("times", comparisons.time_ratio(dense, harp)))
+    keys = ["model", "length", "quantity"]
+    for (model, length, quantity), part in found.groupby(keys, sort=False):
+        speeds = {name: own["value"].tolist() for name, own in part.groupby("variant")}
+        dense = speeds["dense"]
+        harp = speeds["harp"]
+        row = {"model": model, "length": length, "what": quantity, "repetitions": len(harp)}
+        row |= ends("dense", comparisons.mean_interval(dense))
+        row |= ends("harp", comparisons.mean_interval(harp))
+        row |= ends("times", comparisons.time_ratio(dense, harp))
+        rows.append(row)
     columns = {
         "model": "{model}",
         "prompt": "{length:,} tokens",
         "speed of": "{what}",
         "repetitions": "{repetitions}",
+        "dense, tokens a second": "{dense:,.0f}",
+        "HARP": "{harp:,.0f}",
+        "HARP, times dense": "{times:.3f} [{times low:.3f}, {times high:.3f}]",
     }
-    columns |= {"dense, tokens a second": "{dense:,.0f}", "HARP": "{harp:,.0f}"}
-    columns |= {"HARP, times dense": "{times:.3f} [{times low:.3f}, {times high:.3f}]"}
-    return (stacked(lines(pd.DataFrame(rows), columns)), pd.DataFrame(rows)) if rows else None
+    frame = pd.DataFrame(rows)
+    return stacked(lines(frame, columns)), frame

@@ -45,16 +45,15 @@ def exactly(value: float, n: int) -> Interval:
 def of_documents(source, method, quantities, of, goal, depth=0.0):
     """What the layers above a share of the depth have in a document, on average of each corpus."""
     take, unit, about = OF[of]
-    for text, result in source.of(method).items():
-        if text in CORPUS_TITLES:
-            parts = [np.array(result[name]) for name in quantities]  # (documents, layers, …)
-            layers = min(part.shape[1] for part in parts)  # what leaves the last layer is left out
-            high = [
-                part[:, int(np.ceil(depth * layers)) : layers].reshape(len(part), -1)
-                for part in parts
-            ]
-            found = mean_interval(take(np.concatenate(high, axis=1), axis=1))
-            yield Finding(found, unit, f"{about} on {CORPUS_TITLES[text]}", goal)
+    rows = source.rows(*quantities, method=method).dropna(subset="document")
+    # What leaves the last layer is left out where another quantity has no such depth.
+    layers = int(rows.groupby("quantity")["layer"].max().min()) + 1
+    inside = rows["layer"].between(int(np.ceil(depth * layers)), layers - 1)
+    for corpus, of_corpus in rows[inside].groupby("corpus", sort=False):
+        values = []
+        for _, of_document in of_corpus.groupby("document"):
+            values.append(take(of_document["value"].to_numpy(float), axis=0))
+        yield Finding(mean_interval(values), unit, f"{about} on {CORPUS_TITLES[corpus]}", goal)
 
 
 def small_bound(source):
@@ -65,11 +64,13 @@ def small_bound(source):
     there.
     """
     post_norm = "needs a model that normalises after each residual sum (post-norm), as Lemma 2 does"
-    bound = np.array(source.result("trained", "block-bound")["v"])
+    bound = source.rows("v", method="trained").sort_values("layer")["value"].to_numpy(float)
     small = bound < 1
     if small.any():
-        text = next((text for text in source.of("trained") if text in CORPUS_TITLES), "text")
-        decreases = np.diff(source.result("trained", text)["distance"][0])[small] < 0
+        distances = source.rows("distance", method="trained")
+        first = distances[distances["corpus"] == distances["corpus"].iloc[0]]
+        first = first[first["document"] == 0].sort_values("layer")["value"].to_numpy(float)
+        decreases = np.diff(first)[small] < 0
         share = exactly(decreases.mean(), decreases.size)
         yield Finding(
             share, "share", "of the layers with v < 1", goal=1.0, inclusive=True, reason=post_norm
@@ -79,13 +80,17 @@ def small_bound(source):
         yield Finding(smallest, "", "is the smallest v", goal=1.0, less=True, reason=post_norm)
 
 
-def _stream(source, plan: str) -> np.ndarray:
-    """Log ratio of the stream's norm to the dense model's, above the lowest pruned layer:
-    (documents, depths).
+def _stream(source, rule: str) -> np.ndarray:
+    """Log ratio of the stream's norm to the dense model's, above the lowest pruned layer.
+
+    ``(documents, depths)``.
     """
-    own, dense = (source.result(name, "reading")["without first"] for name in (plan, "dense"))
-    alphas = source.cells(source.store)[plan, "reading"]["inputs"]["alphas"]
-    return np.log(np.divide(own, dense))[:, min(map(int, alphas)) + 1 :]
+    norms = {}
+    for name in (rule, "dense"):
+        rows = source.rows("stream norm", method=name)
+        norms[name] = rows.pivot_table("value", "document", "layer").to_numpy(float)
+    lowest = source.rows("alpha", method=rule)["layer"].min()
+    return np.log(norms[rule] / norms["dense"])[:, lowest + 1 :]
 
 
 def stream_changed(source):
@@ -113,77 +118,89 @@ def norm_restored(source, goal):
 
 def alphas_alike(source):
     """The rank correlation of the α searched on two corpora."""
-    found = [result["alphas"] for result in source.of("harp", "search-").values()]
-    if len(found) < 2:
+    rows = source.rows("alpha", method="harp").sort_values("layer", ascending=False)
+    by_corpus = [part["value"].tolist() for _, part in rows.groupby("corpus", sort=False)]
+    if len(by_corpus) < 2:
         raise Missing("needs α searched on two corpora")
-    theirs = (
-        paper("alpha_search").query("model == 'LLaMA3.1-8B'").pivot_table("value", "layer", "task")
-    )
-    told = rank_correlation(*theirs.to_numpy().T).value
-    yield Finding(rank_correlation(*found[:2]), "ρ", paper=(told,))
+    printed = paper("alpha_search").query("model == 'LLaMA3.1-8B'")
+    printed = printed.pivot_table("value", "layer", "task").to_numpy()
+    paper_value = rank_correlation(*printed.T).value
+    yield Finding(rank_correlation(*by_corpus[:2]), "ρ", paper=(paper_value,))
 
 
 def similar_layers(source):
-    """Share of the layers picked by the similarity metric that are top layers: at least the paper's
-    share is needed.
+    """Share of the layers picked by the similarity metric that are top layers.
+
+    At least the paper's share is needed.
     """
     picked = source.result("similarity", "selection")["layers"]
     top = source.result("top", "selection")["layers"]
-    theirs = paper("selected_layers").query("method == 'similarity'")["layer"]
+    printed_layers = paper("selected_layers").query("method == 'similarity'")["layer"]
     share = exactly(np.mean(np.isin(picked, top)), len(top))
-    printed = float(np.mean(theirs >= 24))  # of 32, of which the paper prunes 8
+    printed = float(np.mean(printed_layers >= 24))  # of 32, of which the paper prunes 8
     yield Finding(share, "share", "of its layers", goal=printed, inclusive=True, paper=(printed,))
 
 
-def _worse(source, text: str, plan: str, than: str) -> Interval:
-    """How much higher perplexity is with a plan than with another on a text, as a fraction."""
-    before, after = (source.result(method, text) for method in (than, plan))
+def _worse(source, corpus: str | None, split: str, plan: str, than: str) -> Interval:
+    """How much higher perplexity is with a plan than with another on a text, as a fraction.
+
+    Without a corpus, on the only one that there is.
+    """
+    likelihoods = {}
+    for method in (than, plan):
+        rows = source.rows("nll", "tokens", method=method)
+        rows = rows[rows["split"] == split]
+        if corpus is not None:
+            rows = rows[rows["corpus"] == corpus]
+        if rows.empty:
+            raise Missing(f"needs {method} on {corpus}, {split}, of {source.store}")
+        wide = rows.pivot_table("value", "document", "quantity")
+        likelihoods[method] = wide
+    before = likelihoods[than]
+    after = likelihoods[plan]
     return change(before["nll"], after["nll"], after["tokens"])
 
 
 def norm_reason(source):
-    """Is the α that keeps the norm better than others that shrink, and no worse than the searched
-    α?
-    """
-    worse, keeping = partial(_worse, source, "reading"), "norm-matching"
-    plans = {"alpha-1": "α = 1", "reconstructing": "branch-keeping α", "constant": "α = 0.5"}
-    pieces = [
-        Finding(worse(plan, keeping), "%", f"with {plans[plan]} against the norm-keeping")
-        for plan in plans
-    ]
-    norm = Finding(
-        worse(keeping, "searched"), "%", "with the norm-keeping α against the searched", less=True
-    )
-    won = Finding(
-        worse("alpha-1", "searched"), "%", "α = 1", reason="the search wins nothing over α = 1"
-    )
-    yield weakest([*pieces, norm]) if won.interval.low > 0 else won
+    """Is the α that keeps the norm better than others that shrink, and no worse than the searched?"""
+    worse = partial(_worse, source, None, "validation")
+    keeping = "norm-matching"
+    others = {"alpha-1": "α = 1", "reconstructing": "branch-keeping α", "constant": "α = 0.5"}
+    pieces = []
+    for plan, name in others.items():
+        about = f"with {name} against the norm-keeping"
+        pieces.append(Finding(worse(plan, keeping), "%", about))
+    about = "with the norm-keeping α against the searched"
+    pieces.append(Finding(worse(keeping, "searched"), "%", about, less=True))
+    reason = "the search wins nothing over α = 1"
+    won = Finding(worse("alpha-1", "searched"), "%", "α = 1", reason=reason)
+    yield weakest(pieces) if won.interval.low > 0 else won
 
 
 def perplexity_change(source, worse, better, splits, at_most=None):
-    """How much higher perplexity is with some plans than with another, on each text: ``{own}`` is
-    its corpus.
+    """How much higher perplexity is with some plans than with another, on each text.
+
+    In the names of plans ``{own}`` is the text's corpus and ``{other}`` the other one.
     """
-    texts = dict.fromkeys(
-        text for _, text in source.cells(source.store) if text.endswith(tuple(splits))
-    )
-    texts = [text.rpartition("-") for text in texts]
-    word = (
-        paper("alpha_robustness").pivot_table("value", "method", "task").to_numpy()
-    )  # searched on × evaluated on
-    told = {"goal": at_most, "less": True} if at_most else {}
+    rows = source.rows("nll")
+    texts = rows[rows["split"].isin(splits)][["corpus", "split"]].drop_duplicates()
+    if "start" in rows:  # ranges that were tried
+        texts = rows[rows["split"].isin(splits) & rows["start"].isna()]
+        texts = texts[["corpus", "split"]].drop_duplicates()
+    goal = {"goal": at_most, "less": True} if at_most else {}
     if "searched-on-{other}" in worse:
-        told["paper"] = tuple((word[::-1] / word).diagonal() - 1)
-    for own, _, split in texts:
-        other, pieces = next((corpus for corpus, *_ in texts if corpus != own), own), []
+        # Word perplexity, searched on × evaluated on.
+        printed = paper("alpha_robustness").pivot_table("value", "method", "task").to_numpy()
+        goal["paper"] = tuple((printed[::-1] / printed).diagonal() - 1)
+    corpora = texts["corpus"].unique()
+    for own, split in texts.itertuples(index=False):
+        other = next((corpus for corpus in corpora if corpus != own), own)
+        where = "held out" if split == "validation" else "searched"
+        pieces = []
         for plan in named_in(worse):
-            found = _worse(
-                source,
-                f"{own}-{split}",
-                *(name.format(own=own, other=other) for name in (plan, better)),
-            )
-            about = f"with {PLANS[plan]}, {CORPUS_TITLES[own]}, {'held out' if split == 'validation' else 'searched'}"
-            pieces.append(Finding(found, "%", about, **told))
+            names = [name.format(own=own, other=other) for name in (plan, better)]
+            about = f"with {PLANS[plan]}, {CORPUS_TITLES[own]}, {where}"
+            pieces.append(Finding(_worse(source, own, split, *names), "%", about, **goal))
         yield weakest(pieces)
 
 
@@ -210,15 +227,15 @@ def exact(source, pairs, within):
 
 
 def _prefills(source, against: str) -> dict[int, list[list[float]]]:
-    """By length, the repeated seconds of another model and of HARP."""
-    read = {
-        int(length): result["seconds"] for length, result in source.of("all", "prefill-").items()
-    }
-    pairs = {
-        length: [seconds.get(name, ()) for name in (against, "harp")]
-        for length, seconds in read.items()
-    }
-    return {length: pair for length, pair in pairs.items() if min(map(len, pair)) > 1}
+    """The repeated seconds of another model and of HARP, by length."""
+    rows = source.rows("seconds", method="all")
+    rows = rows[rows["kind"] == "prefill"]
+    pairs = {}
+    for length, part in rows.groupby("length"):
+        pair = [part[part["variant"] == name]["value"].tolist() for name in (against, "harp")]
+        if min(map(len, pair)) > 1:
+            pairs[int(length)] = pair
+    return pairs
 
 
 def time_saved(source, against, at="every", goal=0.0, only=None):
@@ -258,29 +275,29 @@ def time_saved_grows(source):
 
 
 def attention_share(source):
-    """Attention's share of the time of attention and FFN, on both sides of N = d_ff: less than
-    half, then more.
+    """Attention's share of the time of attention and FFN, on both sides of N = d_ff.
+
+    With fewer tokens it has to be less than half, with more tokens more.
     """
-    width = source.result("all", "counted")["intermediate_size"]
+    width = int(source.rows("intermediate_size")["value"].iloc[0])
+    rows = source.rows("seconds")
+    rows = rows[(rows["kind"] == "split") & (rows["variant"] == "dense")]
     pieces = {"fewer": [], "more": []}  # than d_ff tokens
-    for name, result in source.of("all", "split-").items():
-        runs, length = result["seconds"]["dense"], int(name)
-        if len(runs) > 1 and length != width:
-            shares = mean_interval(
-                [run["attention"] / (run["attention"] + run["ffn"]) for run in runs]
-            )
-            about = f"in attention at {length:,} tokens, d_ff = {width:,}"
-            side = "fewer" if length < width else "more"
-            piece = Finding(
-                shares.mapped(np.clip, 0, 1), "share", about, goal=0.5, less=length < width
-            )
-            pieces[side].append(piece)
+    for length, part in rows.groupby("length"):
+        runs = part.pivot_table("value", "repetition", "part")
+        if len(runs) == 1 or length == width:
+            continue
+        shares = mean_interval(runs["attention"] / (runs["attention"] + runs["ffn"]))
+        about = f"in attention at {length:,} tokens, d_ff = {width:,}"
+        fewer = length < width
+        piece = Finding(shares.mapped(np.clip, 0, 1), "share", about, goal=0.5, less=fewer)
+        pieces["fewer" if fewer else "more"].append(piece)
     if not any(pieces.values()):
         raise Missing("needs repeated splits")
-    for side, found in pieces.items():
+    for side, measured in pieces.items():
         reason = f"needs {side} than {width:,} tokens"
         missing = Finding(NOTHING, "share", goal=0.5, less=side == "fewer", reason=reason)
-        yield weakest(found) if found else missing
+        yield weakest(measured) if measured else missing
 
 
 def overtaking(source):
