@@ -116,7 +116,7 @@ class ResultStore:
             partial.unlink(missing_ok=True)
         begin = time.perf_counter()
         result = cell.compute(partial) if cell.resumes else cell.compute()
-        if "rows" in result:
+        if isinstance(result.get("rows"), list):  # else it was read from another cell
             result = result | {"rows": columns_of(result["rows"])}
         versions = {"python": platform.python_version(), "harp_lib": __version__}
         for package in PACKAGES:
@@ -161,13 +161,6 @@ def columns_of(rows: Iterable[dict[str, Any]]) -> dict[str, list]:
     records = list(rows)
     names = dict.fromkeys(name for record in records for name in record)
     return {name: [record.get(name) for record in records] for name in names}
-
-
-def records_of(result: Result) -> list[dict[str, Any]]:
-    """The rows of a stored result as records: the inverse of :func:`columns_of`."""
-    columns = result["rows"]
-    values = zip(*columns.values(), strict=True)
-    return [dict(zip(columns, record, strict=True)) for record in values]
 
 
 def rows_of(result: Result) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from harp_lib.evaluation.evaluator import Evaluator
 from harp_lib.experiments.job import REFIT, Job, or_failed
 from harp_lib.names import EVALUATED
 from harp_lib.pruning.plan import PruningPlan
-from harp_lib.results import Cell, Result, digest, records_of, write_json
+from harp_lib.results import Cell, Result, digest, write_json
 
 Plans = Mapping[str, PruningPlan]  # by method
 Measure = Callable[[Job, Evaluator, PruningPlan, Benchmark], Result]
@@ -111,10 +111,7 @@ def _method_with_equal_plan(plans: Plans, method: str) -> str | None:
 
 def _of_this_run(job: Job, method: str, task: str) -> Result:
     """What this run has already found of another method on a task: a result, or why none."""
-    result = job.store_of(job.store).cells[job.name, method, task]["result"]
-    if "rows" not in result:
-        return result
-    return result | {"rows": records_of(result)}
+    return job.store_of(job.store).cells[job.name, method, task]["result"]
 
 
 def _scores(job: Job, evaluator: Evaluator, plan: PruningPlan, benchmark: Benchmark) -> Result:
