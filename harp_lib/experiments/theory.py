@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 from harp_lib import theory as measures
 from harp_lib.evaluation.probe import LayerView, observe_layers
 from harp_lib.experiments.job import HELD_OUT, SEARCHED, Job, Text
+from harp_lib.experiments.random_matrices import check_on_draws, norm_sweep, uniformity_sweep
 from harp_lib.models.load import random_model
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_value_only
 from harp_lib.theory.counterexamples import counterexample_table
-from harp_lib.theory.inequalities import check_on_draws, norm_sweep, uniformity_sweep
 
 Quantities = Iterable[tuple[str, Any]]
 Measure = Callable[[PreTrainedModel, LayerView], Quantities]
