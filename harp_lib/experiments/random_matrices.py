@@ -18,8 +18,8 @@ from tqdm import tqdm
 from harp_lib.theory import attention_entropies, norm_ratio, similarity, visible_positions
 from harp_lib.theory.inequalities import attention, identities, inequalities
 
-TOKENS = 64  # of the sweeps
-WIDTH = 64
+TOKENS = 64  # N of the sweeps
+WIDTH = 64  # d of the sweeps
 
 
 class RandomMatrices(NamedTuple):

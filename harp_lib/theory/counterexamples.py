@@ -320,7 +320,7 @@ def uniform_attention_is_not_value_only() -> Counterexample:
 
 @counterexample
 def one_hot_rows() -> Counterexample:
-    """Proposition 1, "if": both tokens copy the first, so rows are one-hot, but the norm changes."""
+    """Proposition 1, "if": both tokens copy the first, all rows are one-hot, the norm changes."""
     A = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     H = torch.tensor([[1.0], [0.0]])
     ratio = norm_ratio(A, H)
