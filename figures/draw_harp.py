@@ -1,5 +1,8 @@
-"""Draws harp.svg beside this file, what HARP does to a decoder: ``python figures/draw_harp.py
-[FILE]``.
+"""Draw what HARP does to a decoder.
+
+    python figures/draw_harp.py [FILE]
+
+The picture is an SVG file, by default harp.svg beside this script.
 """
 
 import sys
@@ -12,21 +15,30 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Polygon
 
-INK, STAYS, GHOST = "#333333", "#ffffff", "#6b6b6b"
-KEPT, PRUNED = "#4d4d4d", "#0173b2"  # as in every figure: dense, HARP
+INK = "#333333"
+STAYS = "#ffffff"  # what the pruned layer keeps
 GOES = "#e6dff0"  # queries, keys and what only they need
-HEIGHT, WIDE, NARROW = 4.6, 27, 7.6  # of boxes, in the picture's units
-COLUMNS = (-9.7, 0, 9.7)  # values, keys, queries: to the left and right of the middle of a layer
-NORM, PROJECTIONS, CACHE, ATTENTION, OUTPUT, FFN = (
-    9.5,
-    16.7,
-    23.9,
-    31.1,
-    38.3,
-    51.2,
-)  # heights in the picture
-SUM_1, SUM_2 = 43.6, 56.5
-FORMULAS = (r"$H + \mathrm{Attention}(H)$", r"$H + \alpha\, H\, W_V W_O$")
+GHOST = "#6b6b6b"  # outlines of what is gone
+DENSE_COLOUR = "#4d4d4d"  # as in every figure
+HARP_COLOUR = "#0173b2"
+
+# All lengths are in the picture's units. Boxes:
+HEIGHT = 4.6
+WIDE = 27
+NARROW = 7.6
+# Values, keys and queries, to the left and right of the middle of a layer:
+VALUES = -9.7
+KEYS = 0
+QUERIES = 9.7
+# Heights of what is in a layer:
+NORM = 9.5
+PROJECTIONS = 16.7
+CACHE = 23.9
+ATTENTION = 31.1
+OUTPUT = 38.3
+SUM_1 = 43.6
+FFN = 51.2
+SUM_2 = 56.5
 
 
 def draw(file: Path) -> None:
@@ -39,39 +51,35 @@ def draw(file: Path) -> None:
 
 
 def harp_in_a_picture() -> Figure:
-    """A layer as it is, the pruned model, and a value-only layer (paper, Section 2.3), side by
-    side.
-    """
+    """A dense layer, the pruned model, and a value-only layer side by side (paper, Section 2.3)."""
     figure = plt.figure(figsize=(11.8, 6.9), layout="none")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, 118), ylim=(0, 69), aspect="equal")
     axes.set_axis_off()
-    _stack(axes, 59, (2, 42.5), (75.5, 116))
-    _layer(axes, 18.5, 39, pruned=False)
-    _layer(axes, 92, 112.5, pruned=True)
+    _model(axes, 59, (2, 42.5), (75.5, 116))
+    _dense_layer(axes, 18.5, 39)
+    _value_only_layer(axes, 92, 112.5)
     return figure
 
 
-def _stack(
+def _model(
     axes: Axes, middle: float, left: tuple[float, float], right: tuple[float, float]
 ) -> None:
-    """The decoder's layers between two frames that show one of each kind, enlarged."""
-    frames = {False: (left, KEPT), True: (right, PRUNED)}
-    for span, colour in frames.values():
-        box = FancyBboxPatch(
-            (span[0], 2), span[1] - span[0], 59.2, boxstyle="round,pad=0,rounding_size=1.2"
-        )
-        box.set(facecolor=_pale(colour), edgecolor=colour, linewidth=1)
-        axes.add_patch(box)
+    """The decoder's layers between two frames, in which one layer of each kind is enlarged."""
+    _frame(axes, left, DENSE_COLOUR)
+    _frame(axes, right, HARP_COLOUR)
     bottoms = [8 + 5.8 * number for number in range(8)]
-    for bottom in bottoms:
-        pruned = bottom >= bottoms[-3]
-        colour = frames[pruned][1]
-        if bottom in (bottoms[1], bottoms[-2]):  # these two are the enlarged ones
-            edge, frame = (middle + 9, right[0]) if pruned else (middle - 9, left[1])
-            corners = [(edge, bottom), (edge, bottom + HEIGHT), (frame, 60.6), (frame, 2.6)]
-            axes.add_patch(Polygon(corners, facecolor=_pale(colour), edgecolor="none", zorder=0))
-        text = "value-only, α" if pruned else "attention"
+    for number, bottom in enumerate(bottoms):
+        is_pruned = number >= 5
+        text = "attention"
+        colour = DENSE_COLOUR
+        if is_pruned:
+            text = "value-only, α"
+            colour = HARP_COLOUR
+        if number == 1:
+            _enlarge(axes, middle - 9, bottom, left[1], colour)
+        if number == 6:
+            _enlarge(axes, middle + 9, bottom, right[0], colour)
         _box(axes, middle, bottom + HEIGHT / 2, text, 18, face=colour, ink="white")
     _arrow(axes, (middle, 4.2), (middle, bottoms[0]))
     _arrow(axes, (middle, bottoms[-1] + HEIGHT), (middle, 57.6))
@@ -80,38 +88,74 @@ def _stack(
     _title(axes, middle, "The pruned model", "the top layers lose queries and keys")
 
 
-def _layer(axes: Axes, middle: float, stream: float, pruned: bool) -> None:
-    """One decoder layer, from below: the residual stream on the right, what is added to it on the
-    left.
-    """
-    values, keys, queries = (middle + column for column in COLUMNS)
-    ghost = {"face": "none", "ink": GHOST, "style": "dashed"} if pruned else {"face": GOES}
+def _frame(axes: Axes, span: tuple[float, float], colour: str) -> None:
+    """The frame around an enlarged layer."""
+    left, right = span
+    box = FancyBboxPatch((left, 2), right - left, 59.2, boxstyle="round,pad=0,rounding_size=1.2")
+    box.set(facecolor=_pale(colour), edgecolor=colour, linewidth=1)
+    axes.add_patch(box)
+
+
+def _enlarge(axes: Axes, edge: float, bottom: float, frame: float, colour: str) -> None:
+    """A pale wedge from the edge of a layer in the model to the frame that shows it enlarged."""
+    corners = [(edge, bottom), (edge, bottom + HEIGHT), (frame, 60.6), (frame, 2.6)]
+    axes.add_patch(Polygon(corners, facecolor=_pale(colour), edgecolor="none", zorder=0))
+
+
+def _dense_layer(axes: Axes, middle: float, stream: float) -> None:
+    """A layer with attention; the residual stream runs on the right."""
+    values = middle + VALUES
+    keys = middle + KEYS
+    queries = middle + QUERIES
     _box(axes, middle, NORM, "norm")
-    for column, name, look in ((values, "V", {}), (keys, "K", ghost), (queries, "Q", ghost)):
-        _box(axes, column, PROJECTIONS, f"$W_{name}$", NARROW, **look)
-        if name == "V" or not pruned:
-            _arrow(axes, (column, NORM + HEIGHT / 2), (column, PROJECTIONS - HEIGHT / 2))
-    above = PROJECTIONS + HEIGHT / 2
-    if pruned:
-        _arrow(axes, (values, above), (values, OUTPUT - HEIGHT / 2))
-        gone, height = (keys + queries) / 2, ATTENTION - CACHE + HEIGHT
-        _box(
-            axes,
-            gone,
-            (CACHE + ATTENTION) / 2,
-            "no attention,\nnothing cached",
-            17.3,
-            height,
-            **ghost,
-        )
-    else:
-        _box(axes, (values + keys) / 2, CACHE, "KV cache", 17.3, **ghost)
-        for column, top in ((values, CACHE), (keys, CACHE), (queries, ATTENTION)):
-            _arrow(axes, (column, above), (column, top - HEIGHT / 2))
-        for column in (values, keys):
-            _arrow(axes, (column, CACHE + HEIGHT / 2), (column, ATTENTION - HEIGHT / 2))
-        _box(axes, middle, ATTENTION, "attention over all tokens so far", **ghost)
-        _arrow(axes, (middle, ATTENTION + HEIGHT / 2), (middle, OUTPUT - HEIGHT / 2))
+    for column, text, face in (
+        (values, "$W_V$", STAYS),
+        (keys, "$W_K$", GOES),
+        (queries, "$W_Q$", GOES),
+    ):
+        _box(axes, column, PROJECTIONS, text, NARROW, face=face)
+        _arrow(axes, (column, NORM + HEIGHT / 2), (column, PROJECTIONS - HEIGHT / 2))
+    _box(axes, (values + keys) / 2, CACHE, "KV cache", 17.3, face=GOES)
+    for column, box in ((values, CACHE), (keys, CACHE), (queries, ATTENTION)):
+        _arrow(axes, (column, PROJECTIONS + HEIGHT / 2), (column, box - HEIGHT / 2))
+    for column in (values, keys):
+        _arrow(axes, (column, CACHE + HEIGHT / 2), (column, ATTENTION - HEIGHT / 2))
+    _box(axes, middle, ATTENTION, "attention over all tokens so far", face=GOES)
+    _arrow(axes, (middle, ATTENTION + HEIGHT / 2), (middle, OUTPUT - HEIGHT / 2))
+    _output_and_stream(axes, middle, stream)
+    _stream_label(axes, stream)
+    _title(axes, middle + 3.75, "A layer as it is", r"$H + \mathrm{Attention}(H)$")
+
+
+def _value_only_layer(axes: Axes, middle: float, stream: float) -> None:
+    """A layer without queries, keys and attention, whose branch is scaled by alpha."""
+    values = middle + VALUES
+    keys = middle + KEYS
+    queries = middle + QUERIES
+    ghost = {"face": "none", "ink": GHOST, "style": "dashed"}
+    _box(axes, middle, NORM, "norm")
+    _box(axes, values, PROJECTIONS, "$W_V$", NARROW)
+    _arrow(axes, (values, NORM + HEIGHT / 2), (values, PROJECTIONS - HEIGHT / 2))
+    _box(axes, keys, PROJECTIONS, "$W_K$", NARROW, **ghost)
+    _box(axes, queries, PROJECTIONS, "$W_Q$", NARROW, **ghost)
+    _arrow(axes, (values, PROJECTIONS + HEIGHT / 2), (values, OUTPUT - HEIGHT / 2))
+    _box(
+        axes,
+        (keys + queries) / 2,
+        (CACHE + ATTENTION) / 2,
+        "no attention,\nnothing cached",
+        17.3,
+        ATTENTION - CACHE + HEIGHT,
+        **ghost,
+    )
+    _output_and_stream(axes, middle, stream)
+    _circle(axes, middle + 13, SUM_1, "α", HARP_COLOUR, "white", radius=1.9)
+    _stream_label(axes, stream)
+    _title(axes, middle + 3.75, "A value-only layer", r"$H + \alpha\, H\, W_V W_O$")
+
+
+def _output_and_stream(axes: Axes, middle: float, stream: float) -> None:
+    """What both kinds of layer have: output projection, FFN, and the stream they are added to."""
     _box(axes, middle, OUTPUT, "$W_O$")
     _box(axes, middle, FFN, "norm, FFN")
     _arrow(axes, (stream, 4.2), (stream, 60))
@@ -122,15 +166,10 @@ def _layer(axes: Axes, middle: float, stream: float, pruned: bool) -> None:
         _line(axes, (middle, box + HEIGHT / 2), (middle, end))
         _arrow(axes, (middle, end), (stream - 1.4, end))
         _circle(axes, stream, end, "+", STAYS, INK)
-    if pruned:
-        _circle(axes, middle + 13, SUM_1, "α", PRUNED, "white", radius=1.9)
+
+
+def _stream_label(axes: Axes, stream: float) -> None:
     axes.text(stream + 1.7, 4.2, "$H$", ha="center", va="center", color=INK, fontsize=11)
-    _title(
-        axes,
-        middle + 3.75,
-        "A value-only layer" if pruned else "A layer as it is",
-        FORMULAS[pruned],
-    )
 
 
 def _title(axes: Axes, x: float, title: str, below: str) -> None:
@@ -154,13 +193,10 @@ def _box(
     box = FancyBboxPatch(
         (x - width / 2, y - height / 2), width, height, boxstyle="round,pad=0,rounding_size=0.8"
     )
-    box.set(
-        facecolor=face,
-        edgecolor=INK if ink == "white" else ink,
-        linewidth=1.2,
-        linestyle=style,
-        zorder=2,
-    )
+    edge = ink
+    if ink == "white":
+        edge = INK
+    box.set(facecolor=face, edgecolor=edge, linewidth=1.2, linestyle=style, zorder=2)
     axes.add_patch(box)
     axes.text(x, y, text, ha="center", va="center", color=ink, fontsize=11, zorder=3)
 
@@ -173,21 +209,24 @@ def _circle(
 
 
 def _line(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    axes.plot(
-        *zip(start, end, strict=True), color=INK, linewidth=1.3, solid_capstyle="round", zorder=1
-    )
+    x = (start[0], end[0])
+    y = (start[1], end[1])
+    axes.plot(x, y, color=INK, linewidth=1.3, solid_capstyle="round", zorder=1)
 
 
 def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    look = {
-        "arrowstyle": "-|>",
-        "mutation_scale": 10,
-        "shrinkA": 0,
-        "shrinkB": 0,
-        "color": INK,
-        "linewidth": 1.3,
-    }
-    axes.add_patch(FancyArrowPatch(start, end, zorder=1, **look))
+    arrow = FancyArrowPatch(
+        start,
+        end,
+        arrowstyle="-|>",
+        mutation_scale=10,
+        shrinkA=0,
+        shrinkB=0,
+        color=INK,
+        linewidth=1.3,
+        zorder=1,
+    )
+    axes.add_patch(arrow)
 
 
 def _pale(colour: str) -> tuple[float, float, float]:
@@ -196,4 +235,7 @@ def _pale(colour: str) -> tuple[float, float, float]:
 
 
 if __name__ == "__main__":
-    draw(Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).with_name("harp.svg"))
+    svg = Path(__file__).with_name("harp.svg")
+    if len(sys.argv) > 1:
+        svg = Path(sys.argv[1])
+    draw(svg)

@@ -1,6 +1,4 @@
-"""The embedded rows: generated again byte by byte, every generated answer found again, no hint in
-the answers alone.
-"""
+"""The embedded rows can be written again, their answers are right, and they hold no hint."""
 
 import json
 import os
@@ -8,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from typing import NamedTuple
 
 import pytest
 
@@ -18,114 +17,155 @@ from harp_lib.evaluation.evaluator import Evaluator
 from harp_lib.evaluation.runner import load_tasks
 
 MINI = config.DATA / "mini"
-CHOSEN = {  # task → what is chosen from and the right index; the question, passage or goal
-    "winogrande": lambda r: ([r["option1"], r["option2"]], int(r["answer"]) - 1, r["sentence"]),
-    "piqa": lambda r: ([r["sol1"], r["sol2"]], r["label"], r["goal"]),
-    "boolq": lambda r: ([r["passage"]] * 2, r["label"], r["question"]),
-    "arc_challenge": lambda r: (r["choices"]["text"], "ABCD".index(r["answerKey"]), r["question"]),
-    "openbookqa": lambda r: (
-        r["choices"]["text"],
-        "ABCD".index(r["answerKey"]),
-        r["question_stem"],
-    ),
-    "mmlu": lambda r: (r["choices"], r["answer"], r["question"]),
-}
+TEXT_FIELDS = (
+    "question",
+    "question_stem",
+    "sentence",
+    "goal",
+    "passage",
+    "problem",
+    "context",
+)
 
 
-def rows(task, split="*", root=MINI):
-    files = sorted(root.glob(f"{task}/{split}.jsonl"))
-    return [
-        json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()
-    ]
+class Question(NamedTuple):
+    """A row of multiple choice."""
+
+    choices: list[str]
+    right: int  # index of the right choice
+    text: str  # the question, sentence or goal
 
 
-def test_rows_are_sound_and_written_again_to_the_byte(tmp_path):
+def winogrande(row):
+    return Question([row["option1"], row["option2"]], int(row["answer"]) - 1, row["sentence"])
+
+
+def piqa(row):
+    return Question([row["sol1"], row["sol2"]], row["label"], row["goal"])
+
+
+def boolq(row):
+    return Question(["no", "yes"], row["label"], row["question"])
+
+
+def arc_challenge(row):
+    return Question(row["choices"]["text"], "ABCD".index(row["answerKey"]), row["question"])
+
+
+def openbookqa(row):
+    return Question(row["choices"]["text"], "ABCD".index(row["answerKey"]), row["question_stem"])
+
+
+def mmlu(row):
+    return Question(row["choices"], row["answer"], row["question"])
+
+
+CHOICE_TASKS = (winogrande, piqa, boolq, arc_challenge, openbookqa, mmlu)
+
+
+def read_rows(task, split="*", root=MINI):
+    rows = []
+    for file in sorted(root.glob(f"{task}/{split}.jsonl")):
+        rows.extend(json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
+    return rows
+
+
+def run_script(name, *arguments, **options):
+    script = [sys.executable, "-B", str(MINI / name), *map(str, arguments)]
+    return subprocess.run(script, capture_output=True, text=True, **options)
+
+
+def test_rows_have_the_schema_of_their_tasks():
     check_rows("embedded")
-    script = [sys.executable, "-B", str(MINI / "generate.py"), "--out", str(tmp_path)]
-    subprocess.run(script, check=True, env=os.environ | {"PYTHONHASHSEED": "1"})
+
+
+def test_generated_rows_are_written_again_to_the_byte(tmp_path):
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    run_script("generate.py", "--out", tmp_path, check=True, env=environment)
     written = sorted(file.relative_to(tmp_path) for file in tmp_path.rglob("*.jsonl"))
-    assert {file.parts[0] for file in written} >= {
-        path.name for path in MINI.glob("longbench_*")
-    } | {"gsm8k"}
-    assert [
-        file for file in written if (tmp_path / file).read_bytes() != (MINI / file).read_bytes()
-    ] == []
-    done = subprocess.run(
-        [sys.executable, "-B", str(MINI / "check.py")], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "118 answers found again\n"
+    written_tasks = {file.parts[0] for file in written}
+    assert written_tasks >= {"gsm8k", *(path.name for path in MINI.glob("longbench_*"))}
+    for file in written:
+        assert (tmp_path / file).read_bytes() == (MINI / file).read_bytes(), file
 
 
-def test_the_check_finds_a_wrong_answer(tmp_path):
+def test_the_check_computes_all_generated_answers_again():
+    assert run_script("check.py", check=True).stdout == "118 answers found again\n"
+
+
+def test_the_check_refuses_a_wrong_answer(tmp_path):
+    row = read_rows("gsm8k", "test")[0]
+    right = row["answer"]
+    row["answer"] = re.sub(r"#### (\d+)", lambda match: f"#### {int(match[1]) + 1}", right)
+    assert row["answer"] != right
     (tmp_path / "gsm8k").mkdir()
-    row = rows("gsm8k", "test")[0]
-    row["answer"] = re.sub(r"#### (\d+)", lambda match: f"#### {int(match[1]) + 1}", row["answer"])
     (tmp_path / "gsm8k" / "test.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-B", str(MINI / "check.py"), str(tmp_path)],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1
-    assert "gsm8k: computed" in done.stderr
+    process = run_script("check.py", tmp_path)
+    assert process.returncode == 1
+    assert "gsm8k: computed" in process.stderr
 
 
-@pytest.mark.parametrize("task", CHOSEN)
-def test_whoever_sees_only_the_answers_is_at_chance(task):
-    """Within each set of answers every one is right equally often; positions are balanced."""
-    right, positions = defaultdict(Counter), Counter()
-    for row in rows(f"{task}*", BENCHMARKS[task].split):
-        choices, index, _ = CHOSEN[task](row)
-        key = row["passage"] if task == "boolq" else frozenset(choices)
-        right[key][index if task == "boolq" else choices[index]] += 1
-        positions[index] += 1
-    assert all(
-        len(found) == BENCHMARKS[task].choices and len(set(found.values())) == 1
-        for found in right.values()
-    )
+@pytest.mark.parametrize("read", CHOICE_TASKS, ids=lambda read: read.__name__)
+def test_whoever_sees_only_the_answers_is_at_chance(read):
+    """Within each set of answers every one is right equally often; positions are balanced.
+
+    BoolQ's answers are always no and yes; there the sets belong to a passage.
+    """
+    task = read.__name__
+    num_choices = BENCHMARKS[task].choices
+    times_right = defaultdict(Counter)  # set of answers → answer → how often it is right
+    positions = Counter()
+    for row in read_rows(f"{task}*", BENCHMARKS[task].split):
+        choices, right, _ = read(row)
+        answers = row["passage"] if task == "boolq" else frozenset(choices)
+        times_right[answers][choices[right]] += 1
+        positions[right] += 1
+    for counts in times_right.values():
+        assert len(counts) == num_choices
+        assert len(set(counts.values())) == 1
     assert max(positions.values()) - min(positions.values()) <= 1
-    questions = [CHOSEN[task](row)[2] for row in rows(f"{task}*")]
-    assert len(set(questions)) == len(questions) or task == "boolq"
 
 
-def runs(rows, length=8):
+@pytest.mark.parametrize("read", CHOICE_TASKS, ids=lambda read: read.__name__)
+def test_no_question_is_asked_twice(read):
+    texts = [read(row).text for row in read_rows(f"{read.__name__}*")]
+    assert len(set(texts)) == len(texts)
+
+
+def word_runs(rows, length=8):
     """All that so many words in a row say in the texts of some rows."""
-    found = set()
+    runs = set()
     for row in rows:
-        for name in (
-            "question",
-            "question_stem",
-            "sentence",
-            "goal",
-            "passage",
-            "problem",
-            "context",
-        ):
+        for name in TEXT_FIELDS:
             for line in str(row.get(name, "")).lower().split("\n"):
                 words = re.findall(r"\w+", line)
-                found |= {
-                    tuple(words[start : start + length]) for start in range(len(words) - length + 1)
-                }
-    return found
+                for start in range(len(words) - length + 1):
+                    runs.add(tuple(words[start : start + length]))
+    return runs
 
 
 def test_nothing_is_taken_from_the_real_benchmarks(shared):
-    """No eight words in a row, but for BBH, whose form is the official one."""
-    for folder in {file.parent.name for file in MINI.glob("*/*.jsonl")}:
-        if not folder.startswith("bbh_"):
-            assert runs(rows(folder)).isdisjoint(runs(rows(folder, root=shared / "benchmarks"))), (
-                folder
-            )
+    """No eight words in a row are the same, except in BBH, whose form is the official one."""
+    tasks = {file.parent.name for file in MINI.glob("*/*.jsonl")}
+    for task in sorted(tasks):
+        if task.startswith("bbh_"):
+            continue
+        ours = word_runs(read_rows(task))
+        real = word_runs(read_rows(task, root=shared / "benchmarks"))
+        assert ours.isdisjoint(real), task
 
 
 @pytest.mark.real_model
 def test_prompts_of_mini_longbench_are_read_uncut(smollm2, tmp_path):
     """One task of each category, by SmolLM2's tokenizer, with room for the answer."""
+    _, tokenizer = smollm2
     profile = load_profile("mini")
     section = Evaluator(profile, section="longbench").settings
     assert [LONGBENCH[name].kind for name in section["tasks"]] == list(CATEGORIES)
     for name, settings in section["tasks"].items():
-        task = load_tasks(LONGBENCH[name], "embedded", settings, tmp_path / name)["tasks"][name]
+        loaded = load_tasks(LONGBENCH[name], "embedded", settings, tmp_path / name)
+        task = loaded["tasks"][name]
         for row in task.dataset["test"]:
-            length = len(smollm2[1](task.doc_to_text(row)).input_ids)
-            assert length + settings["new_tokens"] <= 600 <= section["context"], name
+            prompt_tokens = len(tokenizer(task.doc_to_text(row)).input_ids)
+            total_tokens = prompt_tokens + settings["new_tokens"]
+            assert total_tokens <= 600 <= section["context"], name

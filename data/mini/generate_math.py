@@ -12,8 +12,8 @@ from fractions import Fraction
 
 from generate_gsm8k import read_templates
 
-PROBLEMS = read_templates("math.txt")  # subject and level → what is drawn, problem, solution
-SUBJECTS = {  # as the official tasks are called, and what their rows say
+PROBLEMS = read_templates("math.txt")  # subject and level → templates
+SUBJECTS = {  # as the official tasks are called → what their rows say
     "algebra": "Algebra",
     "prealgebra": "Prealgebra",
     "num_theory": "Number Theory",
@@ -27,47 +27,57 @@ def _frac(numerator: int | str, denominator: int) -> str:
 
 def _boxed(numerator: int, denominator: int = 1) -> str:
     value = Fraction(numerator, denominator)
-    return f"\\boxed{{{value if value.denominator == 1 else _frac(value.numerator, value.denominator)}}}"
+    if value.denominator == 1:
+        return f"\\boxed{{{value}}}"
+    return f"\\boxed{{{_frac(value.numerator, value.denominator)}}}"
 
 
 def draw(rng: random.Random, template: list[str]) -> tuple[str, str]:
-    """A problem and its solution."""
-    drawn, *texts = template
+    """A problem and its solution, from a line of Python that draws numbers, and two texts."""
+    code, problem, solution = template
     names = {
         "between": lambda low, high: rng.randrange(low, high + 1),
         "choice": rng.choice,
         "sample": rng.sample,
+        "boxed": _boxed,
+        "frac": _frac,
+        "comb": math.comb,
+        "factorial": math.factorial,
     }
-    names |= {"boxed": _boxed, "frac": _frac, "comb": math.comb, "factorial": math.factorial}
-    exec(drawn, names)
-    problem, solution = (
-        re.sub("<(.+?)>", lambda match: str(eval(match[1], names)), text) for text in texts
-    )
-    return problem, solution
+    exec(code, names)
+
+    def fill(text: str) -> str:
+        return re.sub("<(.+?)>", lambda match: str(eval(match[1], names)), text)
+
+    return fill(problem), fill(solution)
+
+
+def _row(rng: random.Random, subject: str, template: list[str]) -> dict[str, str]:
+    """A row whose "level" is the one that the official tasks keep, whatever the level here."""
+    problem, solution = draw(rng, template)
+    return {
+        "problem": problem,
+        "level": "Level 5",
+        "solution": solution,
+        "type": SUBJECTS[subject],
+    }
 
 
 def rows(rng: random.Random, subject: str) -> dict[str, list[dict[str, str]]]:
-    """Five test rows: a problem of each easy type, one medium and one hard; a train row of every
-    level.
+    """Test and train rows of a subject.
 
-    The field "level" is the one that the official tasks keep, whatever the level here.
+    The five test rows are a problem of each easy template, a medium and a hard one. The three train
+    rows are one of every level.
     """
-    easy, medium, hard = (PROBLEMS[f"{subject} {level}"] for level in ("easy", "medium", "hard"))
+    easy = PROBLEMS[f"{subject} easy"]
+    medium_test, medium_train = rng.sample(PROBLEMS[f"{subject} medium"], 2)
+    hard_test, hard_train = rng.sample(PROBLEMS[f"{subject} hard"], 2)
+    test = [_row(rng, subject, template) for template in (*easy, medium_test, hard_test)]
 
-    def row(template: list[str]) -> dict[str, str]:
-        problem, solution = draw(rng, template)
-        return {
-            "problem": problem,
-            "level": "Level 5",
-            "solution": solution,
-            "type": SUBJECTS[subject],
-        }
-
-    medium, hard = rng.sample(medium, 2), rng.sample(hard, 2)
-    test = [row(template) for template in (*easy, medium[0], hard[0])]
-    again = rng.choice(easy)
-    while (shown := row(again)) in test:
-        pass
-    train = [shown, row(medium[1]), row(hard[1])]
+    easy_train = rng.choice(easy)
+    example = _row(rng, subject, easy_train)
+    while example in test:
+        example = _row(rng, subject, easy_train)
+    train = [example, _row(rng, subject, medium_train), _row(rng, subject, hard_train)]
     rng.shuffle(test)
     return {"train": train, "test": test}

@@ -18,13 +18,13 @@ from harp_lib.experiments.job import (
     Text,
     document_rows,
 )
+from harp_lib.experiments.random_matrices import check_on_draws, norm_sweep, uniformity_sweep
 from harp_lib.models.load import random_model
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_value_only
 from harp_lib.results import Cell, Result, rows_of
 from harp_lib.theory.counterexamples import counterexample_table
-from harp_lib.theory.inequalities import check_on_draws, norm_sweep, uniformity_sweep
 
 Row = dict[str, Any]
 Measure = Callable[[PreTrainedModel, LayerView], Iterator[Row]]

@@ -1,5 +1,4 @@
-"""Sphinx's configuration of ``./run_all.sh book``: the front page and a profile's executed
-notebooks, read offline.
+"""Sphinx's configuration of ``./run_all.sh book``: the front page and executed notebooks, offline.
 
 The source folder is the checkout, so that links stay what they are. Nothing is executed, and no
 page loads anything from the network: the theme brings its fonts, and MathJax comes out of the wheel
@@ -25,13 +24,12 @@ include_patterns = [
     "CONTRIBUTING.md",
     "data/mini/README.md",
     f"figures/{PROFILE}/tables/*.md",
+    f"{EXECUTED}/[0-9][0-9]_*.ipynb",
 ]
-include_patterns += [f"{EXECUTED}/[0-9][0-9]_*.ipynb"]
 exclude_patterns = ["**/*.unfinished.ipynb"]
 suppress_warnings = ["myst.header", "toc.not_included"]
-suppress_warnings += (
-    [] if PROFILE == "mini" else ["myst.xref_missing"]
-)  # the front page links to mini's notebooks
+if PROFILE != "mini":
+    suppress_warnings.append("myst.xref_missing")  # the front page links to mini's notebooks
 
 html_theme = "sphinx_book_theme"
 html_theme_options = {
@@ -39,11 +37,12 @@ html_theme_options = {
     "navbar_persistent": [],
     "use_download_button": False,
 }
-html_static_path = [
-    str(resources.files("sphinx-mathjax-offline") / "static" / "mathjax" / "tex-svg-full.js")
-]
-html_copy_source = html_show_copyright = html_use_index = False
-# one file: its formulas are drawn, so that no browser's rules for fonts hold them up
+MATHJAX = resources.files("sphinx-mathjax-offline") / "static" / "mathjax" / "tex-svg-full.js"
+html_static_path = [str(MATHJAX)]
+html_copy_source = False
+html_show_copyright = False
+html_use_index = False
+# One file: its formulas are drawn, so that no browser's rules for fonts hold them up.
 mathjax_path = "tex-svg-full.js"
 myst_enable_extensions = ["amsmath", "dollarmath"]
 myst_heading_anchors = 3
@@ -53,29 +52,40 @@ nb_output_stderr = "remove"  # progress bars
 nb_render_markdown_format = "myst"
 
 
+def table_of_contents(source_folder):
+    """The markdown of the contents at the side: the executed notebooks and the other pages."""
+    notebooks = []
+    for path in sorted(Path(source_folder, EXECUTED).glob("[0-9][0-9]_*.ipynb")):
+        if ".unfinished" not in path.name:
+            notebooks.append(f"{EXECUTED}/{path.stem}")
+    if not notebooks:
+        raise ConfigError(
+            f"no executed notebook of the profile {PROFILE!r}: "
+            f"./run_all.sh --profile {PROFILE} first"
+        )
+    return toctree("Notebooks", notebooks) + toctree(
+        "Beside them", ["CONTRIBUTING", "data/mini/README"]
+    )
+
+
+def toctree(caption, pages):
+    """A hidden table of contents in MyST markdown."""
+    names = "\n".join(pages)
+    return f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{names}\n```\n"
+
+
 def setup(app):
     """A table of contents at the side, and a page of the name that servers expect."""
-    notebooks = sorted(Path(app.srcdir, EXECUTED).glob("[0-9][0-9]_*.ipynb"))
-    names = "\n".join(
-        f"{EXECUTED}/{path.stem}" for path in notebooks if ".unfinished" not in path.name
-    )
-    if not names:
-        raise ConfigError(
-            f"no executed notebook of the profile {PROFILE!r}: ./run_all.sh --profile {PROFILE} first"
-        )
-    toctrees = f"\n```{{toctree}}\n:hidden:\n:caption: Notebooks\n\n{names}\n```\n"
-    toctrees += (
-        "\n```{toctree}\n:hidden:\n:caption: Beside them\n\nCONTRIBUTING\ndata/mini/README\n```\n"
-    )
+    contents = table_of_contents(app.srcdir)
 
-    def append(_, name, source):
-        if name == root_doc:
-            source[0] += toctrees
+    def append_contents(_, page, source):
+        if page == root_doc:
+            source[0] += contents
 
-    def forward(app, _):
-        page = Path(app.outdir, "index.html")
-        page.write_text('<meta http-equiv="refresh" content="0; url=README.html">')
-        print(f"open it in a browser: {os.path.relpath(page)}")
+    def forward_from_index(app, _):
+        index = Path(app.outdir, "index.html")
+        index.write_text('<meta http-equiv="refresh" content="0; url=README.html">')
+        print(f"open it in a browser: {os.path.relpath(index)}")
 
-    app.connect("source-read", append)
-    app.connect("build-finished", forward)
+    app.connect("source-read", append_contents)
+    app.connect("build-finished", forward_from_index)
