@@ -23,7 +23,7 @@ from harp_lib.models.load import random_model
 from harp_lib.names import PAPER_MODELS
 from harp_lib.pruning import remote, surgery
 from harp_lib.pruning.architecture import check_plan, decoder_layers
-from harp_lib.pruning.layers import folds
+from harp_lib.pruning.layers import repeats_values
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.results import device_name
 
@@ -61,7 +61,7 @@ def make_variants(model: PreTrainedModel, plan: PruningPlan) -> dict[str, Varian
     """
     plans, thinned = {HARP: plan, TAIL: plan}, thinned_plan(model.config, plan)
     if any(
-        alpha and folds(decoder_layers(model)[layer].self_attn)
+        alpha and repeats_values(decoder_layers(model)[layer].self_attn)
         for layer, alpha in plan.alphas.items()
     ):
         plans[FOLDED] = plan
