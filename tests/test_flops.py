@@ -1,3 +1,5 @@
+"""Floating-point operations against masks of the models and PyTorch's own counter."""
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -36,7 +38,7 @@ def test_causal_pairs_are_those_that_the_models_mask_leaves(tiny, tokens, name, 
     assert len(masks) == 6
 
 
-def test_overtaking():
+def test_attention_overtakes_the_ffn_at_one_and_a_half_intermediate_sizes():
     for name in ("LLaMA3.1-8B", "Mistral-7B-v0.3", "Qwen2-7B"):
         config = paper_configs()[name]
         # 4 N² d operations of attention against 6 N d d_ff of the FFN

@@ -181,8 +181,8 @@ def test_smollm2_is_converted_as_published(smollm2, monkeypatch):
     special = [tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token]
     assert special == ["<|im_start|>", "<|im_end|>", "<|im_end|>"]
     assert "<|im_start|>" in tokenizer.chat_template
-    pieces = "A : ĊĊ 1 . ĠIn ĠĠ 2 0 1 8".split()
-    assert tokenizer.tokenize("A:\n\n1. In  2018") == pieces
+    pieces = tokenizer.tokenize("A:\n\n1. In  2018")
+    assert "|".join(pieces) == "A|:|ĊĊ|1|.|ĠIn|ĠĠ|2|0|1|8"
     prompt = tokenizer("The capital of France is", return_tensors="pt")
     assert prompt.input_ids[0].tolist() == [504, 3575, 282, 4649, 314]  # no BOS
     answer = model.generate(**prompt, do_sample=False, max_new_tokens=3)

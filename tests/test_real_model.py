@@ -38,7 +38,8 @@ def real(request, smollm2):
 def test_search_prune_save_load_and_write(real, tmp_path):
     model, tokenizer = real
     corpus = excerpt(load_corpus("python-docs", "test"), tokenizer, documents=2, tokens=96)
-    windows, top = rolling_windows(tokenizer, corpus.texts, 96), model.config.num_hidden_layers - 1
+    windows = rolling_windows(tokenizer, corpus.texts, 96)
+    top = model.config.num_hidden_layers - 1
     dense = perplexity(model, windows)
     assert dense < 60, "a trained model"
     fast = search_alphas(model, windows, 3, grid=(0.0, 0.5, 1.0), progress=False)
@@ -52,8 +53,13 @@ def test_search_prune_save_load_and_write(real, tmp_path):
     calibration = calibration_blocks(load_corpus("python-docs", "train"), tokenizer, 8, 64)
     budget = {"kv_groups": 3 * model.config.num_key_value_heads}
     for method in METHODS:
-        given = {"alphas": fast.alphas} if "harp" in method else {"layers": range(top - 2, top + 1)}
-        with temporarily_pruned(model, make_plan(method, model, calibration, **budget, **given)):
+        options = dict(budget)
+        if "harp" in method:
+            options["alphas"] = fast.alphas
+        else:
+            options["layers"] = range(top - 2, top + 1)
+        plan = make_plan(method, model, calibration, **options)
+        with temporarily_pruned(model, plan):
             assert dense / 2 < perplexity(model, windows) < 1000, method
     refit = refit_values(model, calibration, 3)
     with temporarily_pruned(model, refit.plan, weights=refit.weights):
@@ -73,9 +79,8 @@ def test_search_prune_save_load_and_write(real, tmp_path):
     with torch.no_grad():
         assert torch.equal(again(ids).logits, model(ids).logits)
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": tokenizer.pad_token_id}
-    cached, uncached = (
-        again.generate(ids, use_cache=use_cache, **options) for use_cache in (True, False)
-    )
+    cached = again.generate(ids, use_cache=True, **options)
+    uncached = again.generate(ids, use_cache=False, **options)
     assert torch.equal(cached, uncached)
 
 
