@@ -23,12 +23,15 @@ PLANS = {  # of the top four layers, and how many layers at the top most positio
 }
 
 
+def dense_model(tiny, family):
+    if family in FAMILIES:
+        return tiny(family)
+    return small_model(family, **OTHER_FAMILIES[family])
+
+
 def make(tiny, family, plan_name):
     """A model of four layers or more whose top four are pruned as ``PLANS`` says."""
-    if family in FAMILIES:
-        model = tiny(family)
-    else:
-        model = small_model(family, **OTHER_FAMILIES[family])
+    model = dense_model(tiny, family)
     num_layers = model.config.num_hidden_layers
     top_plans, _ = PLANS[plan_name]
     layers = {num_layers - 4 + layer: layer_plan for layer, layer_plan in top_plans.items()}
