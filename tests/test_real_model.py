@@ -70,7 +70,7 @@ def check_methods_and_refit(model, tokenizer, windows, alphas):
 
 
 def check_checkpoint(model, tokenizer, folder):
-    """A saved and loaded model gives the same logits, and writes the same with and without cache."""
+    """A saved and loaded model gives the same logits, and the same text without cache."""
     save_pruned(model, tokenizer, folder)
     loaded, loaded_tokenizer = load_pruned(folder)
     ids = loaded_tokenizer("Water boils at a temperature of", return_tensors="pt").input_ids
