@@ -1,8 +1,7 @@
-"""What a model holds and does, counted from its config and a plan on the meta device, after
-surgery.
+"""Parameters, KV-cache bytes and FLOPs of a model, counted from its config and a plan.
 
-A pruned model's config counts as the dense one's. An architecture or a plan that does not fit is a
-ValueError.
+The counts are read off modules on the meta device, after surgery. The config of a pruned model
+counts as the dense one's. An architecture or a plan that does not fit is a ValueError.
 """
 
 import copy
@@ -27,39 +26,35 @@ from harp_lib.pruning.surgery import temporarily_pruned
 
 
 def paper_configs() -> dict[str, PreTrainedConfig]:
-    """The configs of the paper's four models, from the ``config.json`` of each hub repository
-    (``data/configs``).
-    """
-    read = {
-        model: json.loads((CONFIGS / f"{name}.json").read_bytes())
-        for model, name in PAPER_MODELS.items()
-    }
-    return {model: AutoConfig.for_model(**content) for model, content in read.items()}
+    """Configs of the paper's four models, by name, from the hub's ``config.json`` files."""
+    configs = {}
+    for model, file_name in PAPER_MODELS.items():
+        content = json.loads((CONFIGS / f"{file_name}.json").read_bytes())
+        configs[model] = AutoConfig.for_model(**content)
+    return configs
 
 
 def stock_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """The dense model on the meta device; configs of one content share it, so it has to be left as
-    it is.
-    """
-    stock = copy.copy(config)
-    vars(stock).pop("fold_output", None)
-    if vars(stock).pop("pruning_plan", None) is not None:
-        # The class may come from a checkpoint's own code; the one it is derived from is
-        # transformers' in any case.
-        stock.__class__ = next(
-            kind for kind in type(config).__mro__ if kind.__module__.startswith("transformers.")
+    """The dense model of ``config`` on the meta device; it is shared and must not be changed."""
+    stock_config = copy.copy(config)
+    vars(stock_config).pop("fold_output", None)
+    if vars(stock_config).pop("pruning_plan", None) is not None:
+        # The class may come from a checkpoint's own code. One of its bases is transformers' own.
+        stock_config.__class__ = next(
+            base for base in type(config).__mro__ if base.__module__.startswith("transformers.")
         )
-    return _build(type(stock), stock.to_json_string(use_diff=False))
+    return _build(type(stock_config), stock_config.to_json_string(use_diff=False))
 
 
 @lru_cache(maxsize=32)
 def _build(config_class: type[PreTrainedConfig], content: str) -> PreTrainedModel:
+    """A model on the meta device; a ValueError if key/value groups cannot be removed from it."""
+    config = config_class.from_dict(json.loads(content))
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config_class.from_dict(json.loads(content)))
-    layers = range(len(decoder_layers(model)))
-    check_fits(
-        model, PruningPlan(len(layers), {layer: LayerPlan(removed_groups=(0,)) for layer in layers})
-    )
+        model = AutoModelForCausalLM.from_config(config)
+    num_layers = len(decoder_layers(model))
+    first_group = LayerPlan(removed_groups=(0,))
+    check_fits(model, PruningPlan(num_layers, dict.fromkeys(range(num_layers), first_group)))
     return model
 
 
@@ -67,57 +62,59 @@ def _build(config_class: type[PreTrainedConfig], content: str) -> PreTrainedMode
 def pruned(
     config: PreTrainedConfig, plan: PruningPlan | None, fold_output: bool = False
 ) -> Iterator[PreTrainedModel]:
-    """Within the context, the :func:`stock_model` as ``plan`` prunes it; no plan: dense."""
+    """Context with the :func:`stock_model` as ``plan`` prunes it; dense without a plan."""
     model = stock_model(config)
-    with temporarily_pruned(
-        model, plan or PruningPlan(len(decoder_layers(model)), {}), fold_output
-    ):
+    if plan is None:
+        plan = PruningPlan(len(decoder_layers(model)), {})
+    with temporarily_pruned(model, plan, fold_output):
         yield model
 
 
 def parameters(
     config: PreTrainedConfig, plan: PruningPlan | None = None, fold_output: bool = False
 ) -> int:
-    """All parameters of the model: shared ones once, norms and biases too."""
+    """Number of all parameters: shared ones once, and norms and biases too."""
     with pruned(config, plan, fold_output) as model:
         return sum(parameter.numel() for parameter in model.parameters())
 
 
 def linear_parameters(config: PreTrainedConfig, plan: PruningPlan | None = None) -> int:
-    """Weights and biases of all that is no norm in the decoder layers: what the paper's ratios are
-    relative to.
+    """Number of weights and biases in the decoder layers without norms, the paper's denominator.
 
-    A value-only layer loses W_Q and W_K; with alpha = 0, all of its attention. A key/value group
-    takes its rows of W_K and W_V, those of its query heads in W_Q, and their columns of W_O, whose
-    own bias stays. An FFN channel takes its rows of gate and up projection and its column of the
-    down projection. FLAP's biases are not counted.
+    A value-only layer loses W_Q and W_K, and with alpha = 0 all of its attention. A key/value group
+    takes with it its rows of W_K and W_V, the rows of its query heads in W_Q, and their columns of
+    W_O, whose own bias stays. An FFN channel takes with it its rows of gate and up projection and
+    its column of the down projection. The biases that compensate for removed parts (FLAP) are not
+    counted.
     """
-    if plan:
-        silent = {
-            layer: replace(lost, group_means=None, channel_means=None)
-            for layer, lost in plan.layers.items()
+    if plan is not None:
+        uncompensated = {
+            layer: replace(layer_plan, group_means=None, channel_means=None)
+            for layer, layer_plan in plan.layers.items()
         }
-        plan = replace(plan, layers=silent)
+        plan = replace(plan, layers=uncompensated)
+    count = 0
     with pruned(config, plan) as model:
-        parts = [
-            part for part in decoder_layers(model).modules() if "Norm" not in type(part).__name__
-        ]
-        return sum(
-            parameter.numel() for part in parts for parameter in part.parameters(recurse=False)
-        )
+        for module in decoder_layers(model).modules():
+            if "Norm" in type(module).__name__:
+                continue
+            count += sum(parameter.numel() for parameter in module.parameters(recurse=False))
+    return count
 
 
 def removed_fraction(config: PreTrainedConfig, plan: PruningPlan) -> float:
-    """The paper's "Parameter Pruning Ratio" (Table "gen") as a fraction, 0.033 for its 3.3 %: of
-    linear parameters.
+    """The paper's "Parameter Pruning Ratio" (Table "gen") as a fraction: 0.033 for 3.3 %.
+
+    It is relative to :func:`linear_parameters`.
     """
     total = linear_parameters(config)
     return (total - linear_parameters(config, plan)) / total
 
 
 def head_ratio(config: PreTrainedConfig, plan: PruningPlan) -> float:
-    """The paper's "Attention Head Pruning Ratio": key/value groups removed, all those of a
-    value-only layer, / all.
+    """The paper's "Attention Head Pruning Ratio": removed key/value groups / all groups.
+
+    All groups of a value-only layer count as removed.
     """
     groups = count_groups(config, plan)
     return sum(total - kept for total, kept in groups) / sum(total for total, _ in groups)
@@ -126,13 +123,13 @@ def head_ratio(config: PreTrainedConfig, plan: PruningPlan) -> float:
 def count_groups(
     config: PreTrainedConfig, plan: PruningPlan | None = None
 ) -> list[tuple[int, int]]:
-    """Key/value groups of each layer, and how many of them stay."""
-    whole = [num_groups(layer.self_attn) for layer in decoder_layers(stock_model(config))]
+    """Key/value groups of each layer, bottom to top: how many there are, and how many are kept."""
+    totals = [num_groups(layer.self_attn) for layer in decoder_layers(stock_model(config))]
+    kept = []
     with pruned(config, plan) as model:
-        kept = [
-            num_groups(layer.self_attn) if attends(layer) else 0 for layer in decoder_layers(model)
-        ]
-    return list(zip(whole, kept, strict=True))
+        for layer in decoder_layers(model):
+            kept.append(num_groups(layer.self_attn) if attends(layer) else 0)
+    return list(zip(totals, kept, strict=True))
 
 
 def attends(layer: nn.Module) -> bool:
@@ -143,50 +140,65 @@ def attends(layer: nn.Module) -> bool:
 def kv_bytes_per_token(
     config: PreTrainedConfig, plan: PruningPlan | None = None, dtype: torch.dtype | None = None
 ) -> int:
-    """Bytes that each token takes in a KV cache of ``dtype`` (default: the config's), over all
-    layers.
+    """Bytes for each token in a KV cache of ``dtype`` (default: the config's), over all layers.
 
-    What a sliding window saves is not counted: once it is full, its layer takes nothing more.
+    The savings of a sliding window are not counted: once it is full, its layer needs no more bytes.
     """
+    numbers = 0
     with pruned(config, plan) as model:
-        cached = [layer.self_attn for layer in decoder_layers(model) if attends(layer)]
-        numbers = sum(each.k_proj.out_features + each.v_proj.out_features for each in cached)
+        for layer in decoder_layers(model):
+            if attends(layer):
+                attention = layer.self_attn
+                numbers += attention.k_proj.out_features + attention.v_proj.out_features
         return numbers * (dtype or model.dtype).itemsize
 
 
 def top_groups_plan(config: PreTrainedConfig, kv_groups: int) -> PruningPlan:
-    """The plan that takes ``kv_groups`` key/value groups, from the top layer down: for counting,
-    where any would do.
+    """A plan that removes ``kv_groups`` key/value groups, from the top layer down.
+
+    It serves for counting, where it does not matter which groups are removed.
     """
-    groups, layers = [total for total, _ in count_groups(config)], {}
-    for layer in reversed(range(len(groups))):
-        if taken := min(kv_groups, groups[layer]):
-            layers[layer] = LayerPlan(removed_groups=tuple(range(taken)))
-            kv_groups -= taken
-    return PruningPlan(len(groups), layers, "top-groups")
+    totals = [total for total, _ in count_groups(config)]
+    layers = {}
+    for layer in reversed(range(len(totals))):
+        num_removed = min(kv_groups, totals[layer])
+        if num_removed:
+            layers[layer] = LayerPlan(removed_groups=tuple(range(num_removed)))
+            kv_groups -= num_removed
+    return PruningPlan(len(totals), layers, "top-groups")
 
 
 def ffn_channels_for(config: PreTrainedConfig, plan: PruningPlan, target_fraction: float) -> int:
-    """How many FFN channels, over all layers, bring ``plan`` nearest to a :func:`removed_fraction`
-    such as 0.048.
+    """Number of FFN channels, over all layers, to remove beyond ``plan`` to reach a target.
 
-    A ValueError names what is within reach: from the plan alone to all channels but one in each
-    layer.
+    Parameters
+    ----------
+    config : PreTrainedConfig
+        The config of the dense model.
+    plan : PruningPlan
+        What is removed in any case.
+    target_fraction : float
+        The :func:`removed_fraction` to come nearest to, such as 0.048.
+
+    Raises
+    ------
+    ValueError
+        If the target is out of reach: below what the plan alone removes, or above what is removed
+        with all channels but one of each layer.
     """
-    own, removed = (
-        removed_fraction(config, plan),
-        sum(len(lost.removed_channels) for lost in plan.layers.values()),
-    )
-    share = removed_fraction(
-        config, PruningPlan(plan.num_layers, {0: LayerPlan(removed_channels=(0,))})
-    )
-    largest = own + share * (plan.num_layers * (config.intermediate_size - 1) - removed)
-    if not own <= target_fraction <= largest:
-        reach = f"the plan alone removes {own:.6f}, with all of them but one in each layer it is {largest:.6f}"
+    plan_fraction = removed_fraction(config, plan)
+    one_channel = PruningPlan(plan.num_layers, {0: LayerPlan(removed_channels=(0,))})
+    channel_fraction = removed_fraction(config, one_channel)
+    num_planned = sum(len(layer_plan.removed_channels) for layer_plan in plan.layers.values())
+    num_left = plan.num_layers * (config.intermediate_size - 1) - num_planned
+    largest = plan_fraction + channel_fraction * num_left
+    if not plan_fraction <= target_fraction <= largest:
         raise ValueError(
-            f"target_fraction {target_fraction} is out of reach of FFN channels: {reach}"
+            f"target_fraction {target_fraction} is out of reach of FFN channels: the plan alone "
+            f"removes {plan_fraction:.6f}, with all of them but one in each layer it is "
+            f"{largest:.6f}"
         )
-    return round((target_fraction - own) / share)
+    return round((target_fraction - plan_fraction) / channel_fraction)
 
 
 class Flops(NamedTuple):
@@ -204,9 +216,9 @@ def layer_flops(
 
     The terms of the paper's Section 2.1, "Theoretical Computation Complexity Analysis", with their
     constants, for grouped-query attention and a dense gated FFN. Without ``causal`` all N²
-    query-key pairs count, as in the paper and in a kernel that masks afterwards; with it the N (N +
-    1) / 2 that are visible. In a sliding window of W tokens these are N min(N, W), and the sum of
-    min(i, W) over i = 1 … N: what lies outside is taken to be passed over.
+    query-key pairs count, as in the paper and in a kernel that masks afterwards; with ``causal``
+    the N (N + 1) / 2 visible pairs. In a sliding window of W tokens these are N min(N, W) pairs,
+    and the sum of min(i, W) over i = 1 … N: keys outside of the window are assumed to be skipped.
     """
     return prefill_layers(config, None, tokens, causal)[layer]
 
@@ -215,99 +227,130 @@ def prefill_layers(
     config: PreTrainedConfig,
     plan: PruningPlan | None,
     tokens: int,
-    causal=False,
-    fold_output=False,
-    tail_only=False,
+    causal: bool = False,
+    fold_output: bool = False,
+    tail_only: bool = False,
 ) -> list[Flops]:
-    """Those of every layer, from the bottom; see :func:`prefill_flops`."""
+    """Floating-point operations of every layer, bottom to top; see :func:`prefill_flops`."""
+    counts = []
     with pruned(config, plan, fold_output) as model:
-        counts, read = [], 1 if tail_only else tokens
-        for index, layer in reversed([*enumerate(decoder_layers(model))]):
-            if not all_linear(getattr(layer, "mlp", None), FFN_PARTS):
-                parts = ", ".join(FFN_PARTS)
-                raise ValueError(
-                    f"only a gated FFN of {parts} is counted; {type(layer).__name__} has another"
-                )
-            read = (
-                tokens if attends(layer) else read
-            )  # once one does, all tokens enter it and what lies below
-            width = layer.self_attn.o_proj.in_features if attends(layer) else 0  # H·Dh
-            reach = min(
-                tokens, attention_window(config, index) or tokens
-            )  # keys that a query sees at most
-            pairs = tokens * reach - (
-                reach * (reach - 1) // 2 if causal else 0
-            )  # the first queries see fewer
-            projections, ffn = (
-                sum(
-                    linear.weight.numel()
-                    for linear in part.children()
-                    if isinstance(linear, nn.Linear)
-                )
-                for part in (layer.self_attn, layer.mlp)
+        num_entering = 1 if tail_only else tokens
+        for index, layer in reversed(list(enumerate(decoder_layers(model)))):
+            _check_gated_ffn(layer)
+            attention_flops = 0
+            if attends(layer):
+                # All tokens enter the highest layer that attends, and all layers below it.
+                num_entering = tokens
+                width = layer.self_attn.o_proj.in_features  # H·Dh
+                attention_flops = 2 * 2 * width * _num_pairs(config, index, tokens, causal)
+            flops = Flops(
+                projections=2 * num_entering * _num_linear_weights(layer.self_attn),
+                attention=attention_flops,
+                ffn=2 * num_entering * _num_linear_weights(layer.mlp),
             )
-            counts.insert(0, Flops(2 * read * projections, 2 * 2 * width * pairs, 2 * read * ffn))
-        return counts
+            counts.append(flops)
+    counts.reverse()
+    return counts
+
+
+def _check_gated_ffn(layer: nn.Module) -> None:
+    if not all_linear(getattr(layer, "mlp", None), FFN_PARTS):
+        raise ValueError(
+            f"only a gated FFN of {', '.join(FFN_PARTS)} is counted; "
+            f"{type(layer).__name__} has another"
+        )
+
+
+def _num_pairs(config: PreTrainedConfig, layer: int, tokens: int, causal: bool) -> int:
+    """Number of query-key pairs in a prefill; see :func:`layer_flops`."""
+    window = attention_window(config, layer) or tokens
+    reach = min(tokens, window)  # the largest number of keys that a query sees
+    pairs = tokens * reach
+    if causal:
+        pairs -= reach * (reach - 1) // 2  # the first queries see fewer keys
+    return pairs
+
+
+def _num_linear_weights(module: nn.Module) -> int:
+    """Number of weights in the linear maps of an attention or FFN module, without biases."""
+    linears = (child for child in module.children() if isinstance(child, nn.Linear))
+    return sum(linear.weight.numel() for linear in linears)
 
 
 def overtaking_length(config: PreTrainedConfig) -> int:
-    """The shortest prefill in which attention takes at least as many operations as the FFNs, all
-    pairs counted.
+    """The shortest prefill in which attention takes at least as many operations as the FFNs.
 
-    The paper's Section 2.1 puts it at N = d_ff, the intermediate size, for an FFN "consisting of
-    two linear transformations". That holds where heads times head dimension are the hidden size; a
-    gated FFN's third matrix moves it to 1.5 d_ff.
+    All query-key pairs are counted. The paper's Section 2.1 puts this length at N = d_ff, the
+    intermediate size, for an FFN "consisting of two linear transformations". That holds where heads
+    times head dimension equals the hidden size; a gated FFN's third matrix moves it to 1.5 d_ff.
     """
 
-    def lead(tokens: int) -> int:  # once it is not negative, it stays so
-        return sum(of.attention - of.ffn for of in prefill_layers(config, None, tokens))
+    def lead_of_attention(tokens: int) -> int:
+        # It is negative for short prefills; once it is not, it stays so.
+        flops = prefill_layers(config, None, tokens)
+        return sum(layer.attention - layer.ffn for layer in flops)
 
-    return bisect_left(range(2**32), 0, lo=1, key=lead)
+    return bisect_left(range(2**32), 0, lo=1, key=lead_of_attention)
 
 
 def attention_window(config: PreTrainedConfig, layer: int) -> int | None:
-    """How many keys a token of this layer sees at most, itself included; None where it sees all
-    before it.
+    """Number of keys that a token of this layer sees at most, itself included; None if unlimited.
+
+    Another kind of layer than full or sliding attention is a ValueError.
     """
     kinds = getattr(config, "layer_types", None)
     if kinds is None:  # Llama has no window; Mistral has one for all layers, or None
         return getattr(config, "sliding_window", None)
-    if kinds[layer] not in ("full_attention", "sliding_attention"):
-        raise ValueError(
-            f"layer {layer} of this {config.model_type} model is {kinds[layer]!r}: not counted here"
-        )
-    return config.sliding_window if kinds[layer] == "sliding_attention" else None
+    kind = kinds[layer]
+    if kind == "full_attention":
+        return None
+    if kind == "sliding_attention":
+        return config.sliding_window
+    raise ValueError(
+        f"layer {layer} of this {config.model_type} model is {kind!r}: not counted here"
+    )
 
 
 def prefill_flops(
     config: PreTrainedConfig,
     plan: PruningPlan | None,
     tokens: int,
-    causal=False,
-    fold_output=False,
-    tail_only=False,
+    causal: bool = False,
+    fold_output: bool = False,
+    tail_only: bool = False,
 ) -> int:
-    """Floating-point operations of reading ``tokens`` tokens: all decoder layers, and the output
-    head at the last one.
+    """Floating-point operations of a prefill: all decoder layers, and one run of the output head.
 
-    A value-only layer keeps its value and output projection, and no attention; ``fold_output`` is
-    that of :func:`harp_lib.apply_plan`, ``causal`` that of :func:`layer_flops`. With ``tail_only``
-    the last token alone enters the layers without attention at the top, as in a pruned model that
-    ``generate`` runs.
+    Parameters
+    ----------
+    config : PreTrainedConfig
+        The config of the dense model.
+    plan : PruningPlan or None
+        What is removed. A value-only layer keeps its value and output projection, and has no
+        attention. None counts the dense model.
+    tokens : int
+        Length of the text.
+    causal : bool
+        Count only visible query-key pairs, as in :func:`layer_flops`.
+    fold_output : bool
+        As in :func:`harp_lib.apply_plan`.
+    tail_only : bool
+        Only the last token enters the layers without attention at the top, as in a pruned model
+        that ``generate`` runs.
     """
-    head = 2 * stock_model(config).get_output_embeddings().weight.numel()
-    return head + sum(
-        map(sum, prefill_layers(config, plan, tokens, causal, fold_output, tail_only))
-    )
+    layers = prefill_layers(config, plan, tokens, causal, fold_output, tail_only)
+    head = stock_model(config).get_output_embeddings().weight
+    return 2 * head.numel() + sum(sum(flops) for flops in layers)
 
 
 def decode_flops(
     config: PreTrainedConfig, plan: PruningPlan | None, tokens: int, fold_output: bool = False
 ) -> int:
-    """Floating-point operations of one new token that attends to ``tokens`` cached keys, its own
-    included.
+    """Floating-point operations of one new token that attends to ``tokens`` keys, its own included.
 
-    It is what a causal prefill takes more with it than without; the output head is needed again.
+    They are the difference between causal prefills of ``tokens`` and one token less, plus the
+    output head, which runs again.
     """
-    without = sum(map(sum, prefill_layers(config, plan, tokens - 1, True, fold_output)))
-    return prefill_flops(config, plan, tokens, True, fold_output) - without
+    layers_before = prefill_layers(config, plan, tokens - 1, causal=True, fold_output=fold_output)
+    prefill = prefill_flops(config, plan, tokens, causal=True, fold_output=fold_output)
+    return prefill - sum(sum(flops) for flops in layers_before)

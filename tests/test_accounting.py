@@ -1,3 +1,5 @@
+"""Counts of parameters, groups and cache bytes against the modules of pruned models."""
+
 import copy
 import dataclasses
 
@@ -31,10 +33,6 @@ PARAMETERS = {  # as the hub counts them in the published safetensors files
     "Gemma2-9B": 9_241_705_984,
 }
 CONFIGS = {
-    name: {"model_type": model_type, **particulars}
-    for name, (model_type, particulars) in FAMILIES.items()
-}
-CONFIGS |= {
     "heads of their own": {"model_type": "llama", "num_key_value_heads": 4},
     "one group": {"model_type": "llama", "num_key_value_heads": 1},
     "biases everywhere": {
@@ -46,6 +44,8 @@ CONFIGS |= {
     "narrow heads": {"model_type": "llama", "head_dim": 8},
     "norms of queries and keys": {"model_type": "qwen3"},
 }
+for family, (model_type, particulars) in FAMILIES.items():
+    CONFIGS[family] = {"model_type": model_type, **particulars}
 PLANS = {
     "nothing": {},
     "value-only": {5: LayerPlan(0.8), 4: LayerPlan(0.0), 0: LayerPlan(1.0)},
@@ -69,36 +69,40 @@ PLANS = {
 
 def small(name):
     """A tiny config and a random model of it on the CPU."""
+    settings = {**SHAPE, **CONFIGS[name]}
     config = AutoConfig.for_model(
-        **SHAPE | CONFIGS[name], vocab_size=512, pad_token_id=0, bos_token_id=1, eos_token_id=2
+        **settings, vocab_size=512, pad_token_id=0, bos_token_id=1, eos_token_id=2
     )
     return config, AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def for_groups(plan, groups):
-    """The plan for a model of ``groups`` key/value groups: the names of PLANS stay true."""
+def for_groups(plan_name, num_groups):
+    """A plan of ``PLANS`` for a model of ``num_groups`` key/value groups instead of two.
+
+    All groups stay all groups, and a single one stays a single one.
+    """
     layers = {}
-    for layer, layer_plan in PLANS[plan].items():
-        removed = (
-            tuple(range(groups))
-            if len(layer_plan.removed_groups) == 2
-            else layer_plan.removed_groups
-        )
-        removed = tuple(sorted({min(group, groups - 1) for group in removed}))
+    for layer, layer_plan in PLANS[plan_name].items():
+        removed = layer_plan.removed_groups
+        if len(removed) == 2:
+            removed = tuple(range(num_groups))
+        elif len(removed) == 1:
+            removed = (min(removed[0], num_groups - 1),)
         layers[layer] = dataclasses.replace(layer_plan, removed_groups=removed)
     return PruningPlan(6, layers)
 
 
 def linear_by_name(model):
-    """Slow twin: parameters of everything in a decoder layer that is not a norm, by its name."""
-    return sum(
-        parameter.numel()
-        for name, parameter in model.model.layers.named_parameters()
-        if "norm" not in name.rsplit(".", 2)[-2]
-    )
+    """Slow twin: parameters of everything in a decoder layer whose name is not that of a norm."""
+    count = 0
+    for name, parameter in model.model.layers.named_parameters():
+        module_name = name.rsplit(".", 2)[-2]
+        if "norm" not in module_name:
+            count += parameter.numel()
+    return count
 
 
-def total(module):
+def all_parameters(module):
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -121,55 +125,53 @@ def test_counts_are_those_of_the_modules_after_surgery(name):
         assert linear_parameters(config, plan) == linear_by_name(model)
         removed = linear_by_name(dense) - linear_by_name(model)
         assert removed_fraction(config, plan) == removed / linear_by_name(dense)
-        groups = sum(
-            num_groups(layer.self_attn)
-            for layer in model.model.layers
-            if hasattr(layer.self_attn, "k_proj")
-        )
-        assert head_ratio(config, plan) == pytest.approx(
-            1 - groups / (6 * config.num_key_value_heads)
-        )
-        assert parameters(config, plan) == total(model)
+        groups = 0
+        for layer in model.model.layers:
+            if hasattr(layer.self_attn, "k_proj"):
+                groups += num_groups(layer.self_attn)
+        kept_share = groups / (6 * config.num_key_value_heads)
+        assert head_ratio(config, plan) == pytest.approx(1 - kept_share)
+        assert parameters(config, plan) == all_parameters(model)
         folded = apply_plan(copy.deepcopy(dense), plan, fold_output=True)
-        assert parameters(config, plan, fold_output=True) == total(folded)
+        assert parameters(config, plan, fold_output=True) == all_parameters(folded)
         with torch.no_grad():
             cache = model(ids).past_key_values
         bytes_held = cache_bytes(cache)
         assert kv_bytes_per_token(config, plan) * ids.numel() == bytes_held
         assert kv_bytes_per_token(config, plan, torch.bfloat16) * 2 * ids.numel() == bytes_held
-        assert removed_fraction(model.config, plan) == removed_fraction(
-            config, plan
-        )  # the pruned model's own config
+        of_pruned_config = removed_fraction(model.config, plan)
+        assert of_pruned_config == removed_fraction(config, plan)
 
 
 def test_biases_of_a_compensation_are_parameters_but_no_linear_ones():
     config, dense = small("tiny-llama")
-    lost = {
-        1: {"removed_groups": (1,)},
-        2: {"removed_groups": (0, 1)},
-        3: {"removed_channels": (0, 9)},
-    }
-    means = {
-        1: {"group_means": (0.5,) * 32},
-        2: {"group_means": (0.5,) * 64},
-        3: {"channel_means": (1.0, -1.0)},
-    }
-    silent = PruningPlan(6, {layer: LayerPlan(**of) for layer, of in lost.items()})
-    plan = PruningPlan(6, {layer: LayerPlan(**of, **means[layer]) for layer, of in lost.items()})
-    assert linear_parameters(config, plan) == linear_parameters(config, silent)
-    assert (
-        parameters(config, plan)
-        == parameters(config, silent) + 3 * 64
-        == total(apply_plan(dense, plan))
+    plain = PruningPlan(
+        6,
+        {
+            1: LayerPlan(removed_groups=(1,)),
+            2: LayerPlan(removed_groups=(0, 1)),
+            3: LayerPlan(removed_channels=(0, 9)),
+        },
     )
+    compensated = PruningPlan(
+        6,
+        {
+            1: LayerPlan(removed_groups=(1,), group_means=(0.5,) * 32),
+            2: LayerPlan(removed_groups=(0, 1), group_means=(0.5,) * 64),
+            3: LayerPlan(removed_channels=(0, 9), channel_means=(1.0, -1.0)),
+        },
+    )
+    assert linear_parameters(config, compensated) == linear_parameters(config, plain)
+    assert parameters(config, compensated) == parameters(config, plain) + 3 * 64
+    assert parameters(config, compensated) == all_parameters(apply_plan(dense, compensated))
 
 
 def test_experts_and_their_router_count_and_norms_do_not():
     config = AutoConfig.for_model("mixtral", **SHAPE, vocab_size=512, num_local_experts=4)
     attention = 2 * 64 * 64 + 2 * 64 * 32
     assert linear_parameters(config) == 6 * (attention + 4 * 3 * 64 * 128 + 4 * 64)
-    config = AutoConfig.for_model(  # its norms hold a matrix
-        "cohere",
+    config = AutoConfig.for_model(
+        "cohere",  # its norms hold a matrix
         **SHAPE,
         vocab_size=512,
         use_qk_norm=True,
@@ -180,7 +182,7 @@ def test_experts_and_their_router_count_and_norms_do_not():
     assert linear_parameters(config) == 6 * (attention + 3 * 64 * 128)
 
 
-def test_top_groups():
+def test_groups_are_removed_from_the_top():
     config, _ = small("tiny-llama")
     assert top_groups_plan(config, 3).layers == {
         4: LayerPlan(removed_groups=(0,)),
@@ -192,20 +194,20 @@ def test_top_groups():
 def test_ffn_channels_within_reach():
     config, _ = small("tiny-llama")
     plan = PruningPlan(6, {5: LayerPlan(0.0, removed_channels=(3, 8))})
-    but_one = {
-        layer: LayerPlan(0.0 if layer == 5 else None, removed_channels=tuple(range(127)))
-        for layer in range(6)
-    }
-    own, largest = removed_fraction(config, plan), removed_fraction(config, PruningPlan(6, but_one))
-    assert ffn_channels_for(config, plan, own) == 0
+    all_but_one = tuple(range(127))
+    layers = {layer: LayerPlan(removed_channels=all_but_one) for layer in range(5)}
+    layers[5] = LayerPlan(0.0, removed_channels=all_but_one)
+    smallest = removed_fraction(config, plan)
+    largest = removed_fraction(config, PruningPlan(6, layers))
+    assert ffn_channels_for(config, plan, smallest) == 0
     assert ffn_channels_for(config, plan, largest - 1e-9) == 6 * 127 - 2
-    for target in (own - 1e-6, largest + 1e-6):
-        with pytest.raises(ValueError, match=f"removes {own:.6f}, with all .* it is {largest:.6f}"):
+    message = f"removes {smallest:.6f}, with all .* it is {largest:.6f}"
+    for target in (smallest - 1e-6, largest + 1e-6):
+        with pytest.raises(ValueError, match=message):
             ffn_channels_for(config, plan, target)
+    mixtral = AutoConfig.for_model("mixtral", **SHAPE, num_local_experts=2)
     with pytest.raises(ValueError, match="layer 0 has no gated FFN of gate_proj"):
-        ffn_channels_for(
-            AutoConfig.for_model("mixtral", **SHAPE, num_local_experts=2), PruningPlan(6, {}), 0.1
-        )
+        ffn_channels_for(mixtral, PruningPlan(6, {}), 0.1)
 
 
 def test_the_config_of_a_pruned_model_counts_as_the_dense_ones():
@@ -213,30 +215,27 @@ def test_the_config_of_a_pruned_model_counts_as_the_dense_ones():
     plan = PruningPlan.value_only(6, [0.5, 0.0])
     model = apply_plan(dense, plan, fold_output=True)
     reloaded = pruned_class(type(config)).from_dict(model.config.to_dict())
-    for pruned in (model.config, reloaded):
-        assert pruned.pruning_plan == plan.to_dict()
-        assert stock_model(pruned) is stock_model(config)
-        assert parameters(pruned) == parameters(config)
-        assert pruned.pruning_plan == plan.to_dict()
+    for pruned_config in (model.config, reloaded):
+        assert pruned_config.pruning_plan == plan.to_dict()
+        assert stock_model(pruned_config) is stock_model(config)
+        assert parameters(pruned_config) == parameters(config)
+        assert pruned_config.pruning_plan == plan.to_dict(), "counting leaves the config alone"
 
 
 def test_errors_name_what_is_wrong():
     config, _ = small("tiny-llama")
-    wrong = {
+    other_group = {3: LayerPlan(removed_groups=(2,))}
+    other_channel = {3: LayerPlan(removed_channels=(128,))}
+    wrong_plans = {
         "the plan is for 5 layers, LlamaForCausalLM has 6": PruningPlan(5, {}),
-        "layer 3: key/value group 2 does not exist": PruningPlan(
-            6, {3: LayerPlan(removed_groups=(2,))}
-        ),
-        "layer 3: FFN channel 128 does not exist": PruningPlan(
-            6, {3: LayerPlan(removed_channels=(128,))}
-        ),
+        "layer 3: key/value group 2 does not exist": PruningPlan(6, other_group),
+        "layer 3: FFN channel 128 does not exist": PruningPlan(6, other_channel),
     }
     for count in (removed_fraction, head_ratio, parameters, kv_bytes_per_token):
-        for message, plan in wrong.items():
+        for message, plan in wrong_plans.items():
             with pytest.raises(ValueError, match=message):
                 count(config, plan)
-    with pytest.raises(
-        ValueError,
-        match="Phi3ForCausalLM is not supported: layer 0 has no self_attn with separate q_proj",
-    ):
-        linear_parameters(AutoConfig.for_model("phi3", **SHAPE, vocab_size=512, pad_token_id=0))
+    phi3 = AutoConfig.for_model("phi3", **SHAPE, vocab_size=512, pad_token_id=0)
+    message = "Phi3ForCausalLM is not supported: layer 0 has no self_attn with separate q_proj"
+    with pytest.raises(ValueError, match=message):
+        linear_parameters(phi3)

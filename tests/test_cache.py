@@ -1,6 +1,4 @@
-"""Generation with a cache is the generation without one, whatever layers are value-only or have
-lost groups.
-"""
+"""Generation with a cache equals generation without one, whatever layers are pruned."""
 
 import pytest
 import torch
@@ -10,7 +8,7 @@ from harp_lib import PruningPlan, apply_plan
 from harp_lib.pruning.plan import LayerPlan
 
 NEW = 12
-PRUNED = {
+PRUNED = {  # alpha, or removed groups, by layer
     "top": {5: 0.8, 4: 0.3, 3: 0.0},
     "first": {0: 0.5},
     "first and another": {0: 0.5, 3: 0.0},
@@ -18,71 +16,79 @@ PRUNED = {
     "all": dict.fromkeys(range(6), 0.5),
     "groups and value-only": {0: (0, 1), 1: (1,), 2: (0,), 5: 0.8, 4: 0.0},
 }
-OPTIONS = [{}, {"num_beams": 3}, {"cache_implementation": "static"}]
-OPTIONS += [{"cache_implementation": "static", "prefill_chunk_size": 16}]
+OPTIONS = [
+    {},
+    {"num_beams": 3},
+    {"cache_implementation": "static"},
+    {"cache_implementation": "static", "prefill_chunk_size": 16},
+]
 FAMILIES = ("tiny-llama", "tiny-qwen2", "tiny-gemma2")
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*generation flags.*")
 
 
-def layer_plans(lost):
-    return PruningPlan(
-        6,
-        {
-            layer: LayerPlan(removed_groups=of) if isinstance(of, tuple) else LayerPlan(of)
-            for layer, of in lost.items()
-        },
-    )
-
-
 def pruned(tiny, family, which):
-    return apply_plan(tiny(family), layer_plans(PRUNED[which]))
+    """A tiny model, pruned as ``PRUNED[which]`` says."""
+    layers = {}
+    for layer, loss in PRUNED[which].items():
+        if isinstance(loss, tuple):
+            layers[layer] = LayerPlan(removed_groups=loss)
+        else:
+            layers[layer] = LayerPlan(alpha=loss)
+    return apply_plan(tiny(family), PruningPlan(6, layers))
 
 
 def generate(model, ids, mask=None, cache=None, **options):
-    options |= {
-        "max_new_tokens": NEW,
-        "min_new_tokens": NEW,
-        "do_sample": False,
-        "pad_token_id": 0,
-        "eos_token_id": 2,
-    }
-    return model.generate(
-        **({} if cache is None else {"past_key_values": cache}),
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids) if mask is None else mask,
-        generation_config=GenerationConfig(
-            return_dict_in_generate=True, output_logits=True, **options
-        ),
+    """``NEW`` tokens after ``ids``, with their logits."""
+    if mask is None:
+        mask = torch.ones_like(ids)
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if cache is not None:
+        inputs["past_key_values"] = cache
+    settings = GenerationConfig(
+        return_dict_in_generate=True,
+        output_logits=True,
+        max_new_tokens=NEW,
+        min_new_tokens=NEW,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=2,
+        **options,
     )
+    return model.generate(**inputs, generation_config=settings)
 
 
 def assert_same(first, second):
+    """Two results of ``generate`` have the same tokens, and the same logits but for rounding."""
     assert torch.equal(first.sequences, second.sequences)
     for a, b in zip(first.logits, second.logits, strict=True):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("family", "options"), [*(("tiny-gemma2", o) for o in OPTIONS), ("tiny-llama", OPTIONS[1])]
+    ("family", "options"),
+    [*(("tiny-gemma2", options) for options in OPTIONS), ("tiny-llama", {"num_beams": 3})],
 )
 @pytest.mark.parametrize("which", PRUNED)
 def test_cached_generation_equals_uncached(tiny, tokens, family, which, options):
     model = pruned(tiny, family, which)
     ids = tokens[:2, :40]  # longer than Gemma-2's sliding window of 32
-    uncached = {key: value for key, value in options.items() if key == "num_beams"}
-    found, model.tail_only_prefill = generate(model, ids, **options), False
-    assert_same(found, generate(model, ids, use_cache=False, **uncached))
+    cached = generate(model, ids, **options)
+    model.tail_only_prefill = False
+    beams = {"num_beams": options.get("num_beams", 1)}
+    assert_same(cached, generate(model, ids, use_cache=False, **beams))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("which", PRUNED)
 def test_left_padding_changes_nothing(tiny, tokens, family, which):
     model = pruned(tiny, family, which)
-    short, long = tokens[0, :17], tokens[1, :40]
+    short = tokens[0, :17]
+    long = tokens[1, :40]
     ids = torch.stack([torch.cat([torch.zeros(23, dtype=torch.long), short]), long])
     mask = torch.stack([torch.cat([torch.zeros(23), torch.ones(17)]), torch.ones(40)]).long()
-    together, model.tail_only_prefill = generate(model, ids, mask), False
+    together = generate(model, ids, mask)
+    model.tail_only_prefill = False
     for row, alone in enumerate((short, long)):
         single = generate(model, alone[None], use_cache=False)
         assert torch.equal(together.sequences[row, 40:], single.sequences[0, len(alone) :])
@@ -93,10 +99,8 @@ def test_left_padding_changes_nothing(tiny, tokens, family, which):
 @pytest.mark.parametrize("which", PRUNED)
 def test_a_text_in_pieces_cropped_and_reordered_equals_the_text_at_once(tiny, tokens, which):
     model = pruned(tiny, "tiny-llama", which)
-    cache, order = (
-        DynamicCache(),
-        torch.tensor([1, 0, 3, 2]),
-    )  # without a config: grows as it is used
+    cache = DynamicCache()  # without a config it grows as it is used
+    order = torch.tensor([1, 0, 3, 2])
     with torch.no_grad():
         whole = model(tokens).logits
         parts = [

@@ -1,6 +1,4 @@
-"""Pruned checkpoints: whole, loadable without this library, and refused by code that does not know
-them.
-"""
+"""Pruned checkpoints: complete, loadable without this library, refused by code unaware of them."""
 
 import os
 import subprocess
@@ -30,7 +28,7 @@ PLAN = PruningPlan(
 
 @pytest.fixture(params=["tiny-llama", "tiny-gemma2 folded"])
 def checkpoint(request, tiny, tokens, tmp_path):
-    """A folder, and the logits that what is loaded from it has to give."""
+    """A folder with a pruned checkpoint, and the logits of the model in it."""
     family, *folded = request.param.split()
     model = apply_plan(tiny(family), PLAN, fold_output=bool(folded))
     save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
@@ -58,7 +56,8 @@ def test_a_checkpoint_is_whole_and_saved_again_the_same(checkpoint, tokens, tmp_
 
 
 SCRIPT = """
-import sys, torch
+import sys
+import torch
 sys.modules['harp_lib'] = None  # any import of it fails
 from pathlib import Path
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
@@ -70,12 +69,15 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
     with torch.no_grad():
         assert torch.equal(model(expected['ids']).logits, expected['logits']), folder.name
         prompt = expected['ids'][:1, :20]
-        cached, model.tail_only_prefill = model.generate(prompt, **options), False
+        cached = model.generate(prompt, **options)
+        model.tail_only_prefill = False
         uncached = model.generate(prompt, use_cache=False, **options)
-    assert torch.equal(cached, uncached) and cached.shape[1] == 28, folder.name
+    assert torch.equal(cached, uncached), folder.name
+    assert cached.shape[1] == 28, folder.name
     print(folder.name, len(tokenizer.decode(cached[0])))
 write = pipeline('text-generation', model=str(folder), trust_remote_code=True)
-assert len(write('import sys', max_new_tokens=4, do_sample=False)[0]['generated_text']) > len('import sys')
+written = write('import sys', max_new_tokens=4, do_sample=False)[0]['generated_text']
+assert len(written) > len('import sys')
 """
 
 
@@ -84,33 +86,35 @@ def test_every_method_saved_and_loaded_without_this_library(tiny, tokens, tmp_pa
     for family, fold in (("tiny-qwen2", False), ("tiny-gemma2", True)):
         saved[f"{family}-mixed"] = apply_plan(tiny(family), PLAN, fold_output=fold)
         for method in METHODS:
-            options = (
-                {"alphas": [0.5, 0.0]} if method.startswith("harp") else {"layers": range(1, 5)}
-            )
+            if method.startswith("harp"):
+                options = {"alphas": [0.5, 0.0]}
+            else:
+                options = {"layers": range(1, 5)}
             plan = make_plan(method, tiny(family), tokens, kv_groups=4, **options)
             saved[f"{family}-{method}"] = apply_plan(tiny(family), plan)
     for name, model in saved.items():
         save_pruned(model, tiny_tokenizer(), tmp_path / "saved" / name)
+        loaded, _ = load_pruned(tmp_path / "saved" / name)
         with torch.no_grad():
             logits = model(tokens).logits
-            assert torch.equal(load_pruned(tmp_path / "saved" / name)[0](tokens).logits, logits), (
-                name
-            )
+            assert torch.equal(loaded(tokens).logits, logits), name
         torch.save({"ids": tokens, "logits": logits}, tmp_path / f"{name}.pt")
     environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules")}
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "saved")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert sorted(line.split()[0] for line in done.stdout.splitlines()) == sorted(saved)
+    process = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert process.returncode == 0, process.stderr
+    loaded_names = [line.split()[0] for line in process.stdout.splitlines()]
+    assert sorted(loaded_names) == sorted(saved)
 
 
 def test_code_that_does_not_know_it_refuses_with_the_reason(checkpoint):
+    folder, _ = checkpoint
     for stock in (LlamaForCausalLM, Gemma2ForCausalLM):
         with pytest.raises(KeyError, match="attention was pruned by HARP: load with"):
-            stock.from_pretrained(checkpoint[0])
+            stock.from_pretrained(folder)
     for auto in (AutoModel, AutoModelForCausalLM):
         with pytest.raises(ValueError, match="trust_remote_code=True"):
-            auto.from_pretrained(checkpoint[0], trust_remote_code=False)
+            auto.from_pretrained(folder, trust_remote_code=False)
 
 
 def test_what_cannot_be_saved_or_loaded_is_named(tiny, tmp_path):
@@ -133,12 +137,12 @@ def test_an_earlier_checkpoint_survives_a_failed_save(tiny, tokens, tmp_path, mo
     model = apply_plan(tiny(), PLAN)
     save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
 
-    class Full:
+    class TokenizerOnAFullDisk:
         def save_pretrained(self, folder):
             raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        save_pruned(model, Full(), tmp_path / "pruned")
+        save_pruned(model, TokenizerOnAFullDisk(), tmp_path / "pruned")
     assert os.listdir(tmp_path) == ["pruned"]
     again, _ = load_pruned(tmp_path / "pruned")
     assert torch.equal(again(tokens).logits, model(tokens).logits)

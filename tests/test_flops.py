@@ -1,3 +1,5 @@
+"""Floating-point operations against masks of the models and PyTorch's own counter."""
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -36,12 +38,11 @@ def test_causal_pairs_are_those_that_the_models_mask_leaves(tiny, tokens, name, 
     assert len(masks) == 6
 
 
-def test_overtaking():
+def test_attention_overtakes_the_ffn_at_one_and_a_half_intermediate_sizes():
     for name in ("LLaMA3.1-8B", "Mistral-7B-v0.3", "Qwen2-7B"):
         config = paper_configs()[name]
-        assert (
-            overtaking_length(config) == 1.5 * config.intermediate_size
-        )  # 4 N² d against 6 N d d_ff
+        # 4 N² d operations of attention against 6 N d d_ff of the FFN
+        assert overtaking_length(config) == 1.5 * config.intermediate_size
         flops = layer_flops(config, config.intermediate_size)
         assert flops.attention * 3 == flops.ffn * 2, (
             "level with two of the FFN's three matrices, as the paper says"
@@ -50,9 +51,8 @@ def test_overtaking():
         "gemma2", **SHAPE | {"num_hidden_layers": 5, "sliding_window": 32}
     )
     n = 1
-    while (
-        2 * 64 * n * (2 * n + 3 * min(n, 32)) < n * 5 * 3 * 64 * 128
-    ):  # three layers with a window, two without
+    # Three layers have a window, two have none.
+    while 2 * 64 * n * (2 * n + 3 * min(n, 32)) < n * 5 * 3 * 64 * 128:
         n += 1
     assert overtaking_length(windowed) == n
 
@@ -94,18 +94,14 @@ PLANS = {
 
 
 def counted(model, **inputs):
-    """What PyTorch counts in the decoder layers and the output head; rotary embedding is left out
-    as in layer_flops.
-    """
+    """What PyTorch counts in decoder layers and output head, without rotary embedding."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(**inputs, logits_to_keep=1)
     name = type(model).__name__
-    inside = {f"{name}.model.layers.{layer}" for layer in range(6)} | {f"{name}.lm_head"}
-    return sum(
-        sum(counts.values())
-        for module, counts in counter.get_flop_counts().items()
-        if module in inside
-    )
+    counts = counter.get_flop_counts()
+    modules = [f"{name}.model.layers.{layer}" for layer in range(6)]
+    modules.append(f"{name}.lm_head")
+    return sum(sum(counts[module].values()) for module in modules if module in counts)
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
@@ -116,25 +112,23 @@ def test_flops_of_a_pruned_model_are_what_pytorch_counts(tiny, name, plan, fold)
     config = model.config
     apply_plan(model, plan, fold_output=fold).set_attn_implementation("eager")
     ids = torch.arange(20)[None]  # shorter than the window of tiny-gemma2
-    for model.tail_only_prefill in (False, True):
-        expected = prefill_flops(
-            config, plan, 20, fold_output=fold, tail_only=model.tail_only_prefill
-        )
+    for tail_only in (False, True):
+        model.tail_only_prefill = tail_only
+        expected = prefill_flops(config, plan, 20, fold_output=fold, tail_only=tail_only)
         assert counted(model, input_ids=ids, use_cache=False) == expected
     cache = model(ids).past_key_values
-    wanted = decode_flops(config, plan, 21, fold_output=fold)
-    assert counted(model, input_ids=ids[:, :1], past_key_values=cache) == wanted
+    expected = decode_flops(config, plan, 21, fold_output=fold)
+    assert counted(model, input_ids=ids[:, :1], past_key_values=cache) == expected
     if plan is PLANS["dense"]:
         assert prefill_flops(config, None, 20) == prefill_flops(config, plan, 20)
 
 
 def test_causal_prefill_is_the_sum_of_decoding_token_by_token_and_a_full_window_bounds_it(tiny):
-    config, plan = tiny("tiny-gemma2").config, PLANS["slices"]
+    config = tiny("tiny-gemma2").config
+    plan = PLANS["slices"]
     head = 2 * 64 * config.vocab_size
-    steps = sum(
-        decode_flops(config, plan, tokens) - head for tokens in range(1, 51)
-    )  # beyond the window of 32
+    # 50 tokens are more than the window of 32.
+    steps = sum(decode_flops(config, plan, tokens) - head for tokens in range(1, 51))
     assert prefill_flops(config, plan, 50, causal=True) == steps + head
-    # One key more, in three layers without window: scores and values of four query heads of width
-    # 16.
+    # One more key in three layers without window: scores and values of 4 query heads of width 16.
     assert decode_flops(config, None, 101) - decode_flops(config, None, 100) == 3 * 2 * 2 * 64

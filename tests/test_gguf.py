@@ -1,6 +1,4 @@
-"""GGUF files of pruned models: llama.cpp, run by other people's code, has to say what our models
-say.
-"""
+"""GGUF files of pruned models: stock llama.cpp has to give the same answers as our models."""
 
 import json
 import re
@@ -30,44 +28,45 @@ PLAN = PruningPlan(
 )
 HARP = PruningPlan.value_only(6, [0.8, 0.2, 0.0])
 ENGINE = """
-import json, sys
+import json
+import sys
 from harp_lib.experiments.efficiency import LETTERS, LlamaCpp
 prompts, context, cache = json.loads(sys.argv[1])
 for path in sys.argv[2:]:
-    engine, said = LlamaCpp(path, context, cache, verbosity=5), []
+    engine = LlamaCpp(path, context, cache, verbosity=5)
+    answers = []
     for prompt in prompts:
-        first = engine.ask(prompt, 1, n_probs=5, grammar=LETTERS)  # a token without text would not be reported
-        top = first["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-        top = {each["id"]: each["logprob"] for each in top}
-        said.append([first["usage"]["prompt_tokens"], top, engine.write(prompt, 16)["text"]])
-    print("\\n" + json.dumps(said), flush=True)
+        # Letters only: a token without text would not be reported.
+        first = engine.ask(prompt, 1, n_probs=5, grammar=LETTERS)
+        candidates = first["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+        logprobs = {token["id"]: token["logprob"] for token in candidates}
+        text = engine.write(prompt, 16)["text"]
+        answers.append([first["usage"]["prompt_tokens"], logprobs, text])
+    print("\\n" + json.dumps(answers), flush=True)
     del engine
 """
 
 
 def llama_cpp(paths, prompts, context=512, cache="F32"):
-    """Of each file what llama.cpp says after each prompt, in a process of its own; and the MiB of
-    its KV cache.
+    """llama.cpp's answers for each file, and the MiB of its KV cache, from a separate process.
+
+    There is one answer for each prompt: its number of tokens, the log-likelihoods of five tokens
+    that may come next, by id, and 16 tokens of text.
     """
     pytest.importorskip("xllamacpp", reason="llama.cpp's bindings (xllamacpp) are not installed")
-    command = [
-        sys.executable,
-        "-c",
-        ENGINE,
-        json.dumps([prompts, context, cache]),
-        *map(str, paths),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
-    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
-    sizes = filter(
-        None, map(float, re.findall(r"KV buffer size = +([\d.]+) MiB", done.stderr + done.stdout))
-    )
-    return list(zip(said, sizes, strict=True))
+    command = [sys.executable, "-c", ENGINE, json.dumps([prompts, context, cache])]
+    command += [str(path) for path in paths]
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=900)
+    assert process.returncode == 0, process.stderr[-3000:]
+    answers = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("[[")]
+    log = process.stderr + process.stdout
+    sizes = [float(size) for size in re.findall(r"KV buffer size = +([\d.]+) MiB", log)]
+    nonzero_sizes = [size for size in sizes if size > 0]
+    return list(zip(answers, nonzero_sizes, strict=True))
 
 
 def llama3() -> PreTrainedModel:
-    """The tiny Llama with positions as Llama 3.1 has them: frequencies of several factors."""
+    """The tiny Llama with the positions of Llama 3.1, whose frequencies have several factors."""
     model = tiny_model("tiny-llama")
     rope = {
         "rope_type": "llama3",
@@ -75,17 +74,16 @@ def llama3() -> PreTrainedModel:
         "factor": 8.0,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
     }
-    model.config.rope_parameters = rope | {"original_max_position_embeddings": 64}
+    model.config.rope_parameters = rope
     twin = type(model)(model.config).eval()
     twin.load_state_dict(model.state_dict())
     return twin
 
 
 def sentencepiece() -> PreTrainedTokenizerFast:
-    """A tokenizer as Llama 2's: merges of whole words with ▁ for blanks, other characters by their
-    bytes.
-    """
+    """A tokenizer like Llama 2's: ▁ stands for a blank, and unknown characters for their bytes."""
     backend = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     backend.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
@@ -106,10 +104,12 @@ def sentencepiece() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """By name: model, tokenizer, what llama.cpp says after each text, MiB of its KV cache. One
-    process for all.
+    """By name: model, tokenizer, llama.cpp's answer to each text, and MiB of its KV cache.
+
+    One process of llama.cpp answers for all models.
     """
-    folder, tokenizer = tmp_path_factory.mktemp("gguf"), tiny_tokenizer()
+    folder = tmp_path_factory.mktemp("gguf")
+    tokenizer = tiny_tokenizer()
     cases = {
         "dense": (tiny_model("tiny-llama"), tokenizer, "f32"),
         "harp": (apply_plan(tiny_model("tiny-llama"), HARP), tokenizer, "f32"),
@@ -124,43 +124,52 @@ def answers(tmp_path_factory):
         "f16": (apply_plan(tiny_model("tiny-llama"), PLAN), tokenizer, "f16"),
         "q8_0": (apply_plan(tiny_model("tiny-llama"), PLAN), tokenizer, "q8_0"),
     }
-    for name, (model, with_tokenizer, weights) in cases.items():
-        save_gguf(model, with_tokenizer, folder / name, weights)
-    answers = llama_cpp([folder / name for name in cases], TEXTS)
-    return {name: (*cases[name][:2], *answer) for name, answer in zip(cases, answers, strict=True)}
+    for name, (model, own_tokenizer, weights) in cases.items():
+        save_gguf(model, own_tokenizer, folder / name, weights)
+    results = llama_cpp([folder / name for name in cases], TEXTS)
+    by_name = {}
+    for (name, (model, own_tokenizer, _)), result in zip(cases.items(), results, strict=True):
+        texts, cache_mib = result
+        by_name[name] = (model, own_tokenizer, texts, cache_mib)
+    return by_name
 
 
 @pytest.mark.parametrize(
-    ("name", "within"),
+    ("name", "tolerance"),
     [
-        (name, 0.01)
-        for name in ("dense", "harp", "all kinds", "folded", "llama 3.1", "sentencepiece")
-    ]
-    + [("f16", 0.05), ("q8_0", 1.0)],
+        ("dense", 0.01),
+        ("harp", 0.01),
+        ("all kinds", 0.01),
+        ("folded", 0.01),
+        ("llama 3.1", 0.01),
+        ("sentencepiece", 0.01),
+        ("f16", 0.05),
+        ("q8_0", 1.0),
+    ],
 )
 @torch.no_grad()
-def test_llama_cpp_agrees(name, within, answers):
-    model, tokenizer, said, _ = answers[name]
-    for text, (count, theirs, _) in zip(TEXTS, said, strict=True):
+def test_llama_cpp_agrees(name, tolerance, answers):
+    model, tokenizer, texts, _ = answers[name]
+    for text, (num_tokens, logprobs, _) in zip(TEXTS, texts, strict=True):
         ids = tokenizer(text, return_tensors="pt").input_ids
-        ours = model(ids).logits[0, -1].log_softmax(-1)
-        assert count == ids.shape[1], text
-        assert max(abs(ours[int(token)] - value) for token, value in theirs.items()) < within
-        assert within > 0.01 or {int(token) for token in theirs} == {*ours.topk(5).indices.tolist()}
+        ours = model(ids).logits[0, -1].log_softmax(-1)  # (vocabulary,)
+        assert num_tokens == ids.shape[1], text
+        for token, logprob in logprobs.items():
+            assert abs(ours[int(token)] - logprob) < tolerance, text
+        if tolerance <= 0.01:
+            assert {int(token) for token in logprobs} == set(ours.topk(5).indices.tolist())
 
 
 def test_the_cache_shrinks(answers):
-    assert answers["harp"][3] == pytest.approx(
-        answers["dense"][3] / 2, abs=0.01
-    )  # MiB, as llama.cpp rounds them
+    dense_mib = answers["dense"][3]
+    harp_mib = answers["harp"][3]
+    assert harp_mib == pytest.approx(dense_mib / 2, abs=0.01)  # as llama.cpp rounds them
 
 
 @pytest.mark.real_model
 @torch.no_grad()
 def test_smollm2_writes_the_same(smollm2, tmp_path):
-    """Six value-only layers: the same 16 tokens, and for 8,192 tokens a cache of 144 MiB where
-    dense takes 180.
-    """
+    """Six value-only layers: the same 16 tokens, and for 8,192 tokens 144 MiB instead of 180."""
     model, tokenizer = smollm2
     save_gguf(model, tokenizer, tmp_path / "dense", "f32")
     apply_plan(model, PruningPlan.value_only(30, [0.3, 0.5, 0.7, 0.1, 0.3, 0.6]))
@@ -168,17 +177,20 @@ def test_smollm2_writes_the_same(smollm2, tmp_path):
     prompt = "The capital of France is"
     ids = tokenizer(prompt, return_tensors="pt").input_ids
     written = model.generate(ids, max_new_tokens=16, do_sample=False)[0, ids.shape[1] :]
-    (_, dense), (((_, top, text),), harp) = llama_cpp(
-        [tmp_path / "dense", tmp_path / "harp"], [prompt], 8192, "F16"
-    )
-    assert (dense, harp) == (180, 144)
+    files = [tmp_path / "dense", tmp_path / "harp"]
+    dense, harp = llama_cpp(files, [prompt], 8192, "F16")
+    _, dense_mib = dense
+    harp_answers, harp_mib = harp
+    assert (dense_mib, harp_mib) == (180, 144)
+    _, logprobs, text = harp_answers[0]
     assert text == tokenizer.decode(written)
-    ours = model(ids).logits[0, -1].log_softmax(-1)
-    assert max(abs(ours[int(token)] - value) for token, value in top.items()) < 0.01
+    ours = model(ids).logits[0, -1].log_softmax(-1)  # (vocabulary,)
+    for token, logprob in logprobs.items():
+        assert abs(ours[int(token)] - logprob) < 0.01
 
 
 @pytest.mark.parametrize(
-    ("name", "pruned", "said"),
+    ("name", "change", "message"),
     [
         ("tiny-qwen2", None, "qwen2 models"),
         ("tiny-gemma2", None, "gemma2 models"),
@@ -187,21 +199,22 @@ def test_smollm2_writes_the_same(smollm2, tmp_path):
         ("tiny-mistral", "window", "sliding window of 16"),
     ],
 )
-def test_refused_by_name(name, pruned, said, tokens, tmp_path):
+def test_refused_by_name(name, change, message, tokens, tmp_path):
     model = tiny_model(name)
-    if pruned == "flap":
+    if change == "flap":
         apply_plan(model, make_plan("flap", model, tokens, kv_groups=3))
-    if pruned == "yarn":
-        model.config.rope_parameters |= {"rope_type": "yarn", "factor": 2.0}
-    if pruned == "window":
+    if change == "yarn":
+        model.config.rope_parameters.update(rope_type="yarn", factor=2.0)
+    if change == "window":
         model.config.sliding_window = 16
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         save_gguf(model, tiny_tokenizer(), tmp_path / "model.gguf")
     assert not [*tmp_path.iterdir()]
 
 
 def test_unknown_weights_and_tokenizers_are_refused(tmp_path):
-    model, tokenizer = tiny_model("tiny-llama"), tiny_tokenizer()
+    model = tiny_model("tiny-llama")
+    tokenizer = tiny_tokenizer()
     with pytest.raises(ValueError, match="'q3'; choose from f32, f16, q8_0"):
         save_gguf(model, tokenizer, tmp_path / "model.gguf", "q3")
     state = json.loads(tokenizer.backend_tokenizer.to_str())

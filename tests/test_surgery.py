@@ -1,6 +1,4 @@
-"""What a plan does to a model: against the official logits, against hand-made twins, and when it is
-refused.
-"""
+"""Pruned models against the official logits and hand-made twins; plans that are refused."""
 
 import json
 
@@ -62,19 +60,21 @@ def small_model(model_type, **particulars):
 SHAPES = {
     "own heads": ("llama", {"num_key_value_heads": 4}),
     "one group": ("llama", {"num_key_value_heads": 1}),
-    "counted heads": (
-        "stablelm",
-        {"use_qkv_bias": True},
-    ),  # its attention reshapes by a number of heads it stores
+    # Its attention reshapes by a stored number of heads.
+    "counted heads": ("stablelm", {"use_qkv_bias": True}),
     "narrow heads": ("llama", {"head_dim": 4}),
     "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    **{family: (family, particulars) for family, particulars in OTHER_FAMILIES.items()},
 }
+for family, particulars in OTHER_FAMILIES.items():
+    SHAPES[family] = (family, particulars)
 
 
 def make(tiny, name):
-    kind, particulars = SHAPES.get(name, (name, {}))
-    return tiny(name) if name in FAMILIES else small_model(kind, **particulars)
+    """A tiny model of the registry, or a small one of ``SHAPES`` or of a model type."""
+    if name in FAMILIES:
+        return tiny(name)
+    model_type, particulars = SHAPES.get(name, (name, {}))
+    return small_model(model_type, **particulars)
 
 
 def logits(model, ids):
@@ -88,9 +88,8 @@ def test_logits_of_the_official_code(shared, family, fold):
     golden = json.loads((shared / "golden" / f"{family}.json").read_text())
     tensors = load_file(shared / "golden" / f"{family}.safetensors")
     config = AutoConfig.for_model(family, **golden["config"])
-    model = AutoModelForCausalLM.from_config(
-        config, attn_implementation="eager"
-    ).eval()  # Gemma-2 caps its scores
+    # Only eager attention caps scores, as Gemma-2 needs.
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     weights = {name[2:]: tensor for name, tensor in tensors.items() if name.startswith("w.")}
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert set(missing) <= {"lm_head.weight"}  # tied in Gemma-2
@@ -103,9 +102,7 @@ def test_logits_of_the_official_code(shared, family, fold):
 
 
 class IdentityAttention(torch.nn.Module):
-    """The obvious twin of a value-only layer: the stock attention, run on each token as a text of
-    its own.
-    """
+    """The obvious twin of a value-only layer: stock attention on each token as its own text."""
 
     def __init__(self, attention):
         super().__init__()
@@ -120,25 +117,29 @@ class IdentityAttention(torch.nn.Module):
         **kwargs,
     ):
         batch, length, width = hidden_states.shape
-        cos, sin = (
-            part[:, :1].expand(batch, -1, -1).repeat_interleave(length, 0)
+        first_position = tuple(
+            part[:, :1].expand(batch, -1, -1).repeat_interleave(length, 0)  # (B·N, 1, Dh)
             for part in position_embeddings
         )
         alone = hidden_states.reshape(batch * length, 1, width)
         output, _ = self.attention(
-            alone, position_embeddings=(cos, sin), attention_mask=None, past_key_values=None
+            alone, position_embeddings=first_position, attention_mask=None, past_key_values=None
         )
         return output.view(batch, length, width), None
 
 
 def multiply_branch(layer, alpha):
-    if (norm := output_norm(layer)) is not None:
-        norm.register_forward_hook(lambda m, i, out: alpha * out)
+    norm = output_norm(layer)
+    if norm is not None:
+        norm.register_forward_hook(lambda module, inputs, output: alpha * output)
     else:
-        layer.self_attn.register_forward_hook(lambda m, i, out: (alpha * out[0], None))
+        layer.self_attn.register_forward_hook(
+            lambda module, inputs, output: (alpha * output[0], None)
+        )
 
 
 def with_twins(model, alphas):
+    """``model`` with hand-made value-only layers, given as alpha by layer index."""
     for layer, alpha in alphas.items():
         module = decoder_layers(model)[layer]
         module.self_attn = IdentityAttention(module.self_attn)
@@ -150,33 +151,34 @@ def with_twins(model, alphas):
 @pytest.mark.parametrize("alphas", [{3: 0.3}, {0: 0.7, 2: 0.0, 3: 1.0}], ids=["top", "scattered"])
 @pytest.mark.parametrize("name", [*FAMILIES, *SHAPES, "glm4"])
 def test_value_only_is_stock_attention_on_lone_tokens(tiny, name, alphas, fold):
-    """In the context, which leaves the model as it was, and applied; folded, W_O reads each value
-    head once.
-    """
-    model, twin = make(tiny, name), with_twins(make(tiny, name), alphas)
-    ids, before = (
-        torch.randint(3, 120, (2, 24), generator=torch.Generator().manual_seed(1)),
-        model.state_dict(),
-    )
-    dense, expected = logits(model, ids), logits(twin, ids)
+    """This holds in the context, which leaves the model as it was, and after ``apply_plan``."""
+    model = make(tiny, name)
+    twin = with_twins(make(tiny, name), alphas)
+    ids = torch.randint(3, 120, (2, 24), generator=torch.Generator().manual_seed(1))
+    state_before = model.state_dict()
+    dense = logits(model, ids)
+    expected = logits(twin, ids)
     plan = PruningPlan.value_only(model.config.num_hidden_layers, alphas)
     with temporarily_pruned(model, plan, fold_output=fold):
         torch.testing.assert_close(logits(model, ids), expected, atol=2e-5, rtol=1e-4)
     assert torch.equal(logits(model, ids), dense)
-    assert model.state_dict().keys() == before.keys()
+    assert model.state_dict().keys() == state_before.keys()
     apply_plan(model, plan, fold_output=fold)
     torch.testing.assert_close(logits(model, ids), expected, atol=2e-5, rtol=1e-4)
     assert (expected - dense).abs().max() > 1e-2
-    attention = decoder_layers(model)[3].self_attn
-    assert not fold or attention.o_proj.in_features == attention.v_proj.out_features
+    if fold:
+        attention = decoder_layers(model)[3].self_attn
+        assert attention.o_proj.in_features == attention.v_proj.out_features, (
+            "W_O reads each value head once"
+        )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu(tiny, tokens):
+def test_a_gpu_gives_the_same(tiny, tokens):
     plan = PruningPlan.value_only(6, [0.8, 0.3, 0.0])
     expected = logits(apply_plan(tiny(), plan), tokens)
-    found = logits(apply_plan(tiny().cuda(), plan), tokens.cuda()).cpu()
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    on_gpu = logits(apply_plan(tiny().cuda(), plan), tokens.cuda()).cpu()
+    torch.testing.assert_close(on_gpu, expected, atol=1e-4, rtol=0)
 
 
 def test_offloaded_weights_are_refused(tiny, tmp_path):
@@ -187,7 +189,9 @@ def test_offloaded_weights_are_refused(tiny, tmp_path):
         "model.norm": "cpu",
         "model.rotary_emb": "cpu",
     }
-    device_map |= {f"model.layers.{i}": "disk" if i == 5 else "cpu" for i in range(6)}
+    for layer in range(5):
+        device_map[f"model.layers.{layer}"] = "cpu"
+    device_map["model.layers.5"] = "disk"
     model = AutoModelForCausalLM.from_pretrained(
         tmp_path / "model", device_map=device_map, offload_folder=tmp_path / "offload"
     )
@@ -205,11 +209,13 @@ def test_a_model_that_shares_its_config_is_left_alone(tiny, tokens):
 
 
 def check_unchanged_after(model, tokens, plan, message):
-    before, state = logits(model, tokens), set(model.state_dict())
+    """``plan`` is refused with ``message``, and the model is as it was."""
+    logits_before = logits(model, tokens)
+    names_before = set(model.state_dict())
     with pytest.raises(ValueError, match=message):
         apply_plan(model, plan)
-    assert torch.equal(logits(model, tokens), before)
-    assert set(model.state_dict()) == state
+    assert torch.equal(logits(model, tokens), logits_before)
+    assert set(model.state_dict()) == names_before
 
 
 def test_plans_for_something_else_are_refused(tiny, tokens):
@@ -243,11 +249,17 @@ def test_plans_for_something_else_are_refused(tiny, tokens):
     ],
 )
 def test_other_attention_is_refused_by_name(model_type, particulars, message):
-    shape = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2}
-    config = AutoConfig.for_model(
-        model_type, **({"vocab_size": 128} if model_type == "gpt2" else shape) | particulars
-    )
+    settings = {"vocab_size": 128, **particulars}
+    if model_type != "gpt2":  # which has other names for these
+        settings.update(
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            initializer_range=0.2,
+        )
+    config = AutoConfig.for_model(model_type, **settings)
     model = AutoModelForCausalLM.from_config(config).eval()
     if model_type == "bitnet":
         torch.nn.init.normal_(model.model.layers[1].self_attn.attn_sub_norm.weight)
@@ -268,23 +280,19 @@ def test_models_that_only_look_like_others_are_refused():
         "intermediate_size": 32,
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
     }
-    config = Gemma3Config(
-        text_config=text, vision_config=vision | {"image_size": 28, "patch_size": 14}
-    )
-    with pytest.raises(
-        ValueError, match="Gemma3ForConditionalGeneration is not supported: it has other inputs"
-    ):
-        apply_plan(Gemma3ForConditionalGeneration(config), PruningPlan.value_only(2, [0.5]))
-    for model_type, extra in {
-        "hyperclovax": {"use_post_norm": True},
-        "olmo": {"clip_qkv": 4.0},
-    }.items():
-        with pytest.raises(
-            ValueError,
-            match=r"is not supported: (layer 3 has parts of no known kind|it clips values)",
-        ):
-            apply_plan(small_model(model_type, **extra), PruningPlan.value_only(4, [0.5]))
+    model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision))
+    message = "Gemma3ForConditionalGeneration is not supported: it has other inputs"
+    with pytest.raises(ValueError, match=message):
+        apply_plan(model, PruningPlan.value_only(2, [0.5]))
+    model = small_model("hyperclovax", use_post_norm=True)
+    with pytest.raises(ValueError, match="is not supported: layer 3 has parts of no known kind"):
+        apply_plan(model, PruningPlan.value_only(4, [0.5]))
+    model = small_model("olmo", clip_qkv=4.0)
+    with pytest.raises(ValueError, match="is not supported: it clips values"):
+        apply_plan(model, PruningPlan.value_only(4, [0.5]))
 
 
 def test_training_mode_with_dropout_is_no_reason_to_refuse(tiny):

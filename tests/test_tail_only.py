@@ -1,6 +1,4 @@
-"""Positions whose logits nobody asks for skip the pruned layers at the top: exactly, counted, and
-only then.
-"""
+"""Positions without requested logits skip the pruned layers at the top, with the same result."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,36 +16,43 @@ from harp_lib import PruningPlan, apply_plan
 from harp_lib.pruning.layers import LoneAttention
 from harp_lib.pruning.plan import LayerPlan
 
-PLANS = {  # of the top four layers, and how many of these are spared
+PLANS = {  # of the top four layers, and how many layers at the top most positions skip
     "value-only and skipped": ({3: LayerPlan(0.5), 2: LayerPlan(0.0), 0: LayerPlan(1.0)}, 2),
     "emptied by groups": ({3: LayerPlan(removed_groups=(0, 1)), 2: LayerPlan(0.5)}, 2),
     "all": ({layer: LayerPlan(0.5) for layer in range(4)}, 4),
 }
 
 
-def make(tiny, family, plan):
-    model = tiny(family) if family in FAMILIES else small_model(family, **OTHER_FAMILIES[family])
-    below = model.config.num_hidden_layers - 4
-    return apply_plan(
-        model,
-        PruningPlan(below + 4, {below + layer: lost for layer, lost in PLANS[plan][0].items()}),
-    )
+def dense_model(tiny, family):
+    if family in FAMILIES:
+        return tiny(family)
+    return small_model(family, **OTHER_FAMILIES[family])
+
+
+def make(tiny, family, plan_name):
+    """A model of four layers or more whose top four are pruned as ``PLANS`` says."""
+    model = dense_model(tiny, family)
+    num_layers = model.config.num_hidden_layers
+    top_plans, _ = PLANS[plan_name]
+    layers = {num_layers - 4 + layer: layer_plan for layer, layer_plan in top_plans.items()}
+    return apply_plan(model, PruningPlan(num_layers, layers))
 
 
 @contextmanager
 def positions_entering():
-    """How many positions each pruned attention reads, from the bottom; hooks on the layers would
-    turn it off.
+    """How many positions each pruned attention reads, from the bottom.
+
+    The hook is global, because hooks on the layers would switch the shortcut off.
     """
-    seen = []
+    counts = []
 
     def count(module, args, output):
         if isinstance(module, LoneAttention):
-            seen.append(output[0].shape[1])
+            counts.append(output[0].shape[1])
 
     handle = register_module_forward_hook(count)
     try:
-        yield seen
+        yield counts
     finally:
         handle.remove()
 
@@ -58,22 +63,27 @@ def positions_entering():
 def test_the_last_logits_are_those_of_the_full_pass(tiny, tokens, family, plan):
     if family == "olmo2" and plan == "emptied by groups":
         pytest.skip("groups cannot be cut out of it")
-    model, ids, top = make(tiny, family, plan), tokens % 120, PLANS[plan][1]
+    model = make(tiny, family, plan)
+    _, num_top = PLANS[plan]
+    ids = tokens % 120
     mask = torch.ones_like(ids)
-    mask[0, :20] = mask[2, :7] = 0  # padding on the left
+    mask[0, :20] = 0  # padding on the left
+    mask[2, :7] = 0
     full = model(ids, attention_mask=mask).logits
+    scale = full.abs().max()
     for keep in (1, 3, 47):
         for inputs in ({"input_ids": ids}, {"inputs_embeds": model.get_input_embeddings()(ids)}):
-            with positions_entering() as seen:
-                found = model(**inputs, attention_mask=mask, logits_to_keep=keep, use_cache=True)
-            assert seen[-top:] == [keep] * top
-            assert set(seen[:-top]) <= {48}, "a value-only layer below a live one reads everything"
-            error, scale = (found.logits - full[:, -keep:]).abs().max(), full.abs().max()
-            assert error <= 1e-5 * scale
-            assert (found.logits - full[:, -keep - 1 : -1]).abs().max() > 1e-2 * scale, (
-                "one position beside is seen"
+            with positions_entering() as counts:
+                output = model(**inputs, attention_mask=mask, logits_to_keep=keep, use_cache=True)
+            assert counts[-num_top:] == [keep] * num_top
+            assert set(counts[:-num_top]) <= {48}, (
+                "a value-only layer below one that attends reads everything"
             )
-            assert {entry.get_seq_length() for entry in found.past_key_values.layers} == {48}
+            error = (output.logits - full[:, -keep:]).abs().max()
+            assert error <= 1e-5 * scale
+            shifted_error = (output.logits - full[:, -keep - 1 : -1]).abs().max()
+            assert shifted_error > 1e-2 * scale, "a shift by one position would be noticed"
+            assert {entry.get_seq_length() for entry in output.past_key_values.layers} == {48}
     assert torch.equal(model(ids, attention_mask=mask).logits, full), "nothing stays behind"
 
 
@@ -81,13 +91,14 @@ def test_the_last_logits_are_those_of_the_full_pass(tiny, tokens, family, plan):
 @pytest.mark.parametrize("plan", PLANS)
 @torch.no_grad()
 def test_a_prefix_is_continued(tiny, tokens, family, plan):
-    """A cache that was filled by halves, some positions of which never entered the top."""
-    model, ids = make(tiny, family, plan), tokens[:2]
+    """A cache filled in two parts, of which some positions never entered the top layers."""
+    model = make(tiny, family, plan)
+    ids = tokens[:2]
     cache = DynamicCache(config=model.config)
     model(ids[:, :20], past_key_values=cache, logits_to_keep=1)
-    found = model(ids[:, 20:41], past_key_values=cache, logits_to_keep=2).logits
+    continued = model(ids[:, 20:41], past_key_values=cache, logits_to_keep=2).logits
     model.tail_only_prefill = False
-    torch.testing.assert_close(found, model(ids[:, :41]).logits[:, -2:], atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(continued, model(ids[:, :41]).logits[:, -2:], atol=2e-5, rtol=1e-4)
     expected = generate(model, ids)
     model.tail_only_prefill = True
     assert_same(generate(model, ids, cache=cache), expected)
@@ -98,24 +109,22 @@ def test_it_is_off_where_somebody_looks_at_every_position(tiny, tokens):
     model = make(tiny, "tiny-llama", "value-only and skipped")
 
     def entering(**options):
-        with positions_entering() as seen:
+        with positions_entering() as counts:
             model(tokens, **options)
-        return seen
+        return counts
 
     assert entering(logits_to_keep=1) == [48, 1, 1]
-    some = torch.tensor([47])
     for options in (
         {},
         {"labels": tokens},
         {"output_hidden_states": True, "logits_to_keep": 1},
-        {"logits_to_keep": some},
+        {"logits_to_keep": torch.tensor([47])},
     ):
         assert entering(**options) == [48] * 3, options
     states = model(tokens, output_hidden_states=True, logits_to_keep=1).hidden_states
     assert {state.shape[1] for state in states} == {48}
-    assert entering(logits_to_keep=1) == [48, 1, 1], (
-        "transformers' own hooks are there now, and idle"
-    )
+    # transformers' own hooks are there now, and idle.
+    assert entering(logits_to_keep=1) == [48, 1, 1]
     for module in (model.model.layers[5].mlp, model.model.norm, model.model):
         handle = module.register_forward_hook(lambda *_: None)
         assert entering(logits_to_keep=1) == [48] * 3
@@ -123,11 +132,10 @@ def test_it_is_off_where_somebody_looks_at_every_position(tiny, tokens):
     model.train()
     assert entering(logits_to_keep=1) == [48] * 3
     model.eval()
-    model.model.layers[
-        4
-    ].mixer = torch.nn.Identity()  # as hybrid models have beside their attention
+    layer = model.model.layers[4]
+    layer.mixer = torch.nn.Identity()  # hybrid models have one beside their attention
     assert entering(logits_to_keep=1) == [48, 48, 1]
-    del model.model.layers[4].mixer
+    del layer.mixer
     model.config.output_hidden_states = True
     assert entering(logits_to_keep=1) == [48] * 3
     model.config.output_hidden_states = False
@@ -137,21 +145,27 @@ def test_it_is_off_where_somebody_looks_at_every_position(tiny, tokens):
 
 @torch.no_grad()
 def test_a_thread_that_reads_everything_meanwhile_is_not_disturbed(tiny, tokens):
-    model, main, found = make(tiny, "tiny-llama", "value-only and skipped"), get_ident(), []
+    model = make(tiny, "tiny-llama", "value-only and skipped")
+    main_thread = get_ident()
+    below_the_top = model.model.layers[3].mlp
     full = model(tokens).logits
-    with ThreadPoolExecutor(1) as other:
+    outputs_of_other_thread = []
+
+    @torch.no_grad()
+    def read_everything():
+        return model(tokens, use_cache=True)
+
+    with ThreadPoolExecutor(1) as other_thread:
 
         def interrupt(module, args, output):
-            if (
-                module is model.model.layers[3].mlp and get_ident() == main
-            ):  # below the top: its hooks are there
-                found.append(
-                    other.submit(lambda: torch.no_grad()(model)(tokens, use_cache=True)).result()
-                )
+            # The hooks of the top layers are set when the pass of the main thread is here.
+            if module is below_the_top and get_ident() == main_thread:
+                outputs_of_other_thread.append(other_thread.submit(read_everything).result())
 
         handle = register_module_forward_hook(interrupt)
         kept = model(tokens, logits_to_keep=1).logits
         handle.remove()
-    torch.testing.assert_close(found[0].logits, full)
-    assert {entry.get_seq_length() for entry in found[0].past_key_values.layers} == {48}
+    (output,) = outputs_of_other_thread
+    torch.testing.assert_close(output.logits, full)
+    assert {entry.get_seq_length() for entry in output.past_key_values.layers} == {48}
     torch.testing.assert_close(kept, full[:, -1:], atol=2e-5, rtol=1e-4)

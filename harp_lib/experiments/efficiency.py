@@ -25,7 +25,7 @@ from harp_lib.models.load import random_model
 from harp_lib.names import PAPER_MODELS
 from harp_lib.pruning import remote, surgery
 from harp_lib.pruning.architecture import check_plan, decoder_layers
-from harp_lib.pruning.layers import folds
+from harp_lib.pruning.layers import repeats_values
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.results import Cell, Result, device_name
 
@@ -71,7 +71,7 @@ def make_variants(model: PreTrainedModel, plan: PruningPlan) -> dict[str, Varian
     """
     plans = {HARP: plan, TAIL: plan}
     layers = decoder_layers(model)
-    if any(alpha and folds(layers[layer].self_attn) for layer, alpha in plan.alphas.items()):
+    if any(alpha and repeats_values(layers[layer].self_attn) for layer, alpha in plan.alphas.items()):
         plans[FOLDED] = plan
     thinned = thinned_plan(model.config, plan)
     with suppress(ValueError):  # as of a norm over all heads

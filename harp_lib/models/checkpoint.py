@@ -18,28 +18,34 @@ PLAN_FILE = "pruning_plan.json"
 def save_pruned(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str | Path
 ) -> None:
-    """Write a model that :func:`harp_lib.apply_plan` pruned, and its tokenizer, as a Hugging Face
-    folder.
+    """Write a pruned model and its tokenizer as a Hugging Face folder.
 
     The folder holds safetensors, config, tokenizer, the plan (``pruning_plan.json``) and the files
     of this library that ``trust_remote_code=True`` needs. It appears complete or not at all; an
     earlier pruned checkpoint at ``path`` is replaced.
 
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A model that :func:`harp_lib.apply_plan` pruned.
+    tokenizer : PreTrainedTokenizerBase
+        Its tokenizer.
+    path : str or Path
+        The folder to write.
+
     Raises
     ------
     ValueError
-        If the model is not pruned: ``model.save_pretrained`` does for it.
+        If the model is not pruned; ``model.save_pretrained`` saves a dense model.
     FileExistsError
-        If ``path`` holds something else than a pruned checkpoint.
+        If ``path`` holds anything but a pruned checkpoint.
     """
     if getattr(model.config, "pruning_plan", None) is None:
         raise ValueError(
             "this model is not pruned: call apply_plan first, or save it with model.save_pretrained"
         )
     path = Path(path).resolve()
-    if path.exists() and not (
-        path.is_dir() and ((path / PLAN_FILE).exists() or not any(path.iterdir()))
-    ):
+    if path.exists() and not _is_replaceable(path):
         raise FileExistsError(
             f"{path} exists and is not a pruned checkpoint; choose another folder"
         )
@@ -54,22 +60,43 @@ def save_pruned(
         folder.rename(path)
 
 
+def _is_replaceable(path: Path) -> bool:
+    """Whether ``path`` is a folder that is empty or holds a pruned checkpoint."""
+    if not path.is_dir():
+        return False
+    return (path / PLAN_FILE).exists() or not any(path.iterdir())
+
+
 def load_pruned(
     path: str | Path, dtype: str = "auto", **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the model, in evaluation mode, and the tokenizer that :func:`save_pruned` wrote; no code
-    of the folder runs.
+    """Load a model, in evaluation mode, and its tokenizer from a folder of :func:`save_pruned`.
 
-    ``dtype`` and other options, as ``device_map``, go to ``from_pretrained``: by default the dtype
-    that was saved, on the CPU. A ValueError says that the folder holds no pruned checkpoint, or not
-    all of its weights.
+    No code from the folder is run.
+
+    Parameters
+    ----------
+    path : str or Path
+        The folder.
+    dtype : str
+        As in ``from_pretrained``; by default the dtype that was saved.
+    **options
+        Other options of ``from_pretrained``, such as ``device_map``. By default the model is loaded
+        on the CPU.
+
+    Raises
+    ------
+    ValueError
+        If the folder holds no pruned checkpoint, or lacks some of its weights.
     """
+    config = {}
     config_file = Path(path, "config.json")
-    config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
+    if config_file.is_file():
+        config = json.loads(config_file.read_text(encoding="utf-8"))
     if "pruning_plan" not in config:
         raise ValueError(
-            f"{path} holds no pruned checkpoint (no config.json with a pruning plan); try load_model"
+            f"{path} holds no pruned checkpoint (no config.json with a pruning plan); "
+            "try load_model"
         )
-    return from_pretrained(
-        str(path), getattr(remote, config["architectures"][0]), dtype=dtype, **options
-    )
+    model_class = getattr(remote, config["architectures"][0])
+    return from_pretrained(str(path), model_class, dtype=dtype, **options)

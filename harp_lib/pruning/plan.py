@@ -1,4 +1,4 @@
-"""Pruning plans: what goes and what stays, as plain data that a person can read."""
+"""Pruning plans: what each decoder layer loses, as plain data that a person can read."""
 
 import hashlib
 import json
@@ -15,23 +15,29 @@ FORMAT = "harp-plan/1"
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """What one decoder layer loses: its attention, some of its key/value groups, or some of its FFN
-    channels.
+    """What one decoder layer loses: its attention, some key/value groups, or some FFN channels.
 
     Attributes
     ----------
     alpha : float, optional
-        Makes the layer value-only: queries and keys go, and the attention branch is scaled, as in
-        the paper's Section 2.3, ``H + alpha * H W_V W_O``. Zero removes values and output
-        projection too.
+        Makes the layer value-only: queries and keys are removed, and the attention branch is
+        scaled, as in the paper's Section 2.3, ``H + alpha * H W_V W_O``. Zero removes values and
+        output projection too.
     removed_groups : tuple of int
-        Key/value heads that go, each with its query heads and the columns of W_O that read them.
+        Key/value heads to remove, each with its query heads and the columns of W_O that read them.
     removed_channels : tuple of int
-        Channels of a gated FFN that go: rows of its gate and up projection, columns of its down
+        Channels of a gated FFN to remove: rows of its gate and up projection, columns of its down
         projection.
     group_means, channel_means : tuple of float, optional
-        Mean inputs of the removed columns of W_O and of the down projection, in their order. Times
-        these columns they are a bias that makes up for what goes, as FLAP's. None: nothing does.
+        Mean inputs of the removed columns of W_O and of the down projection, in the order of the
+        columns. Multiplied by these columns they give a bias that compensates for the removal, as
+        in FLAP. None means no compensation.
+
+    Raises
+    ------
+    ValueError
+        If alpha is not finite or is combined with groups, if indices are negative, repeated or not
+        in rising order, or if means do not match the indices.
     """
 
     alpha: float | None = None
@@ -41,41 +47,57 @@ class LayerPlan:
     channel_means: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.alpha is not None and not math.isfinite(self.alpha):
-            raise ValueError(f"alpha is {self.alpha!r}; it has to be a finite number")
-        if self.alpha is not None and (self.removed_groups or self.group_means is not None):
-            raise ValueError(
-                "a value-only layer (alpha) has no key/value groups left to remove or to make up for"
-            )
-        for part in ("group", "channel"):
-            name, removed, means = (
-                f"removed_{part}s",
-                getattr(self, f"removed_{part}s"),
-                getattr(self, f"{part}_means"),
-            )
-            removed = tuple(map(operator.index, removed))
-            if list(removed) != sorted(set(removed)) or min(removed, default=0) < 0:
+        if self.alpha is not None:
+            if not math.isfinite(self.alpha):
+                raise ValueError(f"alpha is {self.alpha!r}; it has to be a finite number")
+            if self.removed_groups or self.group_means is not None:
                 raise ValueError(
-                    f"{name} has to be indices from 0, rising, each once; got {reprlib.repr(removed)}"
+                    "a value-only layer (alpha) has no key/value groups left to remove or to make "
+                    "up for"
                 )
-            object.__setattr__(self, name, removed)
-            if means is not None:
-                if not removed or len(means) % len(removed) or not all(map(math.isfinite, means)):
-                    wanted = f"finite numbers, equally many for each of {len(removed)} removed"
-                    raise ValueError(f"{part}_means has to be {wanted}; got {reprlib.repr(means)}")
-                object.__setattr__(self, f"{part}_means", tuple(means))
+        for part in ("group", "channel"):
+            removed = _checked_indices(self, f"removed_{part}s")
+            # The plan is frozen, so that an ordinary assignment would raise.
+            object.__setattr__(self, f"removed_{part}s", removed)
+            means = _checked_means(self, f"{part}_means", len(removed))
+            object.__setattr__(self, f"{part}_means", means)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that say something, as JSON values."""
-        said = {name: value for name, value in vars(self).items() if value not in (None, ())}
-        return {
-            name: list(value) if isinstance(value, tuple) else value for name, value in said.items()
-        }
+        """The fields that are not empty, as JSON values."""
+        values = {}
+        for name, value in vars(self).items():
+            if value is None or value == ():
+                continue
+            values[name] = list(value) if isinstance(value, tuple) else value
+        return values
+
+
+def _checked_indices(plan: LayerPlan, name: str) -> tuple[int, ...]:
+    """Field ``name`` of ``plan`` as indices; a ValueError if it is something else."""
+    indices = tuple(operator.index(index) for index in getattr(plan, name))
+    if list(indices) != sorted(set(indices)) or min(indices, default=0) < 0:
+        raise ValueError(
+            f"{name} has to be indices from 0, rising, each once; got {reprlib.repr(indices)}"
+        )
+    return indices
+
+
+def _checked_means(plan: LayerPlan, name: str, num_removed: int) -> tuple[float, ...] | None:
+    """Field ``name`` of ``plan``, the same number of means for each removed part, or None."""
+    means = getattr(plan, name)
+    if means is None:
+        return None
+    if num_removed == 0 or len(means) % num_removed != 0 or not all(map(math.isfinite, means)):
+        raise ValueError(
+            f"{name} has to be finite numbers, equally many for each of {num_removed} removed; "
+            f"got {reprlib.repr(means)}"
+        )
+    return tuple(means)
 
 
 @dataclass(frozen=True)
 class PruningPlan:
-    """What each decoder layer loses, and how what remains is scaled.
+    """What each decoder layer loses, and how the remaining attention branch is scaled.
 
     A plan holds no weights. Layers are counted from the bottom, and layers that are not named stay
     as they are.
@@ -83,11 +105,16 @@ class PruningPlan:
     Attributes
     ----------
     num_layers : int
-        Decoder layers of the model that the plan is for.
+        Number of decoder layers of the model that the plan is for.
     layers : dict of int to LayerPlan
-        The layers that lose something, by index.
+        The layers that lose something, by layer index.
     method : str
         Name of the method that made the plan.
+
+    Raises
+    ------
+    ValueError
+        If a layer index is outside the model.
     """
 
     num_layers: int
@@ -96,24 +123,24 @@ class PruningPlan:
 
     def __post_init__(self) -> None:
         total = self.num_layers
-        if other := [layer for layer in self.layers if layer not in range(total)]:
-            raise ValueError(
-                f"layer {other[0]} is not in a model of {total} layers (0 … {total - 1})"
-            )
-        object.__setattr__(
-            self, "layers", {int(layer): self.layers[layer] for layer in sorted(self.layers)}
-        )
+        for layer in self.layers:
+            if layer not in range(total):
+                raise ValueError(
+                    f"layer {layer} is not in a model of {total} layers (0 … {total - 1})"
+                )
+        from_the_bottom = {int(layer): self.layers[layer] for layer in sorted(self.layers)}
+        object.__setattr__(self, "layers", from_the_bottom)
 
     @classmethod
     def value_only(
         cls, num_layers: int, alphas: Sequence[float] | Mapping[int, float]
     ) -> "PruningPlan":
-        """Plan that makes layers value-only.
+        """A plan that makes layers value-only.
 
         Parameters
         ----------
         num_layers : int
-            Decoder layers of the model.
+            Number of decoder layers of the model.
         alphas : sequence or mapping of float
             A sequence is read top-down, as the paper prints it: the first entry is the highest
             layer. A mapping goes from layer index (from the bottom) to alpha.
@@ -121,15 +148,13 @@ class PruningPlan:
         Raises
         ------
         ValueError
-            For an index outside the model, as of more alphas than layers, or an alpha that is not
-            finite.
+            If an index is outside the model (also when there are more alphas than layers), or an
+            alpha is not finite.
         """
         if not isinstance(alphas, Mapping):
             alphas = {num_layers - 1 - depth: alpha for depth, alpha in enumerate(alphas)}
-        return cls(
-            operator.index(num_layers),
-            {layer: LayerPlan(float(alpha)) for layer, alpha in alphas.items()},
-        )
+        layers = {layer: LayerPlan(alpha=float(alpha)) for layer, alpha in alphas.items()}
+        return cls(operator.index(num_layers), layers)
 
     @property
     def alphas(self) -> dict[int, float]:
@@ -139,42 +164,45 @@ class PruningPlan:
     @property
     def digest(self) -> str:
         """Sixteen hexadecimal digits that equal plans share."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON values."""
-        layers = [{"layer": layer, **plan.to_dict()} for layer, plan in self.layers.items()]
         return {
             "format": FORMAT,
             "method": self.method,
             "num_layers": self.num_layers,
-            "layers": layers,
+            "layers": [{"layer": layer, **plan.to_dict()} for layer, plan in self.layers.items()],
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "PruningPlan":
-        """Read what :meth:`to_dict` gave; anything else is a ValueError."""
+        """Read the values that :meth:`to_dict` returned; anything else is a ValueError."""
         if not isinstance(values, Mapping) or values.get("format") != FORMAT:
             raise ValueError(f"not a pruning plan: the field 'format' has to be {FORMAT!r}")
         try:
-            layers = {
-                entry.pop("layer"): LayerPlan(**entry) for entry in map(dict, values["layers"])
-            }
+            layers = {}
+            for entry in values["layers"]:
+                fields = dict(entry)
+                layer = fields.pop("layer")
+                layers[layer] = LayerPlan(**fields)
             return cls(values["num_layers"], layers, values["method"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a complete pruning plan: {error!r}") from None
 
     def to_json(self, path: str | Path) -> None:
-        """Write the plan to a file, one layer a line."""
+        """Write the plan to a file, with one layer per line."""
         values = self.to_dict()
-        lines = ",\n  ".join(json.dumps(layer) for layer in values.pop("layers"))
-        text = f'{json.dumps(values)[:-1]}, "layers": [\n  {lines}\n]}}\n'
+        layers = ",\n  ".join(json.dumps(layer) for layer in values.pop("layers"))
+        head = json.dumps(values).removesuffix("}")
+        text = f'{head}, "layers": [\n  {layers}\n]}}\n'
         Path(path).write_text(text, encoding="utf-8")
 
     @classmethod
     def from_json(cls, path: str | Path) -> "PruningPlan":
-        """Read a plan from a file; a ValueError names the file if it holds none."""
+        """Read a plan from a file; a ValueError names the file if it holds no plan."""
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        except ValueError as error:  # json.JSONDecodeError is one
+        except ValueError as error:  # json.JSONDecodeError is a ValueError
             raise ValueError(f"{path}: {error}") from None

@@ -1,13 +1,12 @@
 """Pruned versions of stock transformers classes, also as the remote code of saved checkpoints.
 
-``Harp<Name>`` is made of ``transformers.<Name>`` on demand, and builds its pruned layers from the
-plan in its config.
+``Harp<Name>`` is derived from ``transformers.<Name>`` on demand, and builds its pruned layers from
+the plan in its config.
 """
 
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache, wraps
-from itertools import takewhile
 from threading import get_ident
 from typing import Any
 
@@ -20,39 +19,45 @@ from .layers import LoneAttention
 from .plan import PruningPlan
 from .surgery import swap_modules
 
-# Takes the place of the activation's name in a saved config.json. Code that does not know pruned
-# checkpoints would fill the missing queries and keys with random numbers and run; now it stops
-# here, with the reason.
+# Replaces the name of the activation in a saved config.json. Code that does not know pruned
+# checkpoints would fill the missing queries and keys with random numbers and run; now it stops with
+# this reason.
 REFUSAL = (
-    "attention was pruned by HARP: load with AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True) "
+    "attention was pruned by HARP: load with "
+    "AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True) "
     "or harp_lib.load_pruned(path)"
 )
 ACTIVATION_FIELDS = ("hidden_act", "hidden_activation")
 
 
 class PrunedConfig:
-    """Mixin for a stock config: carries the plan, and hides the activation from code that ignores
-    the plan.
-    """
+    """Mixin for a stock config: holds the plan, and hides the activation from unaware code."""
 
     _auto_class = "AutoConfig"
-    fold_output = False  # checkpoints of earlier versions do not say
+    fold_output = False  # for checkpoints of earlier versions, which lack the field
 
     def __post_init__(self, **kwargs: Any) -> None:
+        # An architecture lacks one of the two fields, in which a saved config holds the refusal.
         for field in ACTIVATION_FIELDS:
-            kwargs.pop(field, None)  # the refusal in a field that this architecture does not have
+            kwargs.pop(field, None)
         for field, name in kwargs.pop("stock_activation", {}).items():
             setattr(self, field, name)
         super().__post_init__(**kwargs)
 
     def to_dict(self) -> dict[str, Any]:
+        """The values of the config, with the activation moved to ``stock_activation``."""
         values = super().to_dict()
-        stock = {field: values[field] for field in ACTIVATION_FIELDS if values.get(field)}
-        return values | dict.fromkeys(ACTIVATION_FIELDS, REFUSAL) | {"stock_activation": stock}
+        stock_activation = {}
+        for field in ACTIVATION_FIELDS:
+            if values.get(field):
+                stock_activation[field] = values[field]
+            values[field] = REFUSAL
+        values["stock_activation"] = stock_activation
+        return values
 
 
 class PrunedModel:
-    """Mixin for a stock model: swaps the planned layers when it is built."""
+    """Mixin for a stock model: replaces the modules of pruned layers when the model is built."""
 
     _auto_class = "AutoModelForCausalLM"
     tail_only_prefill = True  # set it to False to send every position through every layer
@@ -62,105 +67,120 @@ class PrunedModel:
         swap_modules(self, PruningPlan.from_dict(config.pruning_plan), config.fold_output)
 
     def _get_static_cache_init_shape(self) -> None:
-        """Layers differ in their heads: a static cache takes its shapes from the first keys of
-        each, not beforehand.
+        """None: a static cache takes the shapes of each layer from its first keys.
+
+        The layers differ in their number of heads, so there is no common shape to allocate before.
         """
 
 
 def tail_only(stock_forward: Callable) -> Callable:
-    """The forward pass that spares the pruned layers at the top all but the last ``logits_to_keep``
-    positions.
+    """The forward pass in which only the last ``logits_to_keep`` positions enter the top layers.
 
-    They look at each token alone and cache nothing: of ``generate``'s prefill, one position has to
-    enter them.
+    The top layers are those of :func:`top_layers`, which look at each token alone and cache
+    nothing. In the prefill of ``generate``, one position has to enter them.
     """
 
     @wraps(stock_forward)
     def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-        inputs, keep = args[0] if args else kwargs.get("input_ids"), kwargs.get("logits_to_keep")
-        inputs = kwargs.get("inputs_embeds") if inputs is None else inputs
-        asked = kwargs.get("labels") is not None or kwargs.get("output_hidden_states")
-        if asked or inputs is None or type(keep) is not int or not 0 < keep < inputs.shape[1]:
+        num_tokens = _input_length(args, kwargs)
+        keep = kwargs.get("logits_to_keep")
+        needs_all = kwargs.get("labels") is not None or kwargs.get("output_hidden_states")
+        if needs_all or num_tokens is None or type(keep) is not int or not 0 < keep < num_tokens:
             return stock_forward(self, *args, **kwargs)
-        spared, mine, top = inputs.shape[1] - keep, get_ident(), top_layers(self)
+        thread = get_ident()  # other threads may use the same modules meanwhile
 
-        def enter(layer: nn.Module, args: tuple) -> tuple:
-            return (args[0][:, -keep:], *args[1:]) if get_ident() == mine else args  # (B, k, d)
+        def keep_last_positions(layer: nn.Module, args: tuple) -> tuple:
+            if get_ident() != thread:
+                return args
+            hidden_states, *others = args
+            return (hidden_states[:, -keep:], *others)  # (B, keep, d)
 
-        def tell(attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-            return args, kwargs | (
-                {"spared": spared} if get_ident() == mine else {}
-            )  # caches count them all the same
+        def count_spared_tokens(
+            attention: nn.Module, args: tuple, kwargs: dict[str, Any]
+        ) -> tuple[tuple, dict[str, Any]]:
+            if get_ident() != thread:
+                return args, kwargs
+            return args, {**kwargs, "spared_tokens": num_tokens - keep}
 
+        top = top_layers(self)
         with ExitStack() as hooks:
             for layer in top:
-                hooks.enter_context(
-                    layer.self_attn.register_forward_pre_hook(tell, with_kwargs=True)
-                )
+                attention = layer.self_attn
+                hook = attention.register_forward_pre_hook(count_spared_tokens, with_kwargs=True)
+                hooks.enter_context(hook)
             if top:
-                hooks.enter_context(top[-1].register_forward_pre_hook(enter))
+                lowest = top[-1]
+                hooks.enter_context(lowest.register_forward_pre_hook(keep_last_positions))
             return stock_forward(self, *args, **kwargs)
 
     return forward
 
 
+def _input_length(args: tuple, kwargs: dict[str, Any]) -> int | None:
+    """Number N of positions of ``input_ids`` (B, N) or ``inputs_embeds`` (B, N, d), if given."""
+    inputs = args[0] if args else kwargs.get("input_ids")
+    if inputs is None:
+        inputs = kwargs.get("inputs_embeds")
+    return None if inputs is None else inputs.shape[1]
+
+
 def top_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The layers, from above, that look at each token alone; none where a prefill has to send all
-    positions there.
+    """The layers at the top, from above, that look at each token alone.
+
+    The list is empty if all positions have to enter them.
     """
-    decoder = model.get_decoder()
+    # In training, a checkpointed layer is computed again without the hooks that spare it positions.
     if model.training or not model.tail_only_prefill or model.config.output_hidden_states:
-        # a checkpointed layer would be computed again without the hooks that spare it positions
         return []
-    above = reversed(decoder.layers)
-    top = [
-        *takewhile(
-            lambda layer: isinstance(layer.self_attn, LoneAttention) and has_known_parts(layer),
-            above,
-        )
-    ]
-    watched = [
-        decoder,
-        *decoder.children(),
-        *(module for layer in top for module in layer.modules()),
-    ]
-    hooks = [
-        hook
-        for of in watched
-        for hook in (*of._forward_hooks.values(), *of._forward_pre_hooks.values())
-    ]
-    # Somebody's hooks want to see every position. Those of transformers are idle unless outputs are
-    # asked for.
-    return (
-        top
-        if all(getattr(hook, "__module__", "").startswith("transformers.") for hook in hooks)
-        else []
-    )
+    decoder = model.get_decoder()
+    top = []
+    for layer in reversed(decoder.layers):
+        if not isinstance(layer.self_attn, LoneAttention) or not has_known_parts(layer):
+            break
+        top.append(layer)
+    watched = [decoder, *decoder.children()]
+    for layer in top:
+        watched.extend(layer.modules())
+    if any(_has_foreign_hooks(module) for module in watched):
+        return []
+    return top
+
+
+def _has_foreign_hooks(module: nn.Module) -> bool:
+    """Whether somebody set a hook on ``module``, which then may need to see every position.
+
+    The hooks of transformers do nothing unless hidden states or attention are requested.
+    """
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return any(not getattr(hook, "__module__", "").startswith("transformers.") for hook in hooks)
 
 
 @cache
 def pruned_class(stock: type) -> type:
-    """``Harp<Name>`` for a stock config or model class; a ValueError for a class that transformers
-    does not have.
+    """The class ``Harp<Name>`` for a config or model class of transformers.
+
+    A class that transformers does not have is a ValueError: a checkpoint of it could not be loaded.
     """
     if getattr(transformers, stock.__name__, None) is not stock:
         raise ValueError(
-            f"{stock.__name__} is not a class of transformers; a checkpoint of it could not be loaded"
+            f"{stock.__name__} is not a class of transformers; "
+            "a checkpoint of it could not be loaded"
         )
-    name, own = (
-        f"Harp{stock.__name__}",
-        {"__module__": __name__, "__doc__": f"Pruned {stock.__name__}."},
-    )
+    name = f"Harp{stock.__name__}"
+    attributes = {"__module__": __name__, "__doc__": f"Pruned {stock.__name__}."}
     if issubclass(stock, PreTrainedConfig):
-        return type(name, (PrunedConfig, stock), own | {"model_type": f"harp_{stock.model_type}"})
-    own |= {"config_class": pruned_class(stock.config_class), "forward": tail_only(stock.forward)}
-    return type(name, (PrunedModel, stock), own)
+        attributes["model_type"] = f"harp_{stock.model_type}"
+        return type(name, (PrunedConfig, stock), attributes)
+    attributes["config_class"] = pruned_class(stock.config_class)
+    attributes["forward"] = tail_only(stock.forward)
+    return type(name, (PrunedModel, stock), attributes)
 
 
 def __getattr__(name: str) -> type:
-    stock = (
-        getattr(transformers, name.removeprefix("Harp"), None) if name.startswith("Harp") else None
-    )
-    if not (isinstance(stock, type) and issubclass(stock, (PreTrainedConfig, PreTrainedModel))):
+    """Attribute ``Harp<Name>`` of this module, which saved checkpoints name as their class."""
+    stock = None
+    if name.startswith("Harp"):
+        stock = getattr(transformers, name.removeprefix("Harp"), None)
+    if not isinstance(stock, type) or not issubclass(stock, (PreTrainedConfig, PreTrainedModel)):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return pruned_class(stock)

@@ -1,4 +1,9 @@
-"""Carries plans out: the only file that changes a model."""
+"""Carries out a pruning plan: the only file that changes a model.
+
+A value-only layer of the paper's Section 2.3 computes ``H + alpha * H W_V W_O``. Surgery replaces
+its attention by :class:`~harp_lib.pruning.layers.LoneAttention`, which is ``H W_V W_O``, and
+:func:`fold_alpha` multiplies alpha into the weights.
+"""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -22,101 +27,132 @@ def apply_plan(
     fold_output: bool = False,
     weights: Weights | None = None,
 ) -> PreTrainedModel:
-    """Prune ``model`` in place and return it: what the plan removes is gone afterwards, alpha is in
-    the weights.
+    """Prune ``model`` in place and return it, with alpha multiplied into its weights.
 
-    Its class becomes ``harp_lib.pruning.remote.Harp<its class>``, a subclass that knows how to save
-    and to generate.
+    The class of the model becomes ``harp_lib.pruning.remote.Harp<its class>``, a subclass that can
+    save the pruned model and generate with it.
 
     Parameters
     ----------
     model : PreTrainedModel
-        A dense transformers decoder whose attention has separate projections, and a gated FFN where
-        channels go.
+        A dense transformers decoder whose attention has separate projections, and whose FFN is
+        gated if the plan removes channels.
     plan : PruningPlan
-        For as many layers as the model has.
+        A plan for as many layers as the model has.
     fold_output : bool
-        Value-only layers of a model with grouped-query attention get an output projection that
-        reads each value head once, K·Dh inputs instead of H·Dh: the same map with fewer weights,
-        and no copies of values before it.
+        Give value-only layers of a model with grouped-query attention an output projection that
+        reads each value head once, with K·Dh inputs instead of H·Dh: the same map with fewer
+        weights, and without copies of the values.
     weights : dict, optional
-        Of value-only layers with alpha = 1, other values and folded output projections, as
-        :func:`harp_lib.refit_values` finds them; ``fold_output`` is on then.
+        Refitted values and folded output projections of value-only layers with alpha = 1, by layer
+        index, as :func:`harp_lib.refit_values` returns them. They imply ``fold_output``.
+
+    Returns
+    -------
+    PreTrainedModel
+        The same object, pruned.
 
     Raises
     ------
     ValueError
-        If the model was pruned before, lacks layers, groups or channels of the plan, has weights
-        that cannot be scaled or sliced (offloaded or quantized), or attention or an FFN of another
-        kind. It is unchanged then.
+        If the model is pruned already, lacks layers, groups or channels of the plan, has weights
+        that cannot be scaled or sliced (offloaded or quantized), or has another kind of attention
+        or FFN. The model is unchanged then.
     """
-    from .remote import pruned_class
-
     fold_output = fold_output or bool(weights)
     check_plan(model, plan, fold_output)
-    ready = _refitted(model, plan, weights)
-    config, pruned_config = (
-        model.config,
-        copy.deepcopy(model.config),
-    )  # which another model may share
+    refitted = _refitted_attention(model, plan, weights)
+    # The model is marked first: if memory runs out below, it is half pruned, and a second attempt
+    # is refused instead of pruning it twice.
+    _mark_as_pruned(model, plan, fold_output)
+    for layer, alpha in plan.alphas.items():
+        if alpha != 1:
+            fold_alpha(decoder_layers(model)[layer], alpha)
+    swap_modules(model, plan, fold_output, refitted)
+    return model
+
+
+def _mark_as_pruned(model: PreTrainedModel, plan: PruningPlan, fold_output: bool) -> None:
+    """Give ``model`` the class and the config of a pruned model."""
+    from .remote import pruned_class  # which itself imports this file
+
+    config = model.config
+    pruned_config = copy.deepcopy(config)  # another model may share the dense config
     pruned_config.__class__ = pruned_class(type(config))
-    pruned_config.pruning_plan, pruned_config.fold_output = plan.to_dict(), fold_output
-    # The model is marked first: if memory runs out below, it is half pruned, and refused instead of
-    # pruned twice.
+    pruned_config.pruning_plan = plan.to_dict()
+    pruned_config.fold_output = fold_output
     model.__class__ = pruned_class(type(model))
     for module in model.modules():
         if getattr(module, "config", None) is config:
             module.config = pruned_config
-    for layer, alpha in plan.alphas.items():
-        if alpha != 1:
-            fold_alpha(decoder_layers(model)[layer], alpha)
-    swap_modules(model, plan, fold_output, ready)
-    return model
 
 
-def _refitted(
-    model: PreTrainedModel, plan: PruningPlan, weights: Weights | None
-) -> dict[int, nn.Module]:
-    """Folded value-only attention by layer: ``v_proj.weight`` (K·Dh, d), ``o_proj.weight`` (d,
-    K·Dh), and biases.
-    """
-    ready = {}
-    for layer, its in (weights or {}).items():
-        if plan.alphas.get(layer) != 1:
-            raise ValueError(
-                f"layer {layer} has weights of its own; the plan has to make it value-only with alpha = 1"
-            )
-        ready[layer] = LoneAttention(
-            layer, decoder_layers(model)[layer].self_attn, fold_output=True
-        )
-        for name in ("v_proj", "o_proj"):
-            stock, weight = getattr(ready[layer], name), its[f"{name}.weight"]
-            if weight.shape != stock.weight.shape:
-                wanted, given = tuple(stock.weight.shape), tuple(weight.shape)
-                raise ValueError(
-                    f"layer {layer}: {name}.weight has to be of shape {wanted}; got {given}"
-                )
-            fitted = linear_like(
-                stock, weight.to(stock.weight), its.get(f"{name}.bias", stock.bias)
-            )
-            setattr(ready[layer], name, fitted)
-    return ready
+@torch.no_grad()
+def fold_alpha(layer: nn.Module, alpha: float) -> None:
+    """Multiply the attention branch of ``layer`` by ``alpha``, in W_O or the norm after it."""
+    norm = output_norm(layer)
+    if norm is None:
+        scaled = layer.self_attn.o_proj
+        offset = 0
+    else:
+        # Gemma's norms compute (1 + w) x, others w x. With w' = alpha (offset + w) - offset both
+        # give alpha times as much.
+        scaled = norm
+        offset = (norm(torch.ones_like(norm.weight)) - norm.weight).double().mean().round()
+    for weight in scaled.parameters():
+        weight.copy_(alpha * (weight.double() + offset) - offset)
 
 
 def swap_modules(
     model: PreTrainedModel,
     plan: PruningPlan,
     fold_output: bool = False,
-    ready: Mapping[int, nn.Module] | None = None,
+    refitted: Mapping[int, nn.Module] | None = None,
 ) -> None:
-    """Replace the modules that lose something, by those that are ``ready``. Alpha is left out, no
-    weight changed.
+    """Replace the modules that lose something; no weight is changed, and alpha is not applied.
+
+    ``refitted`` holds ready attention modules by layer index, which take precedence.
     """
-    for index, lost in plan.layers.items():
-        layer, made = decoder_layers(model)[index], (ready or {}).get(index)
-        layer.self_attn = made or pruned_attention(layer.self_attn, index, lost, fold_output)
-        if lost.removed_channels:  # a value-only layer may have an FFN of any kind
-            layer.mlp = pruned_ffn(layer.mlp, lost)
+    refitted = refitted or {}
+    for index, layer_plan in plan.layers.items():
+        layer = decoder_layers(model)[index]
+        if index in refitted:
+            layer.self_attn = refitted[index]
+        else:
+            layer.self_attn = pruned_attention(layer.self_attn, index, layer_plan, fold_output)
+        if layer_plan.removed_channels:  # a layer that keeps its channels may have any kind of FFN
+            layer.mlp = pruned_ffn(layer.mlp, layer_plan)
+
+
+def _refitted_attention(
+    model: PreTrainedModel, plan: PruningPlan, weights: Weights | None
+) -> dict[int, nn.Module]:
+    """Folded value-only attention with refitted weights, by layer index.
+
+    Each entry of ``weights`` holds ``v_proj.weight`` (K·Dh, d), ``o_proj.weight`` (d, K·Dh), and
+    optionally ``v_proj.bias`` (K·Dh,) and ``o_proj.bias`` (d,).
+    """
+    refitted = {}
+    for layer, tensors in (weights or {}).items():
+        if plan.alphas.get(layer) != 1:
+            raise ValueError(
+                f"layer {layer} has weights of its own; the plan has to make it value-only with "
+                "alpha = 1"
+            )
+        stock_attention = decoder_layers(model)[layer].self_attn
+        attention = LoneAttention(layer, stock_attention, fold_output=True)
+        for name in ("v_proj", "o_proj"):
+            stock = getattr(attention, name)
+            weight = tensors[f"{name}.weight"]
+            if weight.shape != stock.weight.shape:
+                raise ValueError(
+                    f"layer {layer}: {name}.weight has to be of shape {tuple(stock.weight.shape)}; "
+                    f"got {tuple(weight.shape)}"
+                )
+            bias = tensors.get(f"{name}.bias", stock.bias)
+            setattr(attention, name, linear_like(stock, weight.to(stock.weight), bias))
+        refitted[layer] = attention
+    return refitted
 
 
 @contextmanager
@@ -126,51 +162,42 @@ def temporarily_pruned(
     fold_output: bool = False,
     weights: Weights | None = None,
 ) -> Iterator[None]:
-    """Within the context, the model is pruned; no weight is touched, and what is kept of sliced
-    layers is copied.
+    """Context in which the model is pruned; afterwards it is as before, also after an error.
 
-    Afterwards it is as before, also after an error. Arguments as in :func:`apply_plan`; alpha
-    multiplies what leaves attention. Hooks on modules of a pruned layer have to be set within the
-    context: other modules run there.
+    The weights of the model are not changed: the kept part of a sliced layer is a copy, and alpha
+    multiplies the output of the attention branch. The arguments are those of :func:`apply_plan`.
+    Hooks on modules of a pruned layer have to be set within the context, because other modules run
+    there.
     """
     check_fits(model, plan)
-    fold_output, ready = fold_output or bool(weights), _refitted(model, plan, weights)
+    fold_output = fold_output or bool(weights)
+    refitted = _refitted_attention(model, plan, weights)
     layers = decoder_layers(model)
     with ExitStack() as undo:
         for index in plan.layers:
             for name, module in layers[index].named_children():
                 undo.callback(setattr, layers[index], name, module)
-        swap_modules(model, plan, fold_output, ready)
+        swap_modules(model, plan, fold_output, refitted)
         for index, alpha in plan.alphas.items():
-            # Where alpha is 0 the branch is zeros, also behind an RMS norm; needless products would
-            # only cost time.
+            # With alpha = 0 the branch is already zero, also after an RMS norm.
             if alpha not in (0, 1):
-                undo.enter_context(
-                    branch_exit(layers[index]).register_forward_hook(partial(_scale, alpha))
-                )
+                scale_by_alpha = partial(_scale_output, alpha)
+                hook = branch_exit(layers[index]).register_forward_hook(scale_by_alpha)
+                undo.enter_context(hook)
         yield
 
 
 def temporarily_value_only(
     model: PreTrainedModel, alphas: Mapping[int, float]
 ) -> AbstractContextManager[None]:
-    """:func:`temporarily_pruned` with layers made value-only: alpha by layer index."""
+    """:func:`temporarily_pruned` with value-only layers, given as alpha by layer index."""
     return temporarily_pruned(model, PruningPlan.value_only(len(decoder_layers(model)), alphas))
 
 
-def _scale(
+def _scale_output(
     alpha: float, module: nn.Module, inputs: tuple, output: torch.Tensor | tuple
 ) -> torch.Tensor | tuple:
-    return (alpha * output[0], *output[1:]) if isinstance(output, tuple) else alpha * output
-
-
-@torch.no_grad()
-def fold_alpha(layer: nn.Module, alpha: float) -> None:
-    """Multiply the attention branch of ``layer`` by ``alpha``, in the weights: W_O, or the gain of
-    a norm after it.
-    """
-    norm, offset = output_norm(layer), 0
-    if norm:  # Gemma's compute (1 + w) x, which makes w' = alpha (1 + w) - 1; others w x
-        offset = (norm(torch.ones_like(norm.weight)) - norm.weight).double().mean().round()
-    for weight in (norm or layer.self_attn.o_proj).parameters():
-        weight.copy_(alpha * (weight.double() + offset) - offset)
+    """Forward hook that multiplies the output of a module by ``alpha``."""
+    if isinstance(output, tuple):
+        return (alpha * output[0], *output[1:])
+    return alpha * output
