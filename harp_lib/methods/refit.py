@@ -153,8 +153,8 @@ class Moments:
         self.num_tokens = 0
         self.xx = 0.0  # XᵀX
         self.xy = 0.0  # XᵀY
-        self.y = 0.0
-        self.yy = 0.0  # squared norm of Y
+        self.y = 0.0  # sum of Y's rows
+        self.yy = 0.0  # sum of Y's squares
 
     def take(self, attention: torch.nn.Module, args: tuple, kwargs: dict, output: tuple) -> None:
         """Add what an attention was given and what it put out, as a forward hook."""
