@@ -1,6 +1,4 @@
-"""Titles, colours and spellings that several rooms share. No torch, so that a report imports in a
-second.
-"""
+"""Titles, colours and spellings that several rooms share; no torch, so that reports load fast."""
 
 import os
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ from harp_lib import config
 
 @dataclass(frozen=True)
 class Method:
-    """What a pruning method is called, how figures show it, what it takes and what it changes.
+    """A pruning method: its title, its look in figures, its arguments and what it changes.
 
     Attributes
     ----------
@@ -23,26 +21,27 @@ class Method:
     module, function : str
         The module of ``harp_lib/methods``, and its function that makes the plan.
     colour, marker : str
-        In every figure; the colour is of seaborn's colour-blind palette.
+        Used in every figure; the colour is from seaborn's colour-blind palette.
     table : dict
         The method's row of the paper's Table "property", column by column.
     is_baseline : bool
-        HARP is compared against it. It removes whole key/value groups from a range of layers.
+        HARP is compared against this method, which removes whole key/value groups from a range of
+        layers.
     needs_text : bool
-        It reads the calibration text, whatever else is given.
+        The method always reads the calibration text.
     one_threshold : bool
-        The groups of all layers of the range compete, so that layers may lose different numbers of
-        groups. A method without it takes equally many from each layer.
+        The groups of all layers in the range compete, so layers may lose different numbers of
+        groups. Without this property, a method removes equally many groups from each layer.
     standardises_per_layer : bool
-        Scores are standardised within each layer before layers compete, so that a layer's only
-        group says nothing.
+        Scores are standardised within each layer before layers compete, so the score of a layer's
+        only group carries no information.
     takes_alphas : bool
-        It rescales value-only layers. Alphas that are not given are searched on the calibration
-        text.
+        The method rescales value-only layers. If no alphas are given, it searches them on the
+        calibration text.
     removes_channels : bool
-        It removes FFN channels too, until ``target_fraction`` of the parameters is gone.
+        The method removes FFN channels too, until ``target_fraction`` of the parameters is gone.
     updates_weights : bool
-        It returns weights beside the plan, so it is no method of :func:`harp_lib.make_plan`.
+        The method returns weights beside the plan, so :func:`harp_lib.make_plan` does not take it.
     """
 
     title: str
@@ -61,9 +60,7 @@ class Method:
 
     @property
     def at_equal_parameters(self) -> bool:
-        """Whether it removes as many parameters as the baselines: only these compete for the best
-        score.
-        """
+        """Whether it removes as many parameters as a baseline, so that scores are comparable."""
         return self.is_baseline or self.removes_channels
 
     def reads_text(self, alphas: Any) -> bool:
@@ -71,35 +68,35 @@ class Method:
         return self.needs_text or (self.takes_alphas and alphas is None)
 
 
-def _read(name: str) -> dict[str, Any]:
-    """A YAML file of the folder ``data``."""
-    return yaml.safe_load((config.DATA / f"{name}.yaml").read_text(encoding="utf-8"))
+def _read_yaml(name: str) -> dict[str, Any]:
+    """Contents of a YAML file in the folder ``data``."""
+    file = config.DATA / f"{name}.yaml"
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
 
 
-CATALOGUE = {name: Method(**about) for name, about in _read("methods").items()}
+CATALOGUE = {name: Method(**fields) for name, fields in _read_yaml("methods").items()}
 """Every method by name, in the order of the rows of the paper's tables (``data/methods.yaml``)."""
 
 
 def with_property(name: str) -> tuple[str, ...]:
-    """The names of the methods that have a property."""
-    return tuple(method for method, about in CATALOGUE.items() if getattr(about, name))
+    """Names of the methods that have a boolean property of :class:`Method`."""
+    return tuple(key for key, method in CATALOGUE.items() if getattr(method, name))
 
 
 BASELINES = with_property("is_baseline")
 EVALUATED = tuple(sorted(CATALOGUE, key=lambda name: name not in BASELINES))
-"""All methods that are compared, in the order of tables and figures: the baselines, and then the
-others.
-"""
+"""All methods that are compared, in the order of tables and figures: baselines come first."""
 METHODS = tuple(name for name in EVALUATED if not CATALOGUE[name].updates_weights)
-"""The names that :func:`harp_lib.make_plan` takes; ``harp+refit`` has weights beside its plan
-(``refit_values``).
+"""The names that :func:`harp_lib.make_plan` takes.
+
+``harp+refit`` is not one of them, because :func:`harp_lib.refit_values` also returns weights.
 """
 METHOD_TITLES = {"dense": "dense"} | {name: CATALOGUE[name].title for name in EVALUATED}
-"""The rows of tables and figures by name, the dense model first."""
+"""The title of each row of tables and figures by method name, the dense model first."""
 
-CORPORA = _read("corpora")
+CORPORA = _read_yaml("corpora")
 """Every corpus by name, and where its documents come from (``data/corpora.yaml``)."""
-CORPUS_TITLES = {name: about["title"] for name, about in CORPORA.items()}
+CORPUS_TITLES = {name: corpus["title"] for name, corpus in CORPORA.items()}
 
 PAPER_MODELS = {
     "LLaMA3.1-8B": "Llama-3.1-8B",
@@ -107,12 +104,13 @@ PAPER_MODELS = {
     "Qwen2-7B": "Qwen2-7B",
     "Gemma2-9B": "gemma-2-9b",
 }
-"""The paper's spelling of a model, and the name of its repository on the hub."""
+"""The name of a model's repository on the hub, by the paper's spelling of the model."""
 
 
 def display_name(model: str) -> str:
-    """What tables and figures call a model: the registry's words, or the last part of a hub id or
-    folder.
+    """Name of a model in tables and figures.
+
+    This is the registry's title, or else the last part of the hub id or folder.
     """
     if model in config.NAMED_MODELS:
         return config.NAMED_MODELS[model]["title"]

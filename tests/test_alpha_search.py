@@ -1,5 +1,7 @@
 """Algorithm 1: the fast search against the literal one, interruptions, and bad input."""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 from conftest import FAMILIES
@@ -11,14 +13,15 @@ from harp_lib.methods import alpha_search
 from harp_lib.methods.alpha_search import model_digest
 
 
-def state(model):
+def copied_weights(model):
     return {name: weight.clone() for name, weight in model.state_dict().items()}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fast_and_literal_search_agree(tiny, tokens, family):
     model = tiny(family)
-    before, modules = state(model), [type(m) for m in model.modules()]
+    weights_before = copied_weights(model)
+    classes_before = [type(module) for module in model.modules()]
     fast = search_alphas(model, tokens, 3, progress=False)
     literal = search_alphas(model, tokens, 3, reuse_prefix=False, progress=False)
     assert fast.alphas == literal.alphas
@@ -28,38 +31,36 @@ def test_fast_and_literal_search_agree(tiny, tokens, family):
         assert curve == pytest.approx(literal.perplexities[layer], rel=1e-5)
     assert fast.layer_passes == 6 + 11 * (1 + 2 + 3)
     assert literal.layer_passes == 3 * 11 * 6
-    assert [type(m) for m in model.modules()] == modules
-    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert [type(module) for module in model.modules()] == classes_before
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, weights_before[name]), name
 
 
 @pytest.mark.parametrize("family", OTHER_FAMILIES)
-def test_other_families_and_unequal_texts(tokens, family):
+def test_fast_and_literal_search_agree_in_other_families_and_on_unequal_texts(tokens, family):
     model = small_model(family, vocab_size=512, **OTHER_FAMILIES[family])
-    texts, options = (
-        [tokens[0], tokens[1, :20], tokens[2, :20]],
-        {"cache_device": "cpu", "progress": False},
-    )
-    fast, literal = (
-        search_alphas(model, texts, 2, (0, 0.3, 1), reuse_prefix=r, **options)
-        for r in (True, False)
-    )
+    texts = [tokens[0], tokens[1, :20], tokens[2, :20]]
+    options = {"grid": (0, 0.3, 1), "cache_device": "cpu", "progress": False}
+    fast = search_alphas(model, texts, 2, **options)
+    literal = search_alphas(model, texts, 2, reuse_prefix=False, **options)
     assert fast.alphas == literal.alphas
     for layer, curve in fast.perplexities.items():
         assert curve == pytest.approx(literal.perplexities[layer], rel=1e-5)
 
 
-def test_what_was_found_is_what_the_pruned_model_gives(tiny, tokens):
+def test_the_pruned_model_has_the_best_perplexity_of_the_search(tiny, tokens):
     model = tiny()
-    found = search_alphas(model, tokens, 3, progress=False)
-    assert found.plan == PruningPlan.value_only(6, found.alphas)
-    pruned = apply_plan(model, found.plan)
-    assert perplexity(pruned, tokens) == pytest.approx(
-        min(found.perplexities[3].values()), rel=1e-5
-    )
-    torch.nn.init.zeros_((model := tiny()).model.layers[5].self_attn.o_proj.weight)
-    assert search_alphas(model, tokens, 1, progress=False).alphas == [0.0], (
-        "the smaller alpha wins a tie"
-    )
+    search = search_alphas(model, tokens, 3, progress=False)
+    assert search.plan == PruningPlan.value_only(6, search.alphas)
+    pruned = apply_plan(model, search.plan)
+    best = min(search.perplexities[3].values())
+    assert perplexity(pruned, tokens) == pytest.approx(best, rel=1e-5)
+
+
+def test_of_equal_perplexities_the_smallest_alpha_wins(tiny, tokens):
+    model = tiny()
+    torch.nn.init.zeros_(model.model.layers[5].self_attn.o_proj.weight)
+    assert search_alphas(model, tokens, 1, progress=False).alphas == [0.0]
 
 
 def test_the_digest_sees_every_weight_and_the_config(tiny):
@@ -84,17 +85,16 @@ def test_counted_passes_at_the_depth_of_llama_8b():
         num_attention_heads=2,
         vocab_size=16,
     )
-    model, ids, run = LlamaForCausalLM(config), torch.randint(0, 16, (1, 8)), []
-    handles = [
-        layer.register_forward_hook(lambda *_: run.append(1)) for layer in model.model.layers
-    ]
-    fast = search_alphas(model, ids, 8, progress=False)
-    for handle in handles:
-        handle.remove()
+    model = LlamaForCausalLM(config)
+    ids = torch.randint(0, 16, (1, 8))
+    runs = []
+    with ExitStack() as hooks:
+        for layer in model.model.layers:
+            hooks.enter_context(layer.register_forward_hook(lambda *_: runs.append(1)))
+        fast = search_alphas(model, ids, 8, progress=False)
     literal = search_alphas(model, ids, 8, reuse_prefix=False, progress=False)
-    assert len(run) - 32 == fast.layer_passes, (
-        "the check of the architecture is one pass over three tokens"
-    )
+    runs_of_check = 32  # the check of the architecture is one pass over three tokens
+    assert len(runs) - runs_of_check == fast.layer_passes
     assert (literal.layer_passes, fast.layer_passes) == alpha_search.count_passes(32, 8, 11)
     assert literal.layer_passes >= 5 * fast.layer_passes
 
@@ -134,27 +134,32 @@ def test_a_perplexity_that_is_not_finite_names_layer_and_alpha(tiny, tokens):
     assert type(model.model.layers[5].self_attn).__name__ == "LlamaAttention"
 
 
-def test_the_model_is_unchanged_after_an_error_in_the_middle(tiny, tokens, monkeypatch, tmp_path):
-    model, calls = tiny(), []
-    original = alpha_search.head_nll
+def test_an_interrupted_search_leaves_the_model_whole_and_is_resumed(
+    tiny, tokens, monkeypatch, tmp_path
+):
+    model = tiny()
+    journal = tmp_path / "search.jsonl"
+    head_nll = alpha_search.head_nll
+    calls = []
 
-    def failing(*args):
+    def counting(*args):
         calls.append(1)
-        if len(calls) > 15:
-            raise KeyboardInterrupt
-        return original(*args)
+        return head_nll(*args)
 
-    monkeypatch.setattr(alpha_search, "head_nll", failing)
+    def interrupting(*args):
+        if len(calls) == 15:
+            raise KeyboardInterrupt
+        return counting(*args)
+
+    monkeypatch.setattr(alpha_search, "head_nll", interrupting)
     with pytest.raises(KeyboardInterrupt):
-        search_alphas(model, tokens, 2, progress=False, resume=tmp_path / "search.jsonl")
+        search_alphas(model, tokens, 2, progress=False, resume=journal)
     assert {type(layer.self_attn).__name__ for layer in model.model.layers} == {"LlamaAttention"}
     assert not any(layer.self_attn._forward_hooks for layer in model.model.layers)
 
     calls.clear()
-    monkeypatch.setattr(
-        alpha_search, "head_nll", lambda *args: (calls.append(1), original(*args))[1]
-    )
-    resumed = search_alphas(model, tokens, 2, progress=False, resume=tmp_path / "search.jsonl")
+    monkeypatch.setattr(alpha_search, "head_nll", counting)
+    resumed = search_alphas(model, tokens, 2, progress=False, resume=journal)
     assert len(calls) == 22 - 15, "finished candidates are not computed again"
     fresh = search_alphas(model, tokens, 2, progress=False)
     assert resumed.alphas == fresh.alphas
@@ -167,28 +172,29 @@ def test_a_line_that_a_kill_cut_off_is_computed_again(tiny, tokens, tmp_path):
     content = journal.read_bytes()
     for cut in (len(content) - 7, 30, 0):
         journal.write_bytes(content[:cut])
-        assert (
-            search_alphas(tiny(), tokens, 1, resume=journal, progress=False).perplexities
-            == expected.perplexities
-        )
+        resumed = search_alphas(tiny(), tokens, 1, resume=journal, progress=False)
+        assert resumed.perplexities == expected.perplexities
         written = journal.read_bytes()
         assert search_alphas(tiny(), tokens, 1, resume=journal, progress=False).seconds > 0
         assert journal.read_bytes() == written, "all of it was read"
 
 
 @pytest.mark.parametrize("change", ["tokens", "grid", "weights"])
-def test_what_another_search_has_found_is_not_taken(tiny, tokens, tmp_path, change):
-    model, journal = tiny(), tmp_path / "search.jsonl"
+def test_entries_of_another_search_are_ignored(tiny, tokens, tmp_path, change):
+    model = tiny()
+    journal = tmp_path / "search.jsonl"
     search_alphas(model, tokens, 1, resume=journal, progress=False)
     before = journal.read_text()
-    if change == "weights":
+    grid = ALPHA_GRID
+    if change == "tokens":
+        tokens = tokens.flip(0)
+    elif change == "grid":
+        grid = (0.0, 1.0)
+    else:
         with torch.no_grad():
             model.model.norm.weight.mul_(1.01)
-    tokens, grid = (
-        tokens.flip(0) if change == "tokens" else tokens,
-        (0.0, 1.0) if change == "grid" else ALPHA_GRID,
-    )
-    found = search_alphas(model, tokens, 1, grid, resume=journal, progress=False)
-    assert found.perplexities == search_alphas(model, tokens, 1, grid, progress=False).perplexities
+    resumed = search_alphas(model, tokens, 1, grid, resume=journal, progress=False)
+    fresh = search_alphas(model, tokens, 1, grid, progress=False)
+    assert resumed.perplexities == fresh.perplexities
     assert journal.read_text().startswith(before)
     assert len(journal.read_text().splitlines()) == 1 + 11 + len(grid)

@@ -8,9 +8,8 @@ from conftest import FAMILIES
 from harp_lib.methods.calibration import InputStatistics, LayerStream, gathering, input_statistics
 from harp_lib.pruning.architecture import decoder_layers
 
-MIXED = [
-    torch.arange(3 + i, 3 + i + length) for i, length in enumerate((40, 40, 17, 2, 40))
-]  # lengths of sequences
+LENGTHS = (40, 40, 17, 2, 40)
+MIXED = [torch.arange(3 + i, 3 + i + length) for i, length in enumerate(LENGTHS)]
 
 
 def statistics_of(values, sizes):
@@ -38,8 +37,8 @@ def test_small_fluctuations_around_a_large_mean(fluctuating, sizes):
         np.testing.assert_allclose(statistics.norm, np.linalg.norm(values, axis=0), rtol=1e-6)
 
 
-def calls_of(modules):
-    """How often each module runs from now on."""
+def count_calls(modules):
+    """A list that counts from now on how often each module runs."""
     calls = [0] * len(modules)
 
     def count(index):
@@ -64,10 +63,16 @@ def test_activations_that_are_not_finite_name_the_layer_and_leave_the_model_whol
         pytest.raises(ValueError, match=r"layer 1: activations .* not finite"),
         gathering({1: layers[1].self_attn.o_proj}),
     ):
-        list(stream.leaving(1, stream.entering(1)))
+        stream.run(1)
     assert decoder_layers(model) is layers
     assert model.training
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@torch.no_grad()
+def states_entering(model, ids, layer):
+    """Hidden states (N, d) that enter a layer, by the whole model."""
+    return model(ids[None], output_hidden_states=True).hidden_states[layer][0]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -76,25 +81,42 @@ def test_a_stream_holds_what_enters_a_layer(tiny, name, order):
     model = tiny(name)
     stream = LayerStream(model, MIXED)
     for layer in order:
-        mine = stream.entering(layer)
-        for ids, found in zip(
-            MIXED, [sequence for batch in mine for sequence in batch], strict=True
-        ):
-            with torch.no_grad():
-                wanted = model(ids[None], output_hidden_states=True).hidden_states[layer][0]
-            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-        mine[0] = torch.zeros_like(mine[0])  # what a caller does to the list stays with the caller
+        batches = stream.entering(layer)
+        sequences = [sequence for batch in batches for sequence in batch]
+        for ids, states in zip(MIXED, sequences, strict=True):
+            expected = states_entering(model, ids, layer)
+            torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-4)
+        # A caller's change of the list stays with the caller.
+        batches[0] = torch.zeros_like(batches[0])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_the_last_layer_leaves_what_the_final_norm_reads(tiny, name):
+    model = tiny(name)
+    stream = LayerStream(model, MIXED)
     leaving = [sequence for batch in stream.leaving(5, stream.entering(5)) for sequence in batch]
-    for ids, found in zip(MIXED, leaving, strict=True):
-        with torch.no_grad():
-            torch.testing.assert_close(
-                model.model.norm(found), model.model(ids[None]).last_hidden_state[0]
-            )
+    for ids, states in zip(MIXED, leaving, strict=True):
+        expected = model.model(ids[None]).last_hidden_state[0]
+        torch.testing.assert_close(model.model.norm(states), expected)
+
+
+def test_running_a_layer_leaves_the_stream_below_it(tiny):
+    model = tiny()
+    stream = LayerStream(model, MIXED)
+    calls = count_calls(decoder_layers(model))
+    batches = len(stream.batches)
+    stream.run(2)
+    assert calls == [batches] * 3 + [0] * 3
+    stream.entering(2)
+    assert calls == [batches] * 3 + [0] * 3, "layers 0 and 1 are not run again"
+    stream.run(2)
+    assert calls == [batches, batches, 2 * batches, 0, 0, 0]
 
 
 def test_rising_layers_run_each_layer_once(tiny):
     model = tiny()
-    calls = calls_of(decoder_layers(model))
+    calls = count_calls(decoder_layers(model))
     stream = LayerStream(model, MIXED)
     batches = len(stream.batches)
     assert batches == 4
@@ -108,7 +130,7 @@ def test_rising_layers_run_each_layer_once(tiny):
 def test_a_pass_ends_with_the_highest_layer(tiny):
     model = tiny()
     layers = decoder_layers(model)
-    calls = calls_of([layers[3].mlp, layers[4], model.lm_head])
+    calls = count_calls([layers[3].mlp, layers[4], model.lm_head])
     input_statistics(model, MIXED, {3: layers[3].self_attn.o_proj, 1: layers[1].self_attn.o_proj})
     assert calls == [4, 0, 0]
     assert decoder_layers(model) is layers

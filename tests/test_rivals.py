@@ -5,28 +5,33 @@ import torch
 
 from harp_lib.methods import refit, rivals
 from harp_lib.methods.calibration import LayerStream
-from harp_lib.methods.rivals import RIVALS, from_boundary, mapped, windowed
+from harp_lib.methods.rivals import RIVALS, from_boundary, linear, nbl, windowed
 from harp_lib.pruning.architecture import decoder_layers
 
 
 @torch.no_grad()
 def states(model, ids, layer):
-    """What enters a layer, its attention, and what the attention puts out: (T, d) each, float64."""
-    seen = {}
+    """What passes through a layer, and the logits.
+
+    ``stream`` enters the layer, ``x`` enters its attention and ``y`` leaves its attention: (T, d)
+    each, float64.
+    """
+    recorded = {}
+
+    def record_stream(module, args):
+        recorded["stream"] = args[0].flatten(0, 1).double()
+
+    def record_attention(module, args, kwargs, output):
+        recorded["x"] = kwargs["hidden_states"].flatten(0, 1).double()
+        recorded["y"] = output[0].flatten(0, 1).double()
+
     module = decoder_layers(model)[layer]
-    hooks = [
-        module.register_forward_pre_hook(lambda _, args: seen.update(stream=args[0])),
-        module.self_attn.register_forward_hook(
-            lambda _, args, kwargs, out: seen.update(x=kwargs["hidden_states"], y=out[0]),
-            with_kwargs=True,
-        ),
-    ]
-    logits = model(ids).logits
-    for hook in hooks:
-        hook.remove()
-    return {name: values.flatten(0, 1).double() for name, values in seen.items()} | {
-        "logits": logits
-    }
+    with (
+        module.register_forward_pre_hook(record_stream),
+        module.self_attn.register_forward_hook(record_attention, with_kwargs=True),
+    ):
+        recorded["logits"] = model(ids).logits
+    return recorded
 
 
 def with_one(x):
@@ -38,10 +43,8 @@ def least_squares(x, y):
     return torch.linalg.lstsq(with_one(x), y).solution
 
 
-def replaced(model, layer, weight, x):
-    """Until the handle is removed, a layer's attention puts out what a map makes of states ``x`` of
-    the same text.
-    """
+def replace_attention(model, layer, weight, x):
+    """Replace a layer's attention by a map of the states ``x`` of the text, until removed."""
 
     def instead(module, args, output):
         y = with_one(x) @ weight
@@ -56,16 +59,16 @@ def no_ridge(monkeypatch):
 
 
 def test_a_map_is_fitted_where_the_layers_below_are_replaced_already(tiny, tokens, no_ridge):
-    """By hand: layer 2 is replaced first, and only then layer 4 is looked at and fitted."""
+    """By hand, layer 2 is replaced first, and only then layer 4 is run and fitted."""
     model = tiny("tiny-llama")
     dense = {layer: states(model, tokens, layer) for layer in (2, 4)}
-    handle = replaced(model, 2, least_squares(dense[2]["x"], dense[2]["y"]), dense[2]["x"])
-    above = states(model, tokens, 4)
-    handle.remove()
+    weight = least_squares(dense[2]["x"], dense[2]["y"])
+    with replace_attention(model, 2, weight, dense[2]["x"]):
+        above = states(model, tokens, 4)
     expected = with_one(above["x"]) @ least_squares(above["x"], above["y"])
     on_dense = with_one(above["x"]) @ least_squares(dense[4]["x"], dense[4]["y"])
     assert (expected - on_dense).abs().max() > 0.01, "on these weights the order of fitting matters"
-    with mapped(model, LayerStream(model, tokens), [4, 2]):
+    with linear(model, LayerStream(model, tokens), [4, 2]):
         now = states(model, tokens, 4)
     torch.testing.assert_close(now["x"], above["x"], rtol=0, atol=1e-3)
     torch.testing.assert_close(now["y"], expected, rtol=0, atol=1e-3)
@@ -77,7 +80,7 @@ def test_nbl_reads_the_stream_before_the_norm_and_is_fitted_on_the_dense_model(
 ):
     model = tiny("tiny-llama")
     dense = {layer: states(model, tokens, layer) for layer in (2, 4)}
-    with mapped(model, LayerStream(model, tokens), [2, 4], as_nbl=True):
+    with nbl(model, LayerStream(model, tokens), [2, 4]):
         for layer in (2, 4):
             now = states(model, tokens, layer)
             weight = least_squares(dense[layer]["stream"], dense[layer]["y"])
@@ -100,8 +103,8 @@ def test_a_window_as_wide_as_the_text_is_the_dense_model(tiny, tokens, monkeypat
         assert not torch.allclose(narrow[:, first:], dense[:, first:], atol=1e-3)
 
 
-def test_keys_and_values_of_one_layer_are_found_in_what_enters_it(tiny, tokens, monkeypatch):
-    """They are linear in its norm, up to the length of each token."""
+def test_keys_and_values_of_one_layer_are_linear_in_what_enters_it(tiny, tokens, monkeypatch):
+    """They are linear in its norm, which is the stream up to the length of each token."""
     monkeypatch.setattr(refit, "RIDGE", 1e-12)
     model = tiny("tiny-llama")
     dense = states(model, tokens, 4)["logits"]
@@ -113,7 +116,9 @@ def test_keys_and_values_of_one_layer_are_found_in_what_enters_it(tiny, tokens, 
 
 @pytest.mark.parametrize("family", ["tiny-qwen2", "tiny-gemma2"])
 @pytest.mark.parametrize("rival", RIVALS)
-def test_every_rival_takes_other_families_and_goes_without_a_trace(tiny, tokens, family, rival):
+def test_every_rival_takes_other_families_and_leaves_the_model_unchanged(
+    tiny, tokens, family, rival
+):
     model = tiny(family)
     dense = states(model, tokens, 4)["logits"]
     with RIVALS[rival](model, LayerStream(model, tokens), [4, 5]):

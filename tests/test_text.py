@@ -1,6 +1,4 @@
-"""Corpora and their splits; perplexity against the obvious computation, in bounded memory, and
-against lm-eval.
-"""
+"""Corpora and their splits; perplexity against the obvious computation and against lm-eval."""
 
 import json
 import math
@@ -25,7 +23,7 @@ from harp_lib.text.perplexity import Window, rolling_windows
 
 
 def adding_bos():
-    """The tiny tokenizer, putting a BOS token before each text as that of Llama does."""
+    """The tiny tokenizer, changed to put a BOS token before each text as Llama's does."""
     tokenizer = tiny_tokenizer()
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", 1)]
@@ -46,16 +44,20 @@ class TestCorpora:
         assert load_corpus(name, "test").sha256 == splits[2].sha256 != splits[1].sha256
 
     def test_embedded_prose_is_the_same_in_every_process(self):
-        """Docstrings may print addresses and sets, and libraries may change those of others."""
-        code = "import lm_eval, seaborn, scipy.special, scipy.stats, transformers\nfrom harp_lib.text.corpora import *\n"
-        code += "print(*[load_corpus(name, split).sha256 for name in EMBEDDED for split in SPLITS])"
+        """Docstrings may print addresses and sets, and a library may change those of another."""
+        code = """
+import lm_eval, seaborn, scipy.special, scipy.stats, transformers
+from harp_lib.text.corpora import EMBEDDED, SPLITS, load_corpus
+for name in EMBEDDED:
+    for split in SPLITS:
+        print(load_corpus(name, split).sha256)
+"""
         environment = os.environ | {"PYTHONHASHSEED": "1"}
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, env=environment
         )
-        assert done.stdout.split() == [
-            load_corpus(name, split).sha256 for name in EMBEDDED for split in SPLITS
-        ]
+        expected = [load_corpus(name, split).sha256 for name in EMBEDDED for split in SPLITS]
+        assert process.stdout.split() == expected
 
     @pytest.mark.parametrize(
         "tokenizer", [tiny_tokenizer(), adding_bos()], ids=["plain", "adds BOS"]
@@ -67,19 +69,19 @@ class TestCorpora:
         plain = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
         assert predicted.tolist() == [token for ids in plain for token in ids]
         begins = [window for window in windows if window.ids[0] == tokenizer.bos_token_id]
-        assert [window.ids.tolist().count(tokenizer.bos_token_id) for window in begins] == [1, 1], (
-            "never [1, 1, …]"
-        )
-        assert all(len(window.ids) <= 33 for window in windows), (
-            "one context token and 32 predicted ones at most"
-        )
+        num_bos = [window.ids.tolist().count(tokenizer.bos_token_id) for window in begins]
+        assert num_bos == [1, 1], "one BOS token for each text that is not empty"
+        longest = max(len(window.ids) for window in windows)
+        assert longest <= 33, "one context token and 32 predicted ones"
 
     def test_an_excerpt_is_cut_by_tokens(self):
-        tokenizer, whole = tiny_tokenizer(), load_corpus("python-docs", "test")
+        tokenizer = tiny_tokenizer()
+        whole = load_corpus("python-docs", "test")
         part = excerpt(whole, tokenizer, documents=3, tokens=100)
         assert len(part.documents) == 3
-        assert all(any(text.startswith(cut) for text in whole.documents) for cut in part.documents)
-        assert all(abs(len(tokenizer(text).input_ids) - 100) <= 1 for text in part.documents)
+        for cut in part.documents:
+            assert any(text.startswith(cut) for text in whole.documents)
+            assert abs(len(tokenizer(cut).input_ids) - 100) <= 1
         assert part.sha256 != whole.sha256
         assert excerpt(whole, tokenizer, documents=2, tokens=None).documents == whole.documents[:2]
         blank = replace(whole, documents=("", " \n", *whole.documents))
@@ -88,11 +90,13 @@ class TestCorpora:
             excerpt(whole, tokenizer, documents=2, tokens=10_000_000)
 
     def test_calibration_blocks_do_not_overlap(self):
-        tokenizer, corpus = adding_bos(), load_corpus("scipy-docs", "train")
+        tokenizer = adding_bos()
+        corpus = load_corpus("scipy-docs", "train")
         blocks = calibration_blocks(corpus, tokenizer, 50, 32, seed=1)
         whole = tokenizer("\n\n".join(corpus.texts), add_special_tokens=False).input_ids
-        cut = {tuple(whole[start : start + 32]) for start in range(0, len(whole) - 31, 32)}
-        assert len({tuple(block) for block in blocks.tolist()} & cut) == 50
+        all_blocks = {tuple(whole[start : start + 32]) for start in range(0, len(whole) - 31, 32)}
+        drawn_blocks = {tuple(block) for block in blocks.tolist()}
+        assert len(drawn_blocks & all_blocks) == 50
         assert not torch.equal(blocks, calibration_blocks(corpus, tokenizer, 50, 32, seed=2))
         with pytest.raises(ValueError, match=r"has \d+ blocks of 32 tokens; 1000000 are wanted"):
             calibration_blocks(corpus, tokenizer, 1_000_000, 32)
@@ -106,12 +110,13 @@ class TestCorpora:
         assert corpus.documents == ("one , two\u2028three", "four")
         assert corpus.texts[0].startswith("one, two")
         assert corpus.source == tmp_path.name
-        for row, found in (
-            ('{"text": "no page"}', "no field 'page'; WikiText-2 needs page"),
-            ("{", "not JSON"),
-        ):
+        messages = {
+            '{"text": "no page"}': "no field 'page'; WikiText-2 needs page",
+            "{": "not JSON",
+        }
+        for row, message in messages.items():
             file.write_text(f"{first}\n{row}\n")
-            with pytest.raises(ValueError, match=f"test.jsonl, line 2: {found}"):
+            with pytest.raises(ValueError, match=f"test.jsonl, line 2: {message}"):
                 load_corpus("wikitext", "test", str(tmp_path))
 
     @pytest.mark.parametrize(
@@ -127,27 +132,31 @@ class TestCorpora:
             load_corpus(*arguments)
 
     def test_corpora_of_the_hub(self, monkeypatch):
-        """The hub itself cannot be reached from a test; what is asked of it and what becomes of the
-        answer can.
-        """
+        """No test reaches the hub, so a stand-in records the requests and answers them."""
         import datasets
 
-        asked, published = (
-            [],
-            datasets.Dataset.from_dict({"page": list("abcdefghi"), "text": list("jklmnopqr")}),
-        )
-        monkeypatch.setattr(
-            datasets, "load_dataset", lambda *name, split: asked.append((*name, split)) or published
-        )
+        columns = {"page": list("abcdefghi"), "text": list("jklmnopqr")}
+        published = datasets.Dataset.from_dict(columns)
+        requests = []
+
+        def load_dataset(*name, split):
+            requests.append((*name, split))
+            return published
+
+        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
         assert load_corpus("wikitext", "test", "hub").documents == tuple("abcdefghi")
         splits = [load_corpus("pile_10k", split, "hub").documents for split in SPLITS]
         assert sorted(sum(splits, ())) == list("jklmnopqr"), "one published split becomes three"
-        wikitext = ("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "test")
-        assert asked == [wikitext] + [("NeelNanda/pile-10k", "train")] * 3
+        assert requests == [
+            ("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "test"),
+            ("NeelNanda/pile-10k", "train"),
+            ("NeelNanda/pile-10k", "train"),
+            ("NeelNanda/pile-10k", "train"),
+        ]
 
 
 def naive_nll(model, ids, scored):
-    """Logits of the whole sequence at once."""
+    """Negative log-likelihood of the last tokens, with the logits of the whole text at once."""
     with torch.no_grad():
         logits = model(ids[None]).logits[0, :-1].double()
     return F.cross_entropy(logits, ids[1:], reduction="none")[-scored:].sum().item()
@@ -161,23 +170,23 @@ class TestPerplexity:
         expected = math.exp(sum(naive_nll(model.eval(), row, 47) for row in tokens) / (4 * 47))
         model.train()
         sizes = []
-        model.lm_head.register_forward_hook(
-            lambda module, args, logits: sizes.append(logits.numel())
-        )
+
+        def record_size(module, args, logits):
+            sizes.append(logits.numel())
+
+        model.lm_head.register_forward_hook(record_size)
         assert perplexity(model, tokens) == pytest.approx(expected, rel=1e-5)
-        assert max(sizes) <= perplexity_module.LOGITS_PER_BLOCK, (
-            "of a long text, all logits together would fill the memory"
-        )
-        assert model.training, "as before"
+        assert model.training, "the model's mode is as before"
+        # All logits of a long text together would fill the memory.
+        assert max(sizes) <= perplexity_module.LOGITS_PER_BLOCK
 
     def test_documents_and_windows_of_unequal_length(self, tiny, tokens, monkeypatch):
         monkeypatch.setattr(perplexity_module, "TOKENS_PER_BATCH", 64)
         model = tiny()
         documents = [tokens[0], tokens[1], tokens[2, :13], tokens[3, :2], tokens[3, :1]]
         nll = sum(naive_nll(model, ids, len(ids) - 1) for ids in documents[:-1])
-        assert perplexity(model, documents) == pytest.approx(
-            math.exp(nll / (47 + 47 + 12 + 1)), rel=1e-5
-        )
+        expected = math.exp(nll / (47 + 47 + 12 + 1))
+        assert perplexity(model, documents) == pytest.approx(expected, rel=1e-5)
         windows = [Window(tokens[0], 9), Window(tokens[1], 9), Window(tokens[2], 47)]
         nll = sum(naive_nll(model, window.ids, window.scored) for window in windows)
         assert perplexity(model, windows) == pytest.approx(math.exp(nll / 65), rel=1e-5)
@@ -206,29 +215,22 @@ class TestPerplexity:
     @pytest.mark.parametrize(
         ("max_length", "tokenizer"), [(512, tiny_tokenizer()), (100, adding_bos())]
     )
-    def test_word_perplexity_is_that_of_lm_eval(
-        self, shared, tiny, tmp_path, max_length, tokenizer
-    ):
-        """With lm-eval's own ``wikitext`` task, told to add no second BOS."""
+    def test_word_perplexity_equals_lm_eval(self, shared, tiny, tmp_path, max_length, tokenizer):
+        """lm-eval runs its own ``wikitext`` task, without a second BOS token."""
         import lm_eval.tasks
         from lm_eval.models.huggingface import HFLM
 
         rows = (shared / "benchmarks" / "wikitext" / "test.jsonl").read_text().split("\n")[:3]
         pages = [json.loads(row)["page"][:3000] for row in rows]
-        (tmp_path / "test.jsonl").write_text(
-            "\n".join(json.dumps({"page": page}) for page in pages)
-        )
+        file = tmp_path / "test.jsonl"
+        file.write_text("\n".join(json.dumps({"page": page}) for page in pages))
         overlay = {
-            "include": str(Path(lm_eval.tasks.__file__).parent / "wikitext" / "wikitext.yaml")
-        }
-        overlay |= {
+            "include": str(Path(lm_eval.tasks.__file__).parent / "wikitext" / "wikitext.yaml"),
             "task": "wikitext",
             "dataset_path": "json",
             "dataset_name": None,
+            "dataset_kwargs": {"data_files": {"test": str(file)}},
             "training_split": None,
-        }
-        overlay |= {
-            "dataset_kwargs": {"data_files": {"test": str(tmp_path / "test.jsonl")}},
             "validation_split": None,
         }
         (tmp_path / "overlay").mkdir()
@@ -245,8 +247,8 @@ class TestPerplexity:
         manager = lm_eval.tasks.TaskManager(
             include_path=str(tmp_path / "overlay"), include_defaults=False
         )
-        theirs = lm_eval.simple_evaluate(
+        evaluation = lm_eval.simple_evaluate(
             lm, tasks=["wikitext"], task_manager=manager, bootstrap_iters=0
         )
-        theirs = theirs["results"]["wikitext"]["word_perplexity,none"]
-        assert word_perplexity(model, tokenizer, pages) == pytest.approx(theirs, rel=1e-4)
+        expected = evaluation["results"]["wikitext"]["word_perplexity,none"]
+        assert word_perplexity(model, tokenizer, pages) == pytest.approx(expected, rel=1e-4)

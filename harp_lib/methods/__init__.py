@@ -1,5 +1,4 @@
-"""Pruning methods: each looks at a model and a calibration text, and returns a plan. None touches a
-weight.
+"""Pruning methods: each reads a model and a calibration text and returns a plan; none prunes.
 
 A new method is a file of this folder and an entry of ``data/methods.yaml`` that describes it.
 """
@@ -10,6 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from harp_lib.methods.calibration import Planner, check_budget, equal_parts
 from harp_lib.names import BASELINES, CATALOGUE, METHODS, with_property
 from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.layers import num_groups
@@ -28,111 +28,147 @@ def make_plan(
     target_fraction: float | None = None,
     **options: Any,
 ) -> PruningPlan:
-    """Decide what goes (paper, Section 3, "Baselines", and Algorithm 1);
-    :func:`harp_lib.apply_plan` carries it out.
+    """Decide what to prune (paper, Section 3, "Baselines", and Algorithm 1).
+
+    :func:`harp_lib.apply_plan` carries the plan out.
 
     Parameters
     ----------
     method : str
         One of ``METHODS``.
     model : PreTrainedModel
-        Dense, with separate projections; unchanged afterwards.
-    calibration : Tensor or sequence
+        A dense model with separate projections. It is unchanged afterwards.
+    calibration : Tensor or sequence, optional
         As in :func:`harp_lib.perplexity`: ``(B, N)`` int64, or 1-D tensors of any length, or
-        windows. None will do for mag-sp, and for harp if ``alphas`` is given.
+        windows. It may be None for mag-sp, and for harp if ``alphas`` is given.
     kv_groups : int
-        Key/value groups that go in all, each with its query heads; for HARP those of whole layers
-        from the top.
+        Number of key/value groups to remove in all, each with its query heads. HARP removes those
+        of whole layers from the top.
     layers : sequence of int, optional
-        Baselines only: the layers from which groups may go, counted from the bottom; default: all.
+        Baselines only: indices of the layers from which groups may be removed, counted from the
+        bottom. The default is all layers.
     alphas : sequence of float, optional
-        harp and harp+flap only: alpha of each pruned layer, the top layer first; default: searched.
+        harp and harp+flap only: alpha of each pruned layer, the top layer first. By default alphas
+        are searched.
     target_fraction : float, optional
-        harp+flap only: the ``removed_fraction`` to reach by FFN channels; default: that of these
-        groups, V and O too.
+        harp+flap only: the ``removed_fraction`` to reach by removing FFN channels. The default is
+        what a baseline removes with ``kv_groups``, V and O included.
     **options
-        Of a baseline's own planner: ``squared=True`` of FLAP, as upstream computes it. Of
-        harp+flap: ``evenly=True``, as many FFN channels from each layer.
+        Options of a single planner. FLAP takes ``squared=True``, which scores as upstream's code
+        does. harp+flap takes ``evenly=True``, which removes equally many channels from each layer.
+
+    Returns
+    -------
+    PruningPlan
+        What to remove; its ``method`` is ``method``.
 
     Raises
     ------
     ValueError
-        For an unknown method, an argument that it does not take, a budget that cannot be met (what
-        can is named), a pruned model or one that cannot be sliced, before the calibration text is
-        read; later for a target that HARP exceeds because alphas are found to be 0, or one that
-        empties a layer's FFN.
+        Before the calibration text is read: for an unknown method, an argument that it does not
+        take, a budget that cannot be met (the message says which can), or a model that is pruned
+        already or cannot be sliced. Later: for a target that HARP exceeds because some alphas turn
+        out to be 0, or that would empty a layer's FFN.
     """
-    from harp_lib.methods.calibration import (
-        check_budget,
-        equal_parts,
-    )  # here: reports want names and colours only
-
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
-    chosen = CATALOGUE[method]
-    takers = {
-        "alphas": with_property("takes_alphas"),
-        "target_fraction": with_property("removes_channels"),
-    }
-    takers["evenly"] = takers["target_fraction"]
-    given = {"layers": layers, "alphas": alphas, "target_fraction": target_fraction, **options}
-    for name, value in given.items():
-        allowed = takers.get(name, BASELINES)
-        if value is not None and method not in allowed:
-            raise ValueError(f"{method} does not take {name}; it is for {', '.join(allowed)}")
-    make, layers = _prepared(method, model, calibration, layers, alphas)
-    if chosen.is_baseline:
+    arguments = {"layers": layers, "alphas": alphas, "target_fraction": target_fraction}
+    _check_arguments(method, {**arguments, **options})
+    layers = _layers_to_plan(method, model, layers)
+    _check_text(method, calibration, alphas)
+    make = _function_of(method)
+    properties = CATALOGUE[method]
+    if properties.is_baseline:
         groups = [num_groups(decoder_layers(model)[layer].self_attn) for layer in layers]
-        check = check_budget if chosen.one_threshold else equal_parts
+        check = check_budget if properties.one_threshold else equal_parts
         check(kv_groups, groups)
-        return make(model, calibration, layers, **options)(kv_groups, layers)
-    arguments: dict[str, Any] = {}
-    if chosen.takes_alphas:
-        arguments["alphas"] = alphas
-    if chosen.removes_channels:
-        arguments["target_fraction"] = target_fraction
-    return make(model, calibration, kv_groups, **arguments, **options)
+        plan = make(model, calibration, layers, **options)
+        return plan(kv_groups, layers)
+    if properties.takes_alphas:
+        options["alphas"] = alphas
+    if properties.removes_channels:
+        options["target_fraction"] = target_fraction
+    return make(model, calibration, kv_groups, **options)
 
 
 def planner(
     method: str, model: PreTrainedModel, calibration: Tokens | None, **options: Any
-) -> Callable[[int, Sequence[int]], PruningPlan]:
-    """What :func:`make_plan` gives, for many budgets and ranges from one calibration; Wanda-sp
-    wants rising ranges.
+) -> Planner:
+    """Prepare :func:`make_plan` for many budgets and layer ranges with one calibration.
+
+    Parameters
+    ----------
+    method : str
+        A baseline.
+    model, calibration, **options
+        As in :func:`make_plan`.
+
+    Returns
+    -------
+    callable
+        ``plan(kv_groups, layers)`` returns a :class:`.PruningPlan`. Wanda-sp is fastest if ranges
+        come in rising order.
+
+    Raises
+    ------
+    ValueError
+        For any other method, and for the reasons of :func:`make_plan`.
     """
     if method not in BASELINES:
         raise ValueError(
             f"{method!r} has no layer range to plan for; choose from {', '.join(BASELINES)}"
         )
-    make, layers = _prepared(method, model, calibration)
+    layers = _layers_to_plan(method, model, None)
+    _check_text(method, calibration, None)
+    make = _function_of(method)
     return make(model, calibration, layers, **options)
 
 
-def _prepared(
-    method: str,
-    model: PreTrainedModel,
-    calibration: Tokens | None,
-    layers: Sequence[int] | None = None,
-    alphas: Sequence[float] | None = None,
-) -> tuple[Callable[..., Any], list[int]]:
-    """A method's function, and the layers that may lose something; a ValueError if they cannot lose
-    what it takes.
+def _check_arguments(method: str, arguments: dict[str, Any]) -> None:
+    """Raise a ValueError at the first argument that is given and that the method does not take."""
+    removing_channels = with_property("removes_channels")
+    methods_that_take = {
+        "alphas": with_property("takes_alphas"),
+        "target_fraction": removing_channels,
+        "evenly": removing_channels,
+    }
+    for name, value in arguments.items():
+        allowed = methods_that_take.get(name, BASELINES)
+        if value is not None and method not in allowed:
+            raise ValueError(f"{method} does not take {name}; it is for {', '.join(allowed)}")
+
+
+def _layers_to_plan(method: str, model: PreTrainedModel, layers: Sequence[int] | None) -> list[int]:
+    """Indices of the layers that may lose something, by default of all.
+
+    A ValueError is raised if the model cannot lose in these layers what the method removes.
     """
-    chosen = CATALOGUE[method]
-    total = len(decoder_layers(model))
-    if chosen.is_baseline:
-        lost = LayerPlan(removed_groups=(0,))
-    elif chosen.removes_channels:
-        lost = LayerPlan(1.0, removed_channels=(0,))
+    properties = CATALOGUE[method]
+    if properties.is_baseline:
+        loss = LayerPlan(removed_groups=(0,))
+    elif properties.removes_channels:
+        loss = LayerPlan(1.0, removed_channels=(0,))
     else:
-        lost = LayerPlan(1.0)
-    plan = PruningPlan(total, dict.fromkeys(range(total) if layers is None else layers, lost))
-    if not plan.layers:
+        loss = LayerPlan(1.0)
+    num_layers = len(decoder_layers(model))
+    if layers is None:
+        layers = range(num_layers)
+    trial_plan = PruningPlan(num_layers, dict.fromkeys(layers, loss))
+    if not trial_plan.layers:
         raise ValueError("layers is empty; name at least one layer, or none for all")
-    check_plan(model, plan)
-    if calibration is None and chosen.reads_text(alphas):
+    check_plan(model, trial_plan)
+    return list(trial_plan.layers)
+
+
+def _check_text(method: str, calibration: Tokens | None, alphas: Sequence[float] | None) -> None:
+    """Raise a ValueError if there is no calibration text although the method reads it."""
+    if calibration is None and CATALOGUE[method].reads_text(alphas):
         raise ValueError(
             f"{method} needs a calibration text, as (B, N) tokens or a list of 1-D tensors"
         )
-    module = import_module(f"{__name__}.{chosen.module}")
-    return getattr(module, chosen.function), list(plan.layers)
+
+
+def _function_of(method: str) -> Callable[..., Any]:
+    """The function of this package that plans for a method."""
+    module = import_module(f"{__name__}.{CATALOGUE[method].module}")
+    return getattr(module, CATALOGUE[method].function)

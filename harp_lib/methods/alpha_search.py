@@ -29,16 +29,14 @@ from harp_lib.text.perplexity import (
 )
 
 ALPHA_GRID = tuple(i / 10 for i in range(11))
-VOLATILE = {
-    "_name_or_path",
-    "transformers_version",
-    "architectures",
-}  # of a config: where it came from, not what it is
+
+# Entries of a config that say where a model came from, not what it computes.
+PROVENANCE_KEYS = {"_name_or_path", "transformers_version", "architectures"}
 
 
 @dataclass(frozen=True)
 class AlphaSearch:
-    """What a search found.
+    """Result of a search.
 
     Attributes
     ----------
@@ -47,11 +45,11 @@ class AlphaSearch:
     perplexities : dict
         ``perplexities[layer index][alpha]``, per predicted token.
     seconds : float
-        Time spent, in all sittings of an interrupted search.
+        Time spent computing, summed over all runs of an interrupted search.
     layer_passes : int
-        How often one decoder layer was run over the whole text.
+        Number of times that one decoder layer was run over the whole text.
     num_model_layers : int
-        Decoder layers of the model.
+        Number of decoder layers in the model.
     """
 
     alphas: list[float]
@@ -62,7 +60,7 @@ class AlphaSearch:
 
     @property
     def plan(self) -> PruningPlan:
-        """HARP's plan with the alphas that were found."""
+        """HARP's plan with the best alphas."""
         return PruningPlan.value_only(self.num_model_layers, self.alphas)
 
 
@@ -76,30 +74,35 @@ def search_alphas(
     cache_device: str | torch.device | None = None,
     progress: bool = True,
 ) -> AlphaSearch:
-    """Search alpha for the top layers, one after the other, from the top (paper, Algorithm 1).
+    """Search alpha for the top layers, one layer after the other from the top (Algorithm 1).
 
     Parameters
     ----------
     model : PreTrainedModel
-        A dense model. It is as before afterwards, also after an error.
+        A dense model. It is unchanged afterwards, also after an error.
     tokens : Tensor or sequence
-        The text to minimise perplexity on, as in :func:`harp_lib.perplexity`.
+        The text on which perplexity is minimised, as in :func:`harp_lib.perplexity`.
     num_layers : int
-        How many layers to search, counted from the top.
+        Number of layers to search, counted from the top.
     grid : sequence of float
-        Candidate alphas, rising. Of equal perplexities the smallest alpha wins.
+        Candidate alphas, rising. If perplexities are equal, the smallest alpha wins.
     reuse_prefix : bool
-        Compute the hidden states below the searched layers once, since no alpha changes them, and
-        run each candidate from there. ``False`` runs the whole model for each candidate, which is
-        what Algorithm 1 says.
+        Compute the hidden states that enter the searched layers only once, because no alpha changes
+        what lies below, and run each candidate from there. ``False`` runs the whole model for each
+        candidate, which is what Algorithm 1 says.
     resume : path, optional
-        File that takes each finished candidate. A search that was interrupted continues from it;
-        what the file holds of other weights, tokens, grids or options is not looked at.
+        File to which each finished candidate is written. An interrupted search continues from it.
+        Entries from a search with other weights, tokens, grid or options are ignored.
     cache_device : device, optional
-        Where the reused hidden states live, ``num_layers`` arrays of tokens × d; default: the
-        model's device.
+        Where the reused hidden states are kept: ``num_layers`` arrays of tokens × d. The default is
+        the model's device.
     progress : bool
         Show a progress bar with the best perplexity so far.
+
+    Returns
+    -------
+    AlphaSearch
+        The best alphas, the perplexity of every candidate, and the costs.
 
     Raises
     ------
@@ -107,142 +110,231 @@ def search_alphas(
         For an empty text, a bad grid, more layers than the model has, a pruned or unsupported
         model, or a perplexity that is not finite (the layer and alpha are named).
     """
-    grid, total = [float(alpha) for alpha in grid], len(decoder_layers(model))
-    if not grid or not all(map(math.isfinite, grid)) or grid != sorted(set(grid)):
+    grid = [float(alpha) for alpha in grid]
+    _check_grid(grid)
+    num_model_layers = len(decoder_layers(model))
+    check_plan(model, PruningPlan.value_only(num_model_layers, [1.0] * num_layers))
+    batches = make_batches(tokens)
+    num_predicted_tokens = sum(batch.num_scored for batch in batches)
+    journal = Journal(resume, _search_inputs(model, batches, grid, reuse_prefix))
+    layers_top_down = list(reversed(range(num_model_layers)))[:num_layers]
+
+    begin = time.perf_counter()
+    entering: dict[int, list[torch.Tensor]] = {}
+    if reuse_prefix:
+        entering = dense_hidden_states(model, batches, layers_top_down, cache_device)
+    seconds = time.perf_counter() - begin
+
+    def perplexity_with(candidate_alphas: dict[int, float]) -> float:
+        layer = min(candidate_alphas)  # the searched one, as all others are above it
+        alpha = candidate_alphas[layer]
+        compute = partial(total_nll_with, model, batches, candidate_alphas, entering.get(layer))
+        nll = journal.remember(layer, alpha, compute)
+        perplexity = perplexity_from_nll(nll, num_predicted_tokens)
+        if not math.isfinite(perplexity):
+            raise ValueError(
+                f"perplexity is {perplexity} with alpha = {alpha} in layer {layer}; "
+                "try a wider dtype (float32 or bfloat16 instead of float16)"
+            )
+        return perplexity
+
+    chosen_alphas, perplexities = greedy_search(perplexity_with, layers_top_down, grid, progress)
+    seconds += sum(entry["seconds"] for entry in journal.entries.values())
+    literal_passes, reusing_passes = count_passes(num_model_layers, num_layers, len(grid))
+    return AlphaSearch(
+        alphas=list(chosen_alphas.values()),
+        perplexities=perplexities,
+        seconds=seconds,
+        layer_passes=reusing_passes if reuse_prefix else literal_passes,
+        num_model_layers=num_model_layers,
+    )
+
+
+def greedy_search(
+    perplexity_with: Callable[[dict[int, float]], float],
+    layers_top_down: Sequence[int],
+    grid: Sequence[float],
+    progress: bool = False,
+) -> tuple[dict[int, float], dict[int, dict[float, float]]]:
+    """Algorithm 1 of the paper: choose alpha layer by layer, and keep what is chosen.
+
+    Parameters
+    ----------
+    perplexity_with : callable
+        Perplexity of the model with some layers value-only, from alpha by layer index.
+    layers_top_down : sequence of int
+        Indices of the layers to search, the top layer first.
+    grid : sequence of float
+        Candidate alphas, rising. If perplexities are equal, the first alpha wins.
+    progress : bool
+        Show a progress bar with the best perplexity so far.
+
+    Returns
+    -------
+    chosen_alphas : dict
+        The best alpha of each layer.
+    perplexities : dict
+        ``perplexities[layer][alpha]`` of every candidate.
+    """
+    chosen_alphas: dict[int, float] = {}
+    perplexities: dict[int, dict[float, float]] = {layer: {} for layer in layers_top_down}
+    num_candidates = len(layers_top_down) * len(grid)
+    with tqdm(
+        total=num_candidates, desc="alpha search", unit="candidate", disable=not progress
+    ) as bar:
+        for layer in layers_top_down:
+            for alpha in grid:
+                candidate_alphas = chosen_alphas | {layer: alpha}
+                perplexities[layer][alpha] = perplexity_with(candidate_alphas)
+                lowest = min(perplexities[layer].values())
+                bar.set_postfix_str(f"layer {layer}, best perplexity {lowest:.4g}", refresh=False)
+                bar.update()
+            chosen_alphas[layer] = min(grid, key=perplexities[layer].get)
+    return chosen_alphas, perplexities
+
+
+def _search_inputs(
+    model: PreTrainedModel, batches: list[Batch], grid: list[float], reuse_prefix: bool
+) -> list:
+    """Everything that a candidate's likelihood depends on, as JSON can hold it."""
+    text = [(batch.ids.tolist(), batch.scored) for batch in batches]
+    return [__version__, model_digest(model), grid, reuse_prefix, text]
+
+
+def _check_grid(grid: list[float]) -> None:
+    """Raise a ValueError unless the grid holds finite numbers that rise."""
+    is_finite = all(math.isfinite(alpha) for alpha in grid)
+    is_rising = grid == sorted(set(grid))
+    if not grid or not is_finite or not is_rising:
         raise ValueError(
             f"the alpha grid has to be finite numbers, one at least, rising, each once; got {grid}"
         )
-    check_plan(model, PruningPlan.value_only(total, [1.0] * num_layers))
-    batches, searched = make_batches(tokens), list(range(total - 1, total - 1 - num_layers, -1))
-    scored = sum(batch.num_scored for batch in batches)
-    read = [(batch.ids.tolist(), batch.scored) for batch in batches]
-    journal = Journal(resume, [__version__, model_digest(model), grid, reuse_prefix, read])
-
-    begin = time.perf_counter()
-    entering = _entering(model, batches, searched, cache_device) if reuse_prefix else {}
-    seconds = time.perf_counter() - begin
-    best, curves = (
-        {},
-        {layer: {} for layer in searched},
-    )  # alpha by layer; perplexity by layer and alpha
-    candidates = [(layer, alpha) for layer in searched for alpha in grid]
-    bar = tqdm(candidates, desc="alpha search", unit="candidate", disable=not progress)
-    for layer, alpha in bar:
-        curve, evaluate = (
-            curves[layer],
-            partial(_nll, model, batches, best | {layer: alpha}, entering.get(layer)),
-        )
-        curve[alpha] = perplexity_from_nll(journal.remember(layer, alpha, evaluate), scored)
-        if not math.isfinite(curve[alpha]):
-            wanted = "try a wider dtype (float32 or bfloat16 instead of float16)"
-            raise ValueError(
-                f"perplexity is {curve[alpha]} with alpha = {alpha} in layer {layer}; {wanted}"
-            )
-        best[layer] = min(curve, key=curve.get)
-        bar.set_postfix_str(
-            f"layer {layer}, best perplexity {curve[best[layer]]:.4g}", refresh=False
-        )
-    passes = count_passes(total, num_layers, len(grid))[reuse_prefix]
-    seconds += sum(entry["seconds"] for entry in journal.entries.values())
-    return AlphaSearch(list(best.values()), curves, seconds, passes, total)
 
 
 @torch.no_grad()
-def _entering(
+def dense_hidden_states(
     model: PreTrainedModel,
     batches: list[Batch],
     layers: list[int],
     device: str | torch.device | None,
 ) -> dict[int, list[torch.Tensor]]:
-    """Hidden states (B, N, d) of each batch as they enter some layers of the dense model."""
-    found: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
+    """Hidden states (B, N, d) of each batch as they enter each of ``layers`` in the dense model."""
+    entering: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
 
-    def keep(layer: int, _: torch.nn.Module, args: tuple) -> None:
-        found[layer].append(args[0].to(device or args[0].device))
+    def keep(layer: int, module: torch.nn.Module, args: tuple) -> None:
+        hidden = args[0]  # (B, N, d)
+        entering[layer].append(hidden.to(device or hidden.device))
 
     with evaluating(model), ExitStack() as hooks:
         for layer in layers:
-            hooks.enter_context(
-                decoder_layers(model)[layer].register_forward_pre_hook(partial(keep, layer))
-            )
+            module = decoder_layers(model)[layer]
+            hooks.enter_context(module.register_forward_pre_hook(partial(keep, layer)))
         for batch in tqdm(batches, desc="hidden states", unit="batch", leave=False, delay=10):
             model.get_decoder()(input_ids=batch.ids.to(model.device), use_cache=False)
-    return found
+    return entering
 
 
 @torch.no_grad()
-def _nll(
+def total_nll_with(
     model: PreTrainedModel,
     batches: list[Batch],
     alphas: dict[int, float],
     entering: list[torch.Tensor] | None,
 ) -> float:
-    """Negative log-likelihood in nats with the top layers value-only, from what enters the lowest
-    of them if given.
+    """Negative log-likelihood of the text in nats, with value-only layers at the top of the model.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A dense model.
+    batches : list of Batch
+        The text.
+    alphas : dict
+        Alpha of each value-only layer by layer index; these are the topmost layers.
+    entering : list of Tensor, optional
+        Hidden states (B, N, d) of each batch that enter the lowest of these layers. Without them
+        the whole model is run.
     """
     with evaluating(model), temporarily_value_only(model, alphas):
         if entering is None:
             return total_nll(model, batches)
-        above, total = decoder_layers(model)[min(alphas) :], 0.0
+        top_layers = decoder_layers(model)[min(alphas) :]
+        nll = 0.0
         for batch, hidden in zip(batches, entering, strict=True):
-            hidden = hidden.to(next(above.parameters()).device)
-            for layer in above:  # without attention they need neither positions nor masks
-                hidden = layer(hidden, position_embeddings=None)
-            total += head_nll(model, model.get_decoder().norm(hidden), batch)
-        return total
+            hidden = hidden.to(next(top_layers.parameters()).device)
+            for layer in top_layers:
+                # Without attention a layer needs neither positions nor a mask.
+                hidden = layer(hidden, position_embeddings=None)  # (B, N, d)
+            nll += head_nll(model, model.get_decoder().norm(hidden), batch)
+        return nll
 
 
 def count_passes(num_model_layers: int, num_layers: int, candidates: int) -> tuple[int, int]:
-    """Layer passes over the text that a search takes: literal, and with reused hidden states."""
-    above = num_layers * (num_layers + 1) // 2  # 1 + 2 + … layers from the searched one to the top
-    return num_layers * candidates * num_model_layers, num_model_layers + candidates * above
+    """Layer passes over the text that a search takes: literally, and with reused hidden states."""
+    literal = num_layers * candidates * num_model_layers
+    # The searched layer and all above it are run: 1 + 2 + … + num_layers.
+    run_per_alpha = num_layers * (num_layers + 1) // 2
+    reusing = num_model_layers + candidates * run_per_alpha
+    return literal, reusing
 
 
 def model_digest(model: PreTrainedModel) -> str:
     """Sixteen hexadecimal digits that stand for the model's config and all of its weights."""
-    config = {key: value for key, value in model.config.to_dict().items() if key not in VOLATILE}
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    config = model.config.to_dict()
+    architecture = {key: value for key, value in config.items() if key not in PROVENANCE_KEYS}
+    digest = hashlib.sha256(json.dumps(architecture, sort_keys=True, default=str).encode())
     for name, weight in model.state_dict().items():
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        if not weight.is_meta:  # offloaded weights are elsewhere; the others have to do
-            bits = weight.contiguous().view(getattr(torch, f"int{8 * weight.itemsize}"))
-            digest.update(
-                bits.sum(dim=-1).cpu().numpy().tobytes()
-            )  # of each row: exact on any device, and quick
+        # Offloaded weights are on the meta device here and contribute their shape only.
+        if not weight.is_meta:
+            integer = getattr(torch, f"int{8 * weight.itemsize}")
+            # Sums of each row's bits are fast, and they are exact on any device.
+            row_sums = weight.contiguous().view(integer).sum(dim=-1)
+            digest.update(row_sums.cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
 class Journal:
-    """The likelihood of each candidate of a search, also on disk if a path is given: one JSON
-    object a line.
+    """Negative log-likelihoods of a search's candidates, kept in a file if a path is given.
+
+    The file holds one JSON object a line. Each names its search by a digest of ``inputs``, so a
+    file may hold several searches.
     """
 
     def __init__(self, path: str | Path | None, inputs: list) -> None:
-        self.path, self.search = (
-            path and Path(path),
-            hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16],
-        )
-        self.entries: dict[tuple[int, float], dict] = {}
-        for line in (
-            self.path.read_text(encoding="utf-8").splitlines()
-            if path and self.path.exists()
-            else []
-        ):
-            with suppress(json.JSONDecodeError):  # a line that a kill cut off
+        self.path = Path(path) if path else None
+        self.search = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
+        self.entries: dict[tuple[int, float], dict] = {}  # by layer and alpha
+        if self.path and self.path.exists():
+            self._read()
+
+    def remember(self, layer: int, alpha: float, compute: Callable[[], float]) -> float:
+        """Negative log-likelihood of a candidate, computed unless the journal has it."""
+        key = (layer, alpha)
+        if key not in self.entries:
+            begin = time.perf_counter()
+            nll = compute()
+            self.entries[key] = {
+                "search": self.search,
+                "layer": layer,
+                "alpha": alpha,
+                "nll": nll,
+                "seconds": time.perf_counter() - begin,
+            }
+            if self.path:
+                self._append(self.entries[key])
+        return self.entries[key]["nll"]
+
+    def _read(self) -> None:
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            # A run that was killed may leave an incomplete line.
+            with suppress(json.JSONDecodeError):
                 entry = json.loads(line)
                 if entry.get("search") == self.search:
                     self.entries[entry["layer"], entry["alpha"]] = entry
 
-    def remember(self, layer: int, alpha: float, compute: Callable[[], float]) -> float:
-        """The candidate's likelihood, computed unless the file has it."""
-        if (layer, alpha) not in self.entries:
-            begin = time.perf_counter()
-            entry = {"search": self.search, "layer": layer, "alpha": alpha, "nll": compute()}
-            self.entries[layer, alpha] = entry | {"seconds": time.perf_counter() - begin}
-            if self.path:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                with self.path.open(
-                    "a", encoding="utf-8"
-                ) as file:  # the newline first: what a kill cut off ends there
-                    file.write("\n" + json.dumps(self.entries[layer, alpha]))
-        return self.entries[layer, alpha]["nll"]
+    def _append(self, entry: dict) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            # The newline comes first, so that it ends a line that an earlier run left incomplete.
+            file.write("\n" + json.dumps(entry))

@@ -1,10 +1,9 @@
-"""What methods share: statistics of the calibration text inside a model, and budgets of key/value
-groups.
-"""
+"""What methods share: statistics of the calibration text inside a model, and group budgets."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from torch import nn
@@ -17,27 +16,28 @@ from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.text.perplexity import Tokens, make_batches
 
-Planner = Callable[
-    [int, Sequence[int]], PruningPlan
-]  # plan(kv_groups, layers): so many in all from these layers
+# plan(kv_groups, layers) removes so many key/value groups from these layers, counted together.
+Planner = Callable[[int, Sequence[int]], PruningPlan]
 
 
 class InputStatistics:
-    """Mean, variance (unbiased) and L2 norm of each input channel of a linear map, (C,) float32,
-    over all tokens.
+    """Mean, unbiased variance and L2 norm over all tokens of each input channel of a linear map.
+
+    Each is a tensor (C,), float32. Sums are float64, so that a large mean swallows no small
+    fluctuations.
     """
 
     def __init__(self) -> None:
-        self.count, self._sum, self._squares = 0, 0.0, 0.0
+        self.count = 0
+        self._sum = 0.0
+        self._squares = 0.0
 
     def update(self, inputs: torch.Tensor) -> None:
         """Take in ``inputs`` (…, C), of any floating type."""
-        values = inputs.flatten(
-            0, -2
-        ).double()  # (T, C), float64: a large mean swallows no small fluctuations
+        values = inputs.flatten(0, -2).double()  # (T, C)
         self.count += len(values)
-        self._sum += values.sum(dim=0)
-        self._squares += values.square().sum(dim=0)
+        self._sum += values.sum(dim=0)  # (C,)
+        self._squares += values.square().sum(dim=0)  # (C,)
 
     @property
     def mean(self) -> torch.Tensor:
@@ -45,11 +45,8 @@ class InputStatistics:
 
     @property
     def variance(self) -> torch.Tensor:
-        return (
-            ((self._squares - self._sum.square() / self.count) / (self.count - 1))
-            .clamp_min(0)
-            .float()
-        )
+        deviations = self._squares - self._sum.square() / self.count
+        return (deviations / (self.count - 1)).clamp_min(0).float()
 
     @property
     def norm(self) -> torch.Tensor:
@@ -58,30 +55,47 @@ class InputStatistics:
 
 @contextmanager
 def gathering(projections: Mapping[int, nn.Module]) -> Iterator[dict[int, InputStatistics]]:
-    """Within the context, statistics of what enters one linear map of each layer; a ValueError if
-    not finite.
+    """Context that gathers statistics of the inputs of one linear map in each layer.
+
+    Parameters
+    ----------
+    projections : dict
+        The linear map by layer index.
+
+    Yields
+    ------
+    dict
+        The statistics by layer index, complete once the text has been run within the context.
+
+    Raises
+    ------
+    ValueError
+        On leaving the context, if inputs were not finite.
     """
     statistics = {layer: InputStatistics() for layer in projections}
+
+    def gather(layer: int, module: nn.Module, args: tuple) -> None:
+        statistics[layer].update(args[0])
+
     with ExitStack() as hooks:
         for layer, projection in projections.items():
-            take = statistics[layer].update
-            hooks.enter_context(
-                projection.register_forward_pre_hook(lambda _, args, take=take: take(args[0]))
-            )
+            hooks.enter_context(projection.register_forward_pre_hook(partial(gather, layer)))
         yield statistics
-    for layer, seen in statistics.items():
-        if not seen.norm.isfinite().all():
-            wanted = "try a wider dtype (float32 or bfloat16 instead of float16)"
+    for layer, inputs in statistics.items():
+        if not inputs.norm.isfinite().all():
             raise ValueError(
-                f"layer {layer}: activations on the calibration text are not finite; {wanted}"
+                f"layer {layer}: activations on the calibration text are not finite; "
+                "try a wider dtype (float32 or bfloat16 instead of float16)"
             )
 
 
 def input_statistics(
     model: PreTrainedModel, calibration: Tokens, projections: Mapping[int, nn.Module]
 ) -> dict[int, InputStatistics]:
-    """Statistics of what enters one linear map of each layer of a model as it is, dense or
-    temporarily pruned.
+    """Statistics of the inputs of one linear map in each layer, by layer index.
+
+    The model is run as it is, dense or temporarily pruned. Arguments and errors are those of
+    :func:`gathering`.
     """
     with gathering(projections) as statistics:
         LayerStream(model, calibration).entering(max(projections) + 1)
@@ -89,114 +103,132 @@ def input_statistics(
 
 
 class _Recorder(nn.Module):
-    """Stands in for a decoder layer: keeps what it is called with and lets hidden states pass."""
+    """Stands in for a decoder layer: records its arguments and returns the hidden states."""
 
     def forward(self, hidden: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
-        self.hidden, self.arguments = hidden, (args, kwargs)
+        self.hidden = hidden
+        self.arguments = (args, kwargs)
         return hidden
 
 
 class LayerStream:
-    """The hidden states of a text at one layer boundary, tokens × d, moved up through the layers as
-    they are then.
+    """The hidden states of a text at one layer boundary, moved up through the layers.
 
-    Masks and positions of each layer are recorded once for each shape of a batch: nothing else
-    changes them.
+    Memory holds one boundary only, tokens × d. The layers are run as they are at that time, so a
+    caller may prune a layer before the stream passes it. Masks and positions for each layer are
+    recorded once for each shape of a batch, because nothing else changes them.
     """
 
     def __init__(self, model: PreTrainedModel, calibration: Tokens) -> None:
-        self.model, self.layers, self.batches = (
-            model,
-            decoder_layers(model),
-            make_batches(calibration),
-        )
+        self.model = model
+        self.layers = decoder_layers(model)
+        self.batches = make_batches(calibration)
         self._restart()
 
     @torch.no_grad()
     def _restart(self) -> None:
-        decoder, recorders = (
-            self.model.get_decoder(),
-            nn.ModuleList(_Recorder() for _ in self.layers),
-        )
-        self._arguments: dict[torch.Size, list[tuple[tuple, dict]]] = {}
-        self._boundary, self._hidden = (
-            0,
-            [],
-        )  # the next layer, and what enters it: of each batch (B, N, d)
+        """Go back to the embeddings, and record the arguments of each layer."""
+        self._boundary = 0  # index of the next layer
+        self._hidden: list[torch.Tensor] = []  # what enters it: (B, N, d) of each batch
+        self._arguments: dict[torch.Size, list[tuple[tuple, dict]]] = {}  # of each layer, by shape
+        decoder = self.model.get_decoder()
+        recorders = nn.ModuleList(_Recorder() for _ in self.layers)
         decoder.layers = recorders
         try:
             with evaluating(self.model):
                 for batch in self.batches:
                     decoder(input_ids=batch.ids.to(self.model.device), use_cache=False)
-                    self._arguments.setdefault(
-                        batch.ids.shape, [recorder.arguments for recorder in recorders]
-                    )
+                    if batch.ids.shape not in self._arguments:
+                        arguments = [recorder.arguments for recorder in recorders]
+                        self._arguments[batch.ids.shape] = arguments
                     self._hidden.append(recorders[0].hidden)
         finally:
             decoder.layers = self.layers
 
     def fork(self) -> "LayerStream":
-        """A stream that goes on from here by itself; this one stays."""
+        """A second stream at the same boundary; moving one leaves the other where it is."""
         return copy.copy(self)
 
     def entering(self, layer: int) -> list[torch.Tensor]:
-        """What enters a layer, (B, N, d) of each batch: going up from the last call, or again from
-        the embeddings.
+        """Hidden states that enter a layer, (B, N, d) of each batch.
+
+        The stream moves up from its boundary, or starts again at the embeddings if it is above
+        ``layer`` already. ``len(layers)`` gives what leaves the top layer.
         """
         if layer < self._boundary:
             self._restart()
-        for below in tqdm(
-            range(self._boundary, layer), desc="hidden states", unit="layer", leave=False, delay=10
-        ):
+        layers_below = range(self._boundary, layer)
+        for below in tqdm(layers_below, desc="hidden states", unit="layer", leave=False, delay=10):
             self._hidden = list(self.leaving(below, self._hidden))
             self._boundary = below + 1
         return list(self._hidden)
 
     @torch.no_grad()
     def leaving(self, layer: int, entering: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """What ``layer``, as it is now, makes of each batch's hidden states, one batch at a time."""
+        """Hidden states (B, N, d) that leave a layer as it is now, one batch after the other."""
         with evaluating(self.model):
             for batch, hidden in zip(self.batches, entering, strict=True):
                 args, kwargs = self._arguments[batch.ids.shape][layer]
                 output = self.layers[layer](hidden, *args, **kwargs)
-                yield output[0] if isinstance(output, tuple) else output
+                if isinstance(output, tuple):
+                    output = output[0]
+                yield output
+
+    def run(self, layer: int) -> None:
+        """Run a layer on the whole text for the hooks that are set on it.
+
+        The output is dropped, and the stream stays below the layer.
+        """
+        for _ in self.leaving(layer, self.entering(layer)):
+            pass
 
 
 def check_budget(kv_groups: int, groups: Sequence[int]) -> None:
-    """ValueError if layers that hold so many ``groups`` each do not hold ``kv_groups``."""
+    """Raise a ValueError unless layers with so many ``groups`` each can lose ``kv_groups``."""
     if not 1 <= kv_groups <= sum(groups):
         raise ValueError(f"{kv_groups} key/value groups cannot go: the layers hold {sum(groups)}")
 
 
 def equal_parts(kv_groups: int, groups: Sequence[int]) -> int:
-    """How many groups each layer loses if all lose equally many of the ``groups`` that they hold;
-    or a ValueError.
+    """Number of groups that each layer loses if all layers lose equally many.
+
+    ``groups`` are the numbers of groups that the layers hold. A ValueError names the budgets that
+    can be met if ``kv_groups`` cannot.
     """
-    each, rest = divmod(kv_groups, len(groups))
-    if rest or not 1 <= each <= min(groups):
-        wanted = f"a multiple of {len(groups)} can, {min(groups) * len(groups)} at most"
+    per_layer, rest = divmod(kv_groups, len(groups))
+    if rest or not 1 <= per_layer <= min(groups):
+        largest = min(groups) * len(groups)
         raise ValueError(
-            f"{kv_groups} key/value groups cannot go in equal parts from {len(groups)} layers; {wanted}"
+            f"{kv_groups} key/value groups cannot go in equal parts from {len(groups)} layers; "
+            f"a multiple of {len(groups)} can, {largest} at most"
         )
-    return each
+    return per_layer
 
 
 def lowest_per_layer(scores: Mapping[int, torch.Tensor], num_layers: int, method: str) -> Planner:
-    """Takes the groups of lowest importance (K,), equally many from each layer."""
+    """Planner that removes the groups of lowest importance, equally many from each layer.
+
+    ``scores`` holds the importance (K,) of the groups by layer index; ``num_layers`` is the number
+    of layers in the model.
+    """
 
     def plan(kv_groups: int, layers: Sequence[int]) -> PruningPlan:
-        each = equal_parts(kv_groups, [len(scores[layer]) for layer in layers])
-        lost = {layer: LayerPlan(removed_groups=lowest(scores[layer], each)) for layer in layers}
-        return PruningPlan(num_layers, lost, method)
+        per_layer = equal_parts(kv_groups, [len(scores[layer]) for layer in layers])
+        layer_plans = {}
+        for layer in layers:
+            removed_groups = lowest(scores[layer], per_layer)
+            layer_plans[layer] = LayerPlan(removed_groups=removed_groups)
+        return PruningPlan(num_layers, layer_plans, method)
 
     return plan
 
 
 def lowest(values: torch.Tensor, count: int) -> tuple[int, ...]:
-    """Indices of the ``count`` smallest values, rising; of equal values the first go."""
-    return tuple(sorted(values.argsort(stable=True)[:count].tolist()))
+    """Indices of the ``count`` smallest values, rising; of equal values the first are taken."""
+    smallest = values.argsort(stable=True)[:count]
+    return tuple(sorted(smallest.tolist()))
 
 
 def by_group(attention: nn.Module, columns: torch.Tensor) -> torch.Tensor:
-    """What belongs to the input channels of W_O (H·Dh,), as (K, r·Dh)."""
+    """Reshape values of channels in head order, such as W_O's inputs (H·Dh,), to (K, r·Dh)."""
     return columns.unflatten(-1, (num_groups(attention), -1))

@@ -1,6 +1,4 @@
-"""HARP: queries and keys of the highest layers go, and alpha rescales what stays (paper, Section
-2.3).
-"""
+"""HARP: remove queries and keys of the highest layers, rescale the rest by alpha (Section 2.3)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,15 +21,17 @@ def harp_plan(
     kv_groups: int,
     alphas: Sequence[float] | None,
 ) -> PruningPlan:
-    """HARP's plan: whole layers from the top that hold ``kv_groups``; ``alphas`` are searched
-    unless they are given.
+    """HARP's plan: the topmost layers, which hold ``kv_groups`` in all, become value-only.
+
+    Alphas are searched on the calibration text unless they are given, the top layer first.
     """
-    count = layers_from_top(model, kv_groups)
+    num_pruned = layers_from_top(model, kv_groups)
     if alphas is None:
-        return search_alphas(model, calibration, count).plan
-    if len(alphas) != count:
+        return search_alphas(model, calibration, num_pruned).plan
+    if len(alphas) != num_pruned:
         raise ValueError(
-            f"{len(alphas)} alphas for {count} layers ({kv_groups} key/value groups); give one for each"
+            f"{len(alphas)} alphas for {num_pruned} layers ({kv_groups} key/value groups); "
+            "give one for each"
         )
     return PruningPlan.value_only(len(decoder_layers(model)), alphas)
 
@@ -44,47 +44,53 @@ def harp_flap_plan(
     target_fraction: float | None,
     evenly: bool = False,
 ) -> PruningPlan:
-    """HARP's plan, and FFN channels of all layers less, chosen by FLAP on the model as HARP prunes
-    it.
+    """HARP's plan, and the FFN channels that FLAP removes from the model as HARP prunes it.
 
-    HARP removes fewer parameters than a baseline that takes the same groups whole; the channels
-    close the difference (paper, Section 3, rows "HARP + FLAP"), or bring it as near to
-    ``target_fraction`` as whole channels can. FLAP's rule lets the channels of all layers compete,
-    which can empty a few layers; ``evenly`` is the control.
+    HARP removes fewer parameters than a baseline that takes the same groups whole. The channels
+    close the difference (paper, Section 3, rows "HARP + FLAP"), or bring the removed parameters as
+    near to ``target_fraction`` as whole channels can. FLAP's rule lets the channels of all layers
+    compete, which can empty a few layers; ``evenly`` is the control.
     """
-    # With no alpha at zero HARP removes least: a target below that fails before the search.
-    least = PruningPlan.value_only(
-        len(decoder_layers(model)), [1.0] * layers_from_top(model, kv_groups)
-    )
-    channels_to_go(model, least, kv_groups, target_fraction)
-    plan = replace(harp_plan(model, calibration, kv_groups, alphas), method="harp+flap")
-    count = channels_to_go(model, plan, kv_groups, target_fraction)
+    # HARP removes least where no alpha is zero. A target below that fails here, before the search.
+    num_layers = len(decoder_layers(model))
+    no_zero_alpha = [1.0] * layers_from_top(model, kv_groups)
+    smallest_plan = PruningPlan.value_only(num_layers, no_zero_alpha)
+    num_channels_to_remove(model, smallest_plan, kv_groups, target_fraction)
+
+    plan = harp_plan(model, calibration, kv_groups, alphas)
+    plan = replace(plan, method="harp+flap")
+    count = num_channels_to_remove(model, plan, kv_groups, target_fraction)
     return without_channels(model, calibration, plan, count, evenly)
 
 
-def channels_to_go(
+def num_channels_to_remove(
     model: PreTrainedModel, plan: PruningPlan, kv_groups: int, target: float | None
 ) -> int:
-    """FFN channels that bring HARP's ``plan`` nearest to the target; a ValueError if it is out of
-    their reach.
+    """Number of FFN channels that bring HARP's ``plan`` nearest to the target.
+
+    Without a target the plan is brought to what a baseline removes with ``kv_groups``. A ValueError
+    is raised if channels cannot reach the target.
     """
     if target is None:
-        # Where W_O has a bias and all alphas are 0, HARP already removes these biases too, and a
-        # little more.
-        plans = plan, top_groups_plan(model.config, kv_groups)
-        target = max(removed_fraction(model.config, each) for each in plans)
+        whole_groups = top_groups_plan(model.config, kv_groups)
+        # Where W_O has a bias and all alphas are 0, HARP already removes a little more than that,
+        # because these biases go too.
+        target = max(
+            removed_fraction(model.config, plan), removed_fraction(model.config, whole_groups)
+        )
     return ffn_channels_for(model.config, plan, target)
 
 
 def layers_from_top(model: PreTrainedModel, kv_groups: int) -> int:
-    """How many whole layers from the top hold ``kv_groups`` key/value groups; a ValueError names
-    what they hold.
+    """Number of whole layers from the top that hold ``kv_groups`` key/value groups.
+
+    If no number of layers does, a ValueError names the budgets that are possible.
     """
-    layers = reversed(decoder_layers(model))
-    whole = list(
-        accumulate(num_groups(layer.self_attn) for layer in layers)
-    )  # groups of the top 1, 2, … layers
-    if kv_groups not in whole:
-        wanted = f"which is what HARP takes; choose from {', '.join(map(str, whole))}"
-        raise ValueError(f"{kv_groups} key/value groups are no whole number of layers, {wanted}")
-    return whole.index(kv_groups) + 1
+    groups = [num_groups(layer.self_attn) for layer in reversed(decoder_layers(model))]
+    budgets = list(accumulate(groups))  # groups of the top 1, 2, … layers
+    if kv_groups not in budgets:
+        raise ValueError(
+            f"{kv_groups} key/value groups are no whole number of layers, which is what HARP "
+            f"takes; choose from {', '.join(map(str, budgets))}"
+        )
+    return budgets.index(kv_groups) + 1

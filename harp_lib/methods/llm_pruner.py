@@ -1,6 +1,4 @@
-"""LLM-Pruner: first-order Taylor importance of key/value groups (Ma et al., 2023), and the
-gradients it takes.
-"""
+"""LLM-Pruner: first-order Taylor importance of key/value groups (Ma et al., 2023)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,56 +14,59 @@ from harp_lib.methods.calibration import Planner, by_group, lowest_per_layer
 from harp_lib.models.load import evaluating
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import ATTENTION_PARTS
-from harp_lib.text.perplexity import Tokens, make_batches
+from harp_lib.text.perplexity import Batch, Tokens, make_batches
 
-TOKENS_PER_PASS = 1024  # of one forward and backward pass, unless one sequence is longer
+# Tokens of one forward and backward pass, unless a single sequence is longer.
+TOKENS_PER_PASS = 1024
 
 
 def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int]) -> Planner:
-    """Measure :func:`group_importance` once; the least important groups go, equally many from each
-    layer.
+    """Score the groups of ``layers`` by :func:`group_importance`.
+
+    The least important groups are removed, equally many from each layer.
     """
-    return lowest_per_layer(
-        group_importance(model, calibration, layers), len(decoder_layers(model)), "llm-pruner"
-    )
+    importance = group_importance(model, calibration, layers)
+    return lowest_per_layer(importance, len(decoder_layers(model)), "llm-pruner")
 
 
 def group_importance(
     model: PreTrainedModel, calibration: Tokens, layers: Iterable[int]
 ) -> dict[int, torch.Tensor]:
-    r"""First-order Taylor importance (K,) of key/value groups, by layer (paper, "Baselines"; Ma et
-    al., 2023).
+    r"""First-order Taylor importance (K,) of key/value groups, by layer ("Baselines"; Ma et al.).
 
     .. math:: I_g = \sum_{w \in g} \left| w \, \frac{\partial L}{\partial w} \right|
 
     The sum goes over the weights that a group couples: its rows of W_Q (those of all its query
-    heads), W_K and W_V, and its columns of W_O; absolute values are taken after texts are summed
-    over. It is the first-order term of LLM-Pruner's code (``param_first``, aggregated by sum),
-    which calibrates on BookCorpus (10 samples of 64 tokens) and for LLaMA 3 adds up query heads by
-    ``view(4, 1024).sum(0)``: key/value head k gets the query heads k, k + 8, k + 16 and k + 24
-    instead of those four that read it.
+    heads), W_K and W_V, and its columns of W_O. Absolute values are taken after the gradients of
+    all texts are summed. This is the first-order term of LLM-Pruner's code (``param_first``,
+    aggregated by sum).
+
+    LLM-Pruner calibrates on BookCorpus (10 samples of 64 tokens). For LLaMA 3 its code adds up
+    query heads by ``view(4, 1024).sum(0)``, so key/value head k gets the query heads k, k + 8,
+    k + 16 and k + 24 instead of the four that read it. We add up the four that read it.
     """
+    gradients = weight_gradients(model, calibration, layers, ATTENTION_PARTS)
     importance = {}
-    for layer, pairs in weight_gradients(model, calibration, layers, ATTENTION_PARTS).items():
+    for layer, pairs in gradients.items():
         attention = decoder_layers(model)[layer].self_attn
-        q, k, v, o = ((weight.float() * gradient).abs() for weight, gradient in pairs)
-        channels = (q.sum(1), k.sum(1), v.sum(1), o.sum(0))  # (H·Dh,), (K·Dh,), (K·Dh,), (H·Dh,)
-        importance[layer] = sum(
-            by_group(attention, of_channel).sum(1) for of_channel in channels
-        ).cpu()  # (K,)
+        q, k, v, o = [(weight.float() * gradient).abs() for weight, gradient in pairs]
+        q_scores = by_group(attention, q.sum(dim=1)).sum(dim=1)  # (H·Dh,) → (K,)
+        k_scores = by_group(attention, k.sum(dim=1)).sum(dim=1)  # (K·Dh,) → (K,)
+        v_scores = by_group(attention, v.sum(dim=1)).sum(dim=1)  # (K·Dh,) → (K,)
+        o_scores = by_group(attention, o.sum(dim=0)).sum(dim=1)  # (H·Dh,) → (K,)
+        importance[layer] = (q_scores + k_scores + v_scores + o_scores).cpu()
     return importance
 
 
 @contextmanager
 def checkpointed(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Within the context each layer keeps only its input, and is computed again in the backward
-    pass.
+    """Context in which each layer keeps only its input and is run again in the backward pass.
 
-    What transformers has for this works in training mode only, which brings dropout. There is no
-    dropout here, so no random state has to be kept.
+    The gradient checkpointing of transformers works in training mode only, which brings dropout.
+    There is no dropout here, so no random state has to be kept.
     """
-    # accelerate gives a layer a forward of its own, which has to come back.
-    replaced = [(layer, vars(layer).get("forward")) for layer in layers]
+    # accelerate gives a layer a forward of its own, which has to be restored.
+    own_forwards = [(layer, vars(layer).get("forward")) for layer in layers]
     try:
         for layer in layers:
             layer.forward = partial(
@@ -73,9 +74,9 @@ def checkpointed(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
             )
         yield
     finally:
-        for layer, forward in replaced:
+        for layer, forward in own_forwards:
             if forward is None:
-                vars(layer).pop("forward", None)  # the method of its class is seen again
+                vars(layer).pop("forward", None)  # uncovers the method of the layer's class
             else:
                 layer.forward = forward
 
@@ -83,42 +84,80 @@ def checkpointed(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
 def weight_gradients(
     model: PreTrainedModel, calibration: Tokens, layers: Iterable[int], parts: Sequence[str]
 ) -> dict[int, list[tuple[torch.Tensor, torch.Tensor]]]:
-    r"""Weights of some projections of each layer's attention, each with its gradient of the mean
-    loss.
+    r"""Some projections of each layer's attention, each with its gradient of the mean loss.
 
     .. math:: \frac{\partial L}{\partial W}, \qquad L = -\frac{1}{T} \sum_t \log p(x_t \mid x_{<t})
 
-    T is the number of predicted tokens; gradients are float32 whatever the model's dtype, and
-    finite, or a ValueError. Memory is these gradients twice (5.4 GB for LLaMA3.1-8B, and 2.7 GB in
-    bfloat16), the inputs of all layers (layers × 1,024 × d), one layer's backward pass, and four
-    times the logits in float32 (2.1 GB for 128,256 words).
+    T is the number of predicted tokens. Memory is twice these gradients (5.4 GB for LLaMA3.1-8B,
+    and 2.7 GB in bfloat16), the inputs of all layers (layers × 1,024 × d), one layer's backward
+    pass, and four times the logits in float32 (2.1 GB for 128,256 words).
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Unchanged afterwards.
+    calibration : Tensor or sequence
+        The text, as in :func:`harp_lib.perplexity`.
+    layers : iterable of int
+        Layer indices.
+    parts : sequence of str
+        Names of projections, such as ``q_proj``.
+
+    Returns
+    -------
+    dict
+        By layer, a pair (weight, gradient) for each of ``parts``. Gradients are float32 whatever
+        the model's dtype.
+
+    Raises
+    ------
+    ValueError
+        For an empty text, or if a gradient is not finite.
     """
-    found, batches = decoder_layers(model), make_batches(calibration)
-    weights = {
-        layer: [getattr(found[layer].self_attn, part).weight for part in parts] for layer in layers
-    }
-    wanted = [weight for of_layer in weights.values() for weight in of_layer]
-    sums = {weight: torch.zeros_like(weight, dtype=torch.float32) for weight in wanted}
-    with torch.enable_grad(), evaluating(model), checkpointed(found):
-        for batch in tqdm(batches, desc="gradients", unit="batch", delay=10, leave=False):
-            for ids in batch.ids.split(max(1, TOKENS_PER_PASS // batch.ids.shape[1])):
-                logits = model(
-                    ids.to(model.device), use_cache=False, logits_to_keep=batch.scored + 1
-                ).logits
-                targets = ids[:, -batch.scored :].flatten().to(logits.device)
-                nll = F.cross_entropy(
-                    logits[:, :-1].flatten(0, 1).float(), targets, reduction="sum"
-                )
-                for total, gradient in zip(
-                    sums.values(), torch.autograd.grad(nll, wanted), strict=True
-                ):
-                    total.add_(gradient)
-    predicted, pairs = sum(batch.num_scored for batch in batches), {}
-    for layer, of_layer in weights.items():
-        # Divided only now: in float16, shares of the mean would vanish.
-        pairs[layer] = [(weight.detach(), sums[weight].div_(predicted)) for weight in of_layer]
+    batches = make_batches(calibration)
+    num_predicted_tokens = sum(batch.num_scored for batch in batches)
+    weights = {}
+    for layer in layers:
+        attention = decoder_layers(model)[layer].self_attn
+        weights[layer] = [getattr(attention, part).weight for part in parts]
+    all_weights = [weight for layer_weights in weights.values() for weight in layer_weights]
+    sums = _summed_gradients(model, batches, all_weights)
+    pairs = {}
+    for layer, layer_weights in weights.items():
+        pairs[layer] = []
+        for weight in layer_weights:
+            # Divided only now: in float16, shares of the mean would vanish.
+            gradient = sums[weight].div_(num_predicted_tokens)
+            pairs[layer].append((weight.detach(), gradient))
         if not all(gradient.isfinite().all() for _, gradient in pairs[layer]):
             raise ValueError(
                 f"layer {layer}: gradients are not finite in {model.dtype}; try float32 or bfloat16"
             )
     return pairs
+
+
+def _summed_gradients(
+    model: PreTrainedModel, batches: Sequence[Batch], weights: Sequence[torch.Tensor]
+) -> dict[torch.Tensor, torch.Tensor]:
+    """Gradient of the loss summed over all predicted tokens, float32, by weight."""
+    sums = {weight: torch.zeros_like(weight, dtype=torch.float32) for weight in weights}
+    with torch.enable_grad(), evaluating(model), checkpointed(decoder_layers(model)):
+        for batch in tqdm(batches, desc="gradients", unit="batch", delay=10, leave=False):
+            sequences_per_pass = max(1, TOKENS_PER_PASS // batch.ids.shape[1])
+            for ids in batch.ids.split(sequences_per_pass):
+                nll = _nll(model, ids, batch.scored)
+                # Not kept in a variable, which would hold these gradients through the next pass.
+                for weight, gradient in zip(
+                    weights, torch.autograd.grad(nll, weights), strict=True
+                ):
+                    sums[weight].add_(gradient)
+    return sums
+
+
+def _nll(model: PreTrainedModel, ids: torch.Tensor, scored: int) -> torch.Tensor:
+    """Summed negative log-likelihood in nats of the last ``scored`` tokens of ``ids`` (B, N)."""
+    # The token before the scored ones predicts the first of them.
+    logits = model(ids.to(model.device), use_cache=False, logits_to_keep=scored + 1).logits
+    predictions = logits[:, :-1].flatten(0, 1).float()  # (B·scored, V)
+    targets = ids[:, -scored:].flatten().to(logits.device)  # (B·scored,)
+    return F.cross_entropy(predictions, targets, reduction="sum")

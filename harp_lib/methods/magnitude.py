@@ -1,4 +1,4 @@
-"""Mag-sp: key/value groups whose columns of the output projection are small go."""
+"""Mag-sp: remove key/value groups whose columns of the output projection are small."""
 
 from collections.abc import Sequence
 
@@ -12,16 +12,16 @@ from harp_lib.text.perplexity import Tokens
 
 @torch.no_grad()
 def planner(model: PreTrainedModel, calibration: Tokens | None, layers: Sequence[int]) -> Planner:
-    """Score the groups of ``layers``: the L2 norm of each column of W_O, summed over the columns of
-    a group.
+    """Score the groups of ``layers`` by the L2 norms of W_O's columns, summed over each group.
 
-    Magnitude pruning (Han et al., 2015) made structured by FLAP's authors ("mag_sp" in
-    github.com/CASIA-LMC-Lab/FLAP), here for key/value groups, equally many from each layer. No text
-    is looked at.
+    Magnitude pruning (Han et al., 2015) was made structured by FLAP's authors ("mag_sp" in
+    github.com/CASIA-LMC-Lab/FLAP). Here it removes key/value groups, equally many from each layer.
+    The calibration text is not read.
     """
-    found, scores = decoder_layers(model), {}
+    model_layers = decoder_layers(model)
+    scores = {}
     for layer in layers:
-        attention = found[layer].self_attn
+        attention = model_layers[layer].self_attn
         columns = attention.o_proj.weight.float().norm(dim=0)  # (H·Dh,)
         scores[layer] = by_group(attention, columns).sum(dim=1).cpu()  # (K,)
-    return lowest_per_layer(scores, len(found), "mag-sp")
+    return lowest_per_layer(scores, len(model_layers), "mag-sp")

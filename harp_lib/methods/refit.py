@@ -1,12 +1,11 @@
-"""Beyond the paper: the values and output projections that HARP keeps, refitted in closed form.
+"""Beyond the paper: refit the values and output projections that HARP keeps, in closed form.
 
-With X what enters the attention and Y what it puts out: the least squares solution of X W ≈ Y, cut
-to the rank K·Dh that W_V W_O has. NBL (LIONS-EPFL, NeurIPS 2025) fits maps of full rank to dense
-activations, not to the pruned stream.
+With X what enters the attention and Y what it puts out, this is the least squares solution of
+X W ≈ Y, cut to the rank K·Dh that W_V W_O has. NBL (LIONS-EPFL, NeurIPS 2025) fits maps of full
+rank to dense activations, not to the pruned stream.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -21,12 +20,13 @@ from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.text.perplexity import Tokens
 
-RIDGE = 1e-3  # of the mean square of what enters
+# The ridge penalty as a share of the features' mean square.
+RIDGE = 1e-3
 
 
 @dataclass(frozen=True)
 class Refit:
-    """What was fitted.
+    """Result of a refit.
 
     Attributes
     ----------
@@ -34,9 +34,9 @@ class Refit:
         The layers, value-only with alpha = 1.
     weights : dict
         By layer ``v_proj.weight`` (K·Dh, d), ``o_proj.weight`` (d, K·Dh) and, where the model has
-        it, ``v_proj.bias`` (K·Dh,): what ``apply_plan(model, plan, weights=weights)`` puts in.
+        it, ``v_proj.bias`` (K·Dh,). ``apply_plan(model, plan, weights=weights)`` takes them.
     explained : dict
-        By layer the share of the variance of attention's output that is explained, on the
+        By layer, the share of the variance of attention's output that the fit explains on the
         calibration text.
     seconds : float
         Time spent.
@@ -56,116 +56,158 @@ def refit_values(
     Parameters
     ----------
     model : PreTrainedModel
-        A dense model. It is as before afterwards, also after an error.
+        A dense model. It is unchanged afterwards, also after an error.
     tokens : Tensor or sequence
         Calibration text, as in :func:`harp_lib.search_alphas`. Its hidden states at one layer are
         held in memory.
     num_layers : int
-        How many layers, counted from the top.
+        Number of layers to refit, counted from the top.
     layers : iterable of int, optional
-        Indices of these layers, in place of the top ones.
+        Indices of ``num_layers`` layers to refit instead of the top ones.
+
+    Returns
+    -------
+    Refit
+        The plan, the fitted weights, and how well they fit.
 
     Raises
     ------
     ValueError
-        For layers that the model has not, or a pruned or unsupported model.
+        For layers that the model does not have, an empty text, or a pruned or unsupported model.
     """
-    begin, total = time.perf_counter(), len(decoder_layers(model))
-    chosen = sorted(range(total - num_layers, total) if layers is None else set(layers))
-    if len(chosen) != num_layers or not chosen or not 0 <= chosen[0] <= chosen[-1] < total:
-        raise ValueError(
-            f"{num_layers} layers were asked for, {chosen} given; the model has 0 … {total - 1}"
-        )
-    plan = replace(PruningPlan.value_only(total, dict.fromkeys(chosen, 1.0)), method="harp+refit")
+    begin = time.perf_counter()
+    num_model_layers = len(decoder_layers(model))
+    if layers is None:
+        layers = range(num_model_layers - num_layers, num_model_layers)
+    chosen = sorted(set(layers))
+    _check_layers(chosen, num_layers, num_model_layers)
+    value_only = PruningPlan.value_only(num_model_layers, dict.fromkeys(chosen, 1.0))
+    plan = replace(value_only, method="harp+refit")
     check_plan(model, plan, fold_output=True)
-    stream, weights, explained = LayerStream(model, tokens), {}, {}
-    with ExitStack() as pruned_so_far:
+
+    stream = LayerStream(model, tokens)
+    weights = {}
+    explained = {}
+    with ExitStack() as refitted_so_far:
         for layer in tqdm(chosen, desc="refit", unit="layer", leave=False, delay=10):
-            weights[layer], explained[layer] = _fit(stream, layer)
-            one = PruningPlan.value_only(total, {layer: 1.0})
-            pruned_so_far.enter_context(
-                temporarily_pruned(model, one, weights={layer: weights[layer]})
+            attention = stream.layers[layer].self_attn
+            moments = Moments()
+            with attention.register_forward_hook(moments.take, with_kwargs=True):
+                stream.run(layer)
+            weights[layer], explained[layer] = moments.solve(attention.v_proj)
+            this_layer = PruningPlan.value_only(num_model_layers, {layer: 1.0})
+            refitted_so_far.enter_context(
+                temporarily_pruned(model, this_layer, weights={layer: weights[layer]})
             )
     return Refit(plan, weights, explained, time.perf_counter() - begin)
 
 
+def _check_layers(chosen: list[int], num_layers: int, num_model_layers: int) -> None:
+    """Raise a ValueError unless ``chosen`` are ``num_layers`` layers of the model, one at least."""
+    in_model = all(0 <= layer < num_model_layers for layer in chosen)
+    if not chosen or len(chosen) != num_layers or not in_model:
+        raise ValueError(
+            f"{num_layers} layers were asked for, {chosen} given; "
+            f"the model has 0 … {num_model_layers - 1}"
+        )
+
+
 def explained_by_layer(model: PreTrainedModel, tokens: Tokens) -> list[float]:
-    """Share of the variance of each layer's attention that its fit explains, in a dense model: NBL
-    ranks layers so.
+    """Share of the variance of each layer's attention that a refit explains in the dense model.
+
+    Layers are listed bottom to top. NBL ranks layers by such a measure.
     """
     stream = LayerStream(model, tokens)
-    layers = tqdm(range(len(stream.layers)), "explained", unit="layer", leave=False)
-    return [_fit(stream, layer, go_on=True)[1] for layer in layers]
-
-
-def _fit(
-    stream: LayerStream, layer: int, go_on: bool = False
-) -> tuple[dict[str, torch.Tensor], float]:
-    """Weights and explained variance of a layer; ``go_on`` leaves the stream above it, as it is
-    without them.
-    """
-    attention, moments, entering = stream.layers[layer].self_attn, Moments(), stream.entering(layer)
-    with attention.register_forward_hook(moments.take, with_kwargs=True):
-        deque(stream.entering(layer + 1) if go_on else stream.leaving(layer, entering), maxlen=0)
-    return moments.solve(attention.v_proj)
+    shares = []
+    for layer in tqdm(range(len(stream.layers)), "explained", unit="layer", leave=False):
+        attention = stream.layers[layer].self_attn
+        moments = Moments()
+        with attention.register_forward_hook(moments.take, with_kwargs=True):
+            stream.entering(layer + 1)
+        _, explained = moments.solve(attention.v_proj)
+        shares.append(explained)
+    return shares
 
 
 def with_one(x: torch.Tensor) -> torch.Tensor:
-    """Features of each token, (B, N, d + 1): what enters, and a one for the bias."""
+    """Features (B, N, d + 1) of tokens (B, N, d): the token, and a one for the bias."""
     return torch.cat([x, torch.ones_like(x[..., :1])], dim=-1)
 
 
+def hidden_states_of(args: tuple, kwargs: dict) -> torch.Tensor:
+    """Hidden states (B, N, d) that a module is called with, by position or by name."""
+    return args[0] if args else kwargs["hidden_states"]
+
+
 class Moments:
-    """Sums over tokens of XᵀX, XᵀY, y and ‖y‖², float64; ``read`` makes features X, the last a one,
-    of what enters.
+    """Sums over tokens from which a linear map from features X to outputs Y is fitted, float64.
+
+    Parameters
+    ----------
+    features : callable
+        Makes features (B, N, features) of hidden states (B, N, d). The last feature is a one.
     """
 
-    def __init__(self, read: Callable[[torch.Tensor], torch.Tensor] = with_one) -> None:
-        self.read, self.count, self.xx, self.xy, self.y, self.yy = read, 0, 0.0, 0.0, 0.0, 0.0
+    def __init__(self, features: Callable[[torch.Tensor], torch.Tensor] = with_one) -> None:
+        self.features = features
+        self.num_tokens = 0
+        self.xx = 0.0  # XᵀX
+        self.xy = 0.0  # XᵀY
+        self.y = 0.0  # sum of Y's rows
+        self.yy = 0.0  # sum of Y's squares
 
     def take(self, attention: torch.nn.Module, args: tuple, kwargs: dict, output: tuple) -> None:
-        """Take in what an attention was given and put out, (B, N, d) each; a forward hook."""
-        bias = attention.o_proj.bias  # it stays
-        self.add(
-            args[0] if args else kwargs["hidden_states"],
-            output[0] if bias is None else output[0] - bias,
-        )
+        """Add what an attention was given and what it put out, as a forward hook."""
+        attended = output[0]  # (B, N, d)
+        bias = attention.o_proj.bias
+        if bias is not None:
+            attended = attended - bias  # the bias stays in the model
+        self.add(hidden_states_of(args, kwargs), attended)
 
     @torch.no_grad()
     def add(self, entering: torch.Tensor, leaving: torch.Tensor) -> None:
-        """Take in tokens, (B, N, d) each."""
-        x, y = (
-            self.read(entering).flatten(0, 1).double(),
-            leaving.flatten(0, 1).double(),
-        )  # (T, features), (T, d)
-        self.count, self.xx, self.xy = self.count + len(x), self.xx + x.T @ x, self.xy + x.T @ y
-        self.y, self.yy = self.y + y.sum(0), self.yy + y.square().sum()
+        """Add tokens, (B, N, d) each."""
+        x = self.features(entering).flatten(0, 1).double()  # (T, features)
+        y = leaving.flatten(0, 1).double()  # (T, d)
+        self.num_tokens += len(x)
+        self.xx += x.T @ x  # (features, features)
+        self.xy += x.T @ y  # (features, d)
+        self.y += y.sum(0)  # (d,)
+        self.yy += y.square().sum()  # ()
 
-    def least_squares(self, features: int | None = None) -> torch.Tensor:
-        """The best map (features, d) of the first features, by default of all."""
-        xx = self.xx[:features, :features]
+    def least_squares(self, num_features: int | None = None) -> torch.Tensor:
+        """The best map (features, d) from the first ``num_features`` features, by default all."""
+        xx = self.xx[:num_features, :num_features]
+        xy = self.xy[:num_features]
         ridge = RIDGE * xx.diagonal().mean() * torch.eye(len(xx), dtype=xx.dtype, device=xx.device)
-        return torch.linalg.solve(xx + ridge, self.xy[:features])
+        return torch.linalg.solve(xx + ridge, xy)
 
     def solve(self, values: torch.nn.Linear) -> tuple[dict[str, torch.Tensor], float]:
-        """Weights of the best map of the rank of ``values``, and the share of variance that it
-        explains.
+        """Weights of the best map of the rank of ``values``, and the share of variance it explains.
+
+        The weights are ``v_proj.weight``, ``o_proj.weight`` and, if ``values`` has a bias,
+        ``v_proj.bias``, in the dtype of ``values``.
         """
-        used = len(self.xx) if values.bias is not None else len(self.xx) - 1
-        xx, xy, whole = (
-            self.xx[:used, :used],
-            self.xy[:used],
-            self.least_squares(used),
-        )  # whole: (d, d)
-        _, directions = torch.linalg.eigh(whole.T @ xx @ whole)  # of X W, the leading ones last
-        leading = directions[:, -values.out_features :]  # (d, K·Dh)
-        down = whole @ leading  # (d, K·Dh)
-        found = {"v_proj.weight": down[: values.in_features].T, "o_proj.weight": leading}
-        if values.bias is not None:
-            found["v_proj.bias"] = down[-1]
-        fitted = down @ leading.T
+        has_bias = values.bias is not None
+        num_features = len(self.xx) if has_bias else len(self.xx) - 1  # the last one is the bias
+        xx = self.xx[:num_features, :num_features]
+        full_rank = self.least_squares(num_features)  # (features, d)
+        # Eigenvectors of the fitted outputs' second moments; the leading ones are last.
+        _, directions = torch.linalg.eigh(full_rank.T @ xx @ full_rank)
+        up = directions[:, -values.out_features :]  # (d, K·Dh)
+        down = full_rank @ up  # (features, K·Dh)
+        weights = {"v_proj.weight": down[: values.in_features].T, "o_proj.weight": up}
+        if has_bias:
+            weights["v_proj.bias"] = down[-1]
+        dtype = values.weight.dtype
+        weights = {name: weight.to(dtype).contiguous() for name, weight in weights.items()}
+        return weights, self._explained(down @ up.T)
+
+    def _explained(self, fitted: torch.Tensor) -> float:
+        """Share of the variance of Y that a map (features, d) from the first features explains."""
+        num_features = len(fitted)
+        xx = self.xx[:num_features, :num_features]
+        xy = self.xy[:num_features]
         missed = self.yy - 2 * (fitted * xy).sum() + (fitted * (xx @ fitted)).sum()
-        explained = 1 - missed / (self.yy - self.y.square().sum() / self.count)
-        return {
-            name: weight.to(values.weight.dtype).contiguous() for name, weight in found.items()
-        }, float(explained)
+        variance = self.yy - self.y.square().sum() / self.num_tokens
+        return float(1 - missed / variance)

@@ -1,10 +1,10 @@
-"""What else could stand in place of attention: rivals of the refit, by hooks, for comparison and no more.
+"""Rivals of the refit: what else could stand in place of attention, by hooks, for comparison only.
 
-Each is a context ``rival(model, stream, layers)`` in which some layers of a model do something else.
+Each is a context ``rival(model, stream, layers)`` within which some layers of a model do something
+else. ``stream`` is a :class:`.LayerStream` of the calibration text, at or below these layers.
 """
 
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -14,93 +14,124 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from harp_lib.methods.calibration import LayerStream
-from harp_lib.methods.refit import Moments, with_one
+from harp_lib.methods.refit import Moments, hidden_states_of, with_one
 from harp_lib.pruning.architecture import decoder_layers
 
-WINDOW, SINKS = 32, 4  # tokens
+WINDOW = 32  # latest tokens that a token sees
+SINKS = 4  # first tokens, which every token sees
 
-Read = Callable[[torch.Tensor], torch.Tensor]
+# Makes features (B, N, features) of hidden states (B, N, d).
+Features = Callable[[torch.Tensor], torch.Tensor]
 
 
 def neighbours(x: torch.Tensor) -> torch.Tensor:
     """Features (B, N, 3d + 1): of the token, of the one before it, and of the first."""
-    before = torch.cat([x[:, :1], x[:, :-1]], dim=1)
-    return with_one(torch.cat([x, before, x[:, :1].expand_as(x)], dim=-1))
+    first = x[:, :1]  # (B, 1, d)
+    before = torch.cat([first, x[:, :-1]], dim=1)
+    return with_one(torch.cat([x, before, first.expand_as(x)], dim=-1))
 
 
 @contextmanager
-def mapped(
+def linear(
     model: PreTrainedModel,
     stream: LayerStream,
     layers: Iterable[int],
-    read: Read = with_one,
-    as_nbl: bool = False,
+    features: Features = with_one,
 ) -> Iterator[None]:
-    """Attention by least squares of full rank, from the lowest layer up on the stream of the model
-    as changed so far.
+    """Attention becomes a linear map of full rank, fitted by least squares.
 
-    NBL (LIONS-EPFL, NeurIPS 2025) fits it to the stream *before* the norm, all layers on dense
-    activations.
+    Layers are fitted from the lowest up, on the stream of the model as it is changed so far.
     """
     stream = stream.fork()
-
-    def fitted() -> Iterator[tuple[nn.Module, torch.Tensor]]:
-        for index in sorted(layers):
-            layer, states = decoder_layers(model)[index], stream.entering(index) if as_nbl else None
-            yield layer, _least_squares(stream, index, layer.self_attn, states, read)
-
-    def linear(weight: torch.Tensor) -> Callable:
-        return lambda module, args, kwargs, output: (
-            read(args[0] if args else kwargs["hidden_states"]) @ weight,
-            None,
-        )
-
     with ExitStack() as hooks:
-        for layer, weight in list(fitted()) if as_nbl else fitted():
-            if as_nbl:  # without the norm
-                hooks.enter_context(
-                    layer.input_layernorm.register_forward_hook(
-                        lambda module, args, output: args[0]
-                    )
-                )
-            hooks.enter_context(
-                layer.self_attn.register_forward_hook(linear(weight), with_kwargs=True)
-            )
+        for index in sorted(layers):
+            attention = decoder_layers(model)[index].self_attn
+            weight = _least_squares(stream, index, attention, features)
+            instead = partial(_linear_attention, weight, features)
+            hooks.enter_context(attention.register_forward_hook(instead, with_kwargs=True))
         yield
 
 
-def _least_squares(
-    stream: LayerStream, index: int, module: nn.Module, states: list | None, read: Read
-) -> torch.Tensor:
-    """The map (features, d) from what a module of a layer is given, or other ``states``, to what it
-    puts out.
+@contextmanager
+def nbl(model: PreTrainedModel, stream: LayerStream, layers: Iterable[int]) -> Iterator[None]:
+    """Attention becomes a linear map as in NBL (LIONS-EPFL, NeurIPS 2025).
+
+    NBL fits the map to the stream *before* the norm, and all layers on dense activations.
     """
-    moments, others = Moments(read), iter(states or ())
+    stream = stream.fork()
+    weights = {}
+    for index in sorted(layers):
+        attention = decoder_layers(model)[index].self_attn
+        states = stream.entering(index)
+        weights[index] = _least_squares(stream, index, attention, with_one, states)
+    with ExitStack() as hooks:
+        for index, weight in weights.items():
+            layer = decoder_layers(model)[index]
+            instead = partial(_linear_attention, weight, with_one)
+            hooks.enter_context(layer.input_layernorm.register_forward_hook(_identity))
+            hooks.enter_context(layer.self_attn.register_forward_hook(instead, with_kwargs=True))
+        yield
 
-    def look(module: nn.Module, args: tuple, kwargs: dict, output: tuple | torch.Tensor) -> None:
-        given = next(others) if states else args[0] if args else kwargs["hidden_states"]
-        moments.add(given, output[0] if isinstance(output, tuple) else output)
 
-    with module.register_forward_hook(look, with_kwargs=True):
-        deque(stream.leaving(index, stream.entering(index)), maxlen=0)
+def _identity(module: nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
+    """Forward hook by which a module gives what it is given."""
+    return args[0]
+
+
+def _linear_attention(
+    weight: torch.Tensor,
+    features: Features,
+    module: nn.Module,
+    args: tuple,
+    kwargs: dict,
+    output: tuple,
+) -> tuple[torch.Tensor, None]:
+    """Forward hook by which attention gives a linear map (features, d) of its features."""
+    return features(hidden_states_of(args, kwargs)) @ weight, None
+
+
+def _least_squares(
+    stream: LayerStream,
+    index: int,
+    module: nn.Module,
+    features: Features,
+    states: list[torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """The best map (features, d) from the input of a module of layer ``index`` to its output.
+
+    If ``states`` (B, N, d) of each batch are given, the map is fitted from them instead of from
+    the module's input.
+    """
+    moments = Moments(features)
+    remaining_states = iter(states or ())
+
+    def gather(module: nn.Module, args: tuple, kwargs: dict, output: tuple | torch.Tensor) -> None:
+        entering = hidden_states_of(args, kwargs)
+        if states is not None:
+            entering = next(remaining_states)
+        leaving = output[0] if isinstance(output, tuple) else output
+        moments.add(entering, leaving)
+
+    with module.register_forward_hook(gather, with_kwargs=True):
+        stream.run(index)
     return moments.least_squares().to(stream.model.dtype)
 
 
 @contextmanager
 def windowed(model: PreTrainedModel, stream: LayerStream, layers: Iterable[int]) -> Iterator[None]:
-    """Each token sees the last ``WINDOW`` tokens and the first ``SINKS`` (StreamingLLM); queries
-    and keys stay.
+    """Each token sees the last ``WINDOW`` tokens and the first ``SINKS`` (StreamingLLM).
+
+    Queries and keys stay.
     """
 
     def narrow(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        hidden = args[0] if args else kwargs["hidden_states"]
-        place = torch.arange(hidden.shape[1], device=hidden.device)
-        distance = place[:, None] - place  # (N, N)
-        seen = (distance >= 0) & ((distance < WINDOW) | (place < SINKS))
-        mask = torch.zeros(seen.shape, dtype=hidden.dtype, device=hidden.device)
-        return args, kwargs | {
-            "attention_mask": mask.masked_fill(~seen, torch.finfo(mask.dtype).min)[None, None]
-        }
+        hidden = hidden_states_of(args, kwargs)
+        position = torch.arange(hidden.shape[1], device=hidden.device)  # (N,)
+        distance = position[:, None] - position  # (N, N)
+        visible = (distance >= 0) & ((distance < WINDOW) | (position < SINKS))
+        mask = torch.zeros(visible.shape, dtype=hidden.dtype, device=hidden.device)
+        mask = mask.masked_fill(~visible, torch.finfo(mask.dtype).min)
+        return args, kwargs | {"attention_mask": mask[None, None]}  # (1, 1, N, N)
 
     with ExitStack() as hooks:
         for index in layers:
@@ -113,29 +144,37 @@ def windowed(model: PreTrainedModel, stream: LayerStream, layers: Iterable[int])
 def from_boundary(
     model: PreTrainedModel, stream: LayerStream, layers: Iterable[int]
 ) -> Iterator[None]:
-    """Keys and values of contiguous layers by least squares from the stream below them: SwiftKV in
-    closed form.
+    """Keys and values of contiguous layers become linear maps of the stream below all of them.
+
+    This is SwiftKV in closed form: the maps are fitted by least squares.
     """
     layers = sorted(layers)
-    stream, weights = stream.fork(), {}
-    boundary = [_scaled(states) for states in stream.entering(layers[0])]
+    stream = stream.fork()
+    fitted_from = [_scaled(states) for states in stream.entering(layers[0])]
+    weights = {}
     for index in layers:
         attention = decoder_layers(model)[index].self_attn
         for module in (attention.k_proj, attention.v_proj):
-            weights[module] = _least_squares(stream, index, module, boundary, with_one)
-    states: list[torch.Tensor] = []  # of each batch, in the order in which every layer sees them
+            weights[module] = _least_squares(stream, index, module, with_one, fitted_from)
 
-    def replaying(weight: torch.Tensor) -> Callable:
-        calls = itertools.count()
-        return lambda module, args, output: with_one(states[next(calls)]) @ weight
+    boundary_states: list[torch.Tensor] = []  # of each batch that the changed model is run on
+
+    def keep_boundary(module: nn.Module, args: tuple) -> None:
+        boundary_states.append(_scaled(args[0]))
+
+    def projecting(weight: torch.Tensor) -> Callable[..., torch.Tensor]:
+        batch_numbers = itertools.count()  # every projection sees the batches in the same order
+
+        def project(module: nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
+            return with_one(boundary_states[next(batch_numbers)]) @ weight
+
+        return project
 
     with ExitStack() as hooks:
-        below = decoder_layers(model)[layers[0]]
-        hooks.enter_context(
-            below.register_forward_pre_hook(lambda _, args: states.append(_scaled(args[0])))
-        )
+        lowest_layer = decoder_layers(model)[layers[0]]
+        hooks.enter_context(lowest_layer.register_forward_pre_hook(keep_boundary))
         for module, weight in weights.items():
-            hooks.enter_context(module.register_forward_hook(replaying(weight)))
+            hooks.enter_context(module.register_forward_hook(projecting(weight)))
         yield
 
 
@@ -145,12 +184,10 @@ def _scaled(states: torch.Tensor) -> torch.Tensor:
 
 
 RIVALS = {
-    "nbl": partial(mapped, as_nbl=True),
-    "linear": mapped,
-    "neighbours": partial(mapped, read=neighbours),
+    "nbl": nbl,
+    "linear": linear,
+    "neighbours": partial(linear, features=neighbours),
     "windowed": windowed,
     "boundary": from_boundary,
 }
-"""Contexts ``rival(model, stream, layers)`` by the name of their cells; the stream is at or below
-these layers.
-"""
+"""The rivals by the name of their cells."""

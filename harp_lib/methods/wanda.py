@@ -1,8 +1,5 @@
-"""Wanda-sp: key/value groups whose weights times activations are small go, layer by layer from the
-bottom.
-"""
+"""Wanda-sp: remove key/value groups of small weights times activations, layer by layer upwards."""
 
-from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -27,40 +24,40 @@ from harp_lib.text.perplexity import Tokens
 
 
 def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int]) -> Planner:
-    """Score the groups of one layer after the other, each on what the layers below give without
-    those that go.
+    """Score the groups of one layer after the other, on the output of the pruned layers below.
 
-    Wanda (Sun et al., 2024) made structured by FLAP's authors ("wanda_sp" in
-    github.com/CASIA-LMC-Lab/FLAP), here for key/value groups, equally many from each layer.
+    Wanda (Sun et al., 2024) was made structured by FLAP's authors ("wanda_sp" in
+    github.com/CASIA-LMC-Lab/FLAP). Here it removes key/value groups, equally many from each layer.
     """
-    dense, found = LayerStream(model, calibration), decoder_layers(model)
+    dense_stream = LayerStream(model, calibration)
+    model_layers = decoder_layers(model)
 
     def plan(kv_groups: int, layers: Sequence[int]) -> PruningPlan:
-        each, plans = (
-            equal_parts(kv_groups, [num_groups(found[layer].self_attn) for layer in layers]),
-            {},
-        )
-        dense.entering(min(layers))  # shared by the ranges that begin here or higher
-        stream = dense.fork()
+        groups = [num_groups(model_layers[layer].self_attn) for layer in layers]
+        per_layer = equal_parts(kv_groups, groups)
+        dense_stream.entering(min(layers))  # shared by the ranges that begin here or higher
+        stream = dense_stream.fork()
+        layer_plans = {}
         with ExitStack() as pruned_so_far:
             for layer in tqdm(sorted(layers), desc="wanda-sp", unit="layer", leave=False, delay=10):
-                attention, hidden = found[layer].self_attn, stream.entering(layer)
+                attention = model_layers[layer].self_attn
                 with gathering({layer: attention.o_proj}) as statistics:
-                    deque(stream.leaving(layer, hidden), maxlen=0)
-                plans[layer] = LayerPlan(
-                    removed_groups=lowest(group_scores(attention, statistics[layer]), each)
-                )
-                one = PruningPlan(len(found), {layer: plans[layer]})
-                pruned_so_far.enter_context(temporarily_pruned(model, one))
-        return PruningPlan(len(found), plans, "wanda-sp")
+                    stream.run(layer)
+                scores = group_scores(attention, statistics[layer])
+                layer_plans[layer] = LayerPlan(removed_groups=lowest(scores, per_layer))
+                this_layer = PruningPlan(len(model_layers), {layer: layer_plans[layer]})
+                pruned_so_far.enter_context(temporarily_pruned(model, this_layer))
+        return PruningPlan(len(model_layers), layer_plans, "wanda-sp")
 
     return plan
 
 
 @torch.no_grad()
 def group_scores(attention: torch.nn.Module, inputs: InputStatistics) -> torch.Tensor:
-    """Mean of |W_ij| over W_O's rows times the norm of input channel j, summed over each group:
-    (K,), on the CPU.
+    """Importance (K,) of each group, on the CPU.
+
+    It is the mean of abs(W_ij) over W_O's rows i times the norm of input channel j, summed over the
+    channels of a group.
     """
     columns = attention.o_proj.weight.float().abs().mean(dim=0) * inputs.norm  # (H·Dh,)
     return by_group(attention, columns).sum(dim=1).cpu()

@@ -1,11 +1,11 @@
-"""Text for calibration and perplexity: where it comes from, and how it becomes tokens."""
+"""Texts for calibration and perplexity: where they come from, and how they become tokens."""
 
 import functools
 import hashlib
 import importlib
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from harp_lib.names import CORPORA, CORPUS_TITLES
 from harp_lib.text.rows import read_rows
 
 SPLITS = ("train", "validation", "test")
-EMBEDDED = tuple(name for name, about in CORPORA.items() if "modules" in about)
+EMBEDDED = tuple(name for name, corpus in CORPORA.items() if "modules" in corpus)
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Corpus:
 
     name: str
     split: str
-    source: str  # embedded, hub, or the name of a directory
-    documents: tuple[str, ...]  # as they came; WikiText's are tokenised words
+    source: str  # "embedded", "hub", or the name of a directory
+    documents: tuple[str, ...]  # as published: WikiText's are words separated by spaces
 
     @property
     def title(self) -> str:
@@ -36,7 +36,9 @@ class Corpus:
     @property
     def texts(self) -> list[str]:
         """The documents as they are scored."""
-        return [detokenize(text) if self.name == "wikitext" else text for text in self.documents]
+        if self.name == "wikitext":
+            return [detokenize(page) for page in self.documents]
+        return list(self.documents)
 
     @property
     def sha256(self) -> str:
@@ -44,71 +46,102 @@ class Corpus:
 
 
 def load_corpus(name: str, split: str, datasets: str = "embedded") -> Corpus:
-    """Documents of a corpus; no document is in two splits.
+    """Documents of one split of a corpus; no document is in two splits.
 
-    ``split`` is ``train`` (for calibration), ``validation`` (held out) or ``test`` (what alpha is
-    searched on), ``datasets`` where texts that are not embedded are: ``hub``, or a directory with
-    ``<name>/<split>.jsonl``.
+    Parameters
+    ----------
+    name : str
+        A corpus of ``data/corpora.yaml``.
+    split : str
+        ``train`` (for calibration), ``validation`` (held out) or ``test`` (on which alpha is
+        searched).
+    datasets : str
+        Where corpora that are not embedded come from: ``hub``, or a directory with
+        ``<name>/<split>.jsonl``.
+
+    Raises
+    ------
+    ValueError
+        For an unknown corpus, one that is not embedded if ``datasets`` is ``embedded``, or a
+        missing or damaged file.
     """
     if name in EMBEDDED:
-        return Corpus(name, split, "embedded", _third(_prose(name), split))
+        return Corpus(name, split, "embedded", _third(_embedded_documents(name), split))
     if name not in CORPORA or datasets == "embedded":
-        known = f"{', '.join(EMBEDDED)}, or one of {', '.join(other for other in CORPORA if other not in EMBEDDED)}"
+        others = [other for other in CORPORA if other not in EMBEDDED]
         raise ValueError(
-            f"{name} is not embedded; choose from {known} with datasets='hub' or a folder"
+            f"{name} is not embedded; choose from {', '.join(EMBEDDED)}, or one of "
+            f"{', '.join(others)} with datasets='hub' or a folder"
         )
-    field, one_split = CORPORA[name]["field"], CORPORA[name].get("one_split")
     if datasets == "hub":
-        from datasets import load_dataset
-
-        documents = load_dataset(*CORPORA[name]["hub"], split="train" if one_split else split)[
-            field
-        ]
-        return Corpus(
-            name, split, "hub", _third(documents, split) if one_split else tuple(documents)
-        )
-    file = Path(datasets, name, f"{split}.jsonl")
-    if not file.is_file():
-        raise ValueError(f"{file} does not exist; {datasets} has to hold <name>/<split>.jsonl")
-    rows = read_rows(file, [field], CORPUS_TITLES[name])
-    return Corpus(name, split, Path(datasets).name, tuple(row[field] for row in rows))
+        return Corpus(name, split, "hub", _hub_documents(name, split))
+    directory = Path(datasets)
+    return Corpus(name, split, directory.name, _directory_documents(name, split, directory))
 
 
 def excerpt(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, documents: int | None, tokens: int | None
 ) -> Corpus:
-    """The first ``documents`` documents of at least ``tokens`` tokens, each cut there; ``None``
-    leaves things whole.
+    """The first documents of a corpus that are long enough, cut to equal numbers of tokens.
+
+    Parameters
+    ----------
+    corpus : Corpus
+        Blank documents are skipped.
+    tokenizer : PreTrainedTokenizerBase
+        Counts the tokens, without special ones.
+    documents : int, optional
+        How many documents to take; None takes all.
+    tokens : int, optional
+        Tokens that a document must have, and where it is cut; None takes documents whole.
+
+    Raises
+    ------
+    ValueError
+        If no document is long enough.
     """
     texts = (text for text in corpus.documents if text.strip())
-    if tokens is None:
-        return replace(corpus, documents=tuple(islice(texts, documents)))
-    options = {"return_offsets_mapping": True, "add_special_tokens": False, "verbose": False}
-    placed = ((text, tokenizer(text, **options).offset_mapping) for text in texts)
-    cut = (text[: offsets[tokens - 1][1]] for text, offsets in placed if len(offsets) >= tokens)
-    if not (taken := tuple(islice(cut, documents))):
+    if tokens is not None:
+        texts = _cut(texts, tokenizer, tokens)
+    excerpts = tuple(islice(texts, documents))
+    if tokens is not None and not excerpts:
         raise ValueError(f"{corpus.title} ({corpus.split}) has no document of {tokens} tokens")
-    return replace(corpus, documents=taken)
+    return replace(corpus, documents=excerpts)
+
+
+def _cut(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, tokens: int) -> Iterator[str]:
+    """The texts of at least so many tokens, each cut after that many."""
+    for text in texts:
+        encoding = tokenizer(
+            text, return_offsets_mapping=True, add_special_tokens=False, verbose=False
+        )
+        spans = encoding.offset_mapping  # the characters of each token: (start, end)
+        if len(spans) >= tokens:
+            _, end = spans[tokens - 1]
+            yield text[:end]
 
 
 def calibration_blocks(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, samples: int, tokens: int, seed: int = 0
 ) -> torch.Tensor:
-    """Random pieces of a corpus that do not overlap, (samples, tokens) int64; ValueError if there
-    are fewer.
+    """Random pieces of a corpus that do not overlap, (samples, tokens) int64.
 
-    The documents are joined by blank lines and cut into blocks, of which ``samples`` are drawn. As
-    in FLAP's own calibration, a block begins in the middle of a text, without the token that begins
-    one.
+    The documents are joined by blank lines and cut into blocks, and ``samples`` of these are drawn.
+    As in FLAP's own calibration, a block begins in the middle of a text, without a BOS token. A
+    ValueError is raised if there are fewer blocks.
     """
-    ids = tokenizer("\n\n".join(corpus.texts), add_special_tokens=False, verbose=False).input_ids
-    blocks = torch.tensor(ids[: len(ids) // tokens * tokens]).view(-1, tokens)
-    if len(blocks) < samples:
-        found = f"{corpus.title} ({corpus.split}) has {len(blocks)} blocks of {tokens} tokens"
-        raise ValueError(f"{found}; {samples} are wanted")
-    return blocks[
-        torch.randperm(len(blocks), generator=torch.Generator().manual_seed(seed))[:samples]
-    ]
+    text = "\n\n".join(corpus.texts)
+    ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+    num_blocks = len(ids) // tokens
+    if num_blocks < samples:
+        raise ValueError(
+            f"{corpus.title} ({corpus.split}) has {num_blocks} blocks of {tokens} tokens; "
+            f"{samples} are wanted"
+        )
+    blocks = torch.tensor(ids[: num_blocks * tokens]).view(-1, tokens)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(blocks), generator=generator)
+    return blocks[order[:samples]]
 
 
 def detokenize(page: str) -> str:
@@ -119,31 +152,64 @@ def detokenize(page: str) -> str:
 
 
 def _third(documents: Sequence[str], split: str) -> tuple[str, ...]:
-    """Every third document, in an order that mixes topics and stays the same; long ones are dealt
-    out evenly.
-    """
-    ordered = sorted(
-        documents, key=lambda text: (len(text) < 2500, hashlib.sha256(text.encode()).digest())
-    )
+    """Every third document, in an order that mixes topics and is the same in every process."""
+
+    def order(text: str) -> tuple[bool, bytes]:
+        # Long documents come first, so that each split gets equally many.
+        return len(text) < 2500, hashlib.sha256(text.encode()).digest()
+
+    ordered = sorted(documents, key=order)
     return tuple(ordered[SPLITS.index(split) :: len(SPLITS)])
 
 
-@functools.cache
-def _prose(name: str) -> tuple[str, ...]:
-    """Documentation that is on every machine, each text once."""
-    from pydoc_data.topics import topics
+def _hub_documents(name: str, split: str) -> tuple[str, ...]:
+    from datasets import load_dataset
 
-    # All are imported before one is read: scipy.special, which signal imports, adds to a docstring
-    # of NumPy's.
-    modules = [importlib.import_module(module) for module in CORPORA[name]["modules"]]
-    public = (
-        getattr(module, key) for module in modules for key in dir(module) if not key.startswith("_")
-    )
-    docs = [inspect.getdoc(item) or "" for item in (*modules, *public)]
+    corpus = CORPORA[name]
+    one_split = corpus.get("one_split", False)
+    published_split = "train" if one_split else split
+    documents = load_dataset(*corpus["hub"], split=published_split)[corpus["field"]]
+    if one_split:
+        return _third(documents, split)
+    return tuple(documents)
+
+
+def _directory_documents(name: str, split: str, directory: Path) -> tuple[str, ...]:
+    file = directory / name / f"{split}.jsonl"
+    if not file.is_file():
+        raise ValueError(f"{file} does not exist; {directory} has to hold <name>/<split>.jsonl")
+    field = CORPORA[name]["field"]
+    rows = read_rows(file, [field], CORPUS_TITLES[name])
+    return tuple(row[field] for row in rows)
+
+
+@functools.cache
+def _embedded_documents(name: str) -> tuple[str, ...]:
+    """Documentation that is on every machine with Python and SciPy, each text once."""
+    docstrings = _docstrings(CORPORA[name]["modules"])
     if name == "python-docs":
-        docs = [*topics.values(), *(doc for doc in docs if len(doc) > 2000)]
-    else:  # "Use of argument(s)" is followed by a set, in any order
-        docs = [doc for doc in docs if "Parameters\n" in doc and "Use of argument(s)" not in doc]
-    # A default value that prints its address would be another text, in another split, in each
-    # process.
-    return tuple(dict.fromkeys(re.sub(r"0x[0-9a-f]{8,}", "0x0", doc) for doc in docs))
+        from pydoc_data.topics import topics
+
+        texts = [*topics.values(), *(text for text in docstrings if len(text) > 2000)]
+    else:
+        # "Use of argument(s)" is followed by a set, which prints in any order.
+        texts = [
+            text
+            for text in docstrings
+            if "Parameters\n" in text and "Use of argument(s)" not in text
+        ]
+    # The address of a default value differs in each process, and would change a text and its split.
+    texts = [re.sub(r"0x[0-9a-f]{8,}", "0x0", text) for text in texts]
+    return tuple(dict.fromkeys(texts))
+
+
+def _docstrings(module_names: Sequence[str]) -> list[str]:
+    """Docstrings of modules, and then of their public members."""
+    # All modules are imported before a docstring is read, because scipy.special, which
+    # scipy.signal imports, adds to a docstring of NumPy's.
+    modules = [importlib.import_module(name) for name in module_names]
+    members = []
+    for module in modules:
+        public_names = [name for name in dir(module) if not name.startswith("_")]
+        members += [getattr(module, name) for name in public_names]
+    return [inspect.getdoc(item) or "" for item in (*modules, *members)]

@@ -13,14 +13,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from harp_lib.models.load import evaluating, scale_logits
 from harp_lib.text.corpora import detokenize
 
-TOKENS_PER_BATCH = 4096  # of one forward pass of the decoder
-LOGITS_PER_BLOCK = 2**24  # 64 MiB in float32
+TOKENS_PER_BATCH = 4096  # in one forward pass of the decoder
+LOGITS_PER_BLOCK = 2**24  # held at a time: 64 MiB in float32
 
 
 class Window(NamedTuple):
-    """Token ids (N,) of which the last ``scored`` are predicted; those before are context."""
+    """A sequence whose last ``scored`` tokens are predicted; the tokens before are context."""
 
-    ids: torch.Tensor
+    ids: torch.Tensor  # (N,)
     scored: int
 
 
@@ -41,15 +41,17 @@ Tokens = torch.Tensor | Sequence[torch.Tensor] | Sequence[Window]
 def rolling_windows(
     tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], max_length: int
 ) -> list[Window]:
-    """Cut texts as lm-eval's rolling log-likelihood does: every token is predicted once, the last
-    ones with context.
+    """Cut texts into windows as lm-eval's rolling log-likelihood does.
 
-    A text begins after **one** BOS (or EOS) token, whether or not the tokenizer adds one of its
-    own: lm-eval 0.4.13 lets it, and then has two.
+    Every token is predicted once. The last window of a text overlaps the one before, which gives
+    its tokens context. A text begins after **one** BOS (or EOS) token, whether or not the tokenizer
+    adds its own; lm-eval 0.4.13 would have two where it does.
     """
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-    prefix = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    prefix = tokenizer.bos_token_id
+    if prefix is None:
+        prefix = tokenizer.eos_token_id
     windows = []
     for text in texts:
         ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
@@ -62,14 +64,22 @@ def rolling_windows(
 def perplexity(model: PreTrainedModel, tokens: Tokens) -> float:
     """Perplexity per predicted token: the exponential of the mean negative log-likelihood.
 
-    ``tokens`` is ``(B, N)`` int64, or a list of 1-D tensors of any length, or a list of
-    :class:`Window`. Of a tensor every token but the first is predicted, of a window the last
-    ``scored`` ones. ValueError if there is none.
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Dense or pruned; unchanged afterwards.
+    tokens : Tensor or sequence
+        ``(B, N)`` int64, a list of 1-D tensors of any length, or a list of :class:`Window`. Every
+        token of a tensor but the first is predicted, and the last ``scored`` tokens of a window.
+
+    Raises
+    ------
+    ValueError
+        If there is no token to predict.
     """
     batches = make_batches(tokens)
-    return perplexity_from_nll(
-        total_nll(model, batches), sum(batch.num_scored for batch in batches)
-    )
+    num_predicted_tokens = sum(batch.num_scored for batch in batches)
+    return perplexity_from_nll(total_nll(model, batches), num_predicted_tokens)
 
 
 def word_perplexity(
@@ -81,66 +91,83 @@ def word_perplexity(
     model's context length, and the summed negative log-likelihood is divided by the words of the
     documents as they came.
     """
-    documents = [documents] if isinstance(documents, str) else list(documents)
-    windows = rolling_windows(
-        tokenizer, map(detokenize, documents), model.config.max_position_embeddings
-    )
-    words = sum(len(re.split(r"\s+", document)) for document in documents)
-    return perplexity_from_nll(total_nll(model, make_batches(windows)), words)
+    if isinstance(documents, str):
+        documents = [documents]
+    pages = [detokenize(document) for document in documents]
+    windows = rolling_windows(tokenizer, pages, model.config.max_position_embeddings)
+    num_words = sum(len(re.split(r"\s+", document)) for document in documents)
+    return perplexity_from_nll(total_nll(model, make_batches(windows)), num_words)
 
 
 def make_batches(tokens: Tokens) -> list[Batch]:
-    """Sequences of equal shape that follow each other, together, at most ``TOKENS_PER_BATCH``
-    tokens at a time.
+    """Join neighbouring sequences of equal shape, at most ``TOKENS_PER_BATCH`` tokens at a time.
+
+    A ValueError is raised if there is no token to predict.
     """
-    windows = [
-        ids if isinstance(ids, Window) else Window(torch.as_tensor(ids), len(ids) - 1)
-        for ids in tokens
-    ]
+    windows = [_as_window(sequence) for sequence in tokens]
     windows = [window for window in windows if window.scored > 0]
     if not windows:
         raise ValueError(
-            "the corpus is empty: no sequence has two tokens or more, so there is nothing to predict"
+            "the corpus is empty: no sequence has two tokens or more, "
+            "so there is nothing to predict"
         )
     batches = []
-    for (length, scored), group in groupby(
-        windows, key=lambda window: (len(window.ids), window.scored)
-    ):
-        ids = torch.stack([window.ids for window in group])
-        batches += [Batch(part, scored) for part in ids.split(max(1, TOKENS_PER_BATCH // length))]
+    for (length, scored), group in groupby(windows, key=_shape):
+        ids = torch.stack([window.ids for window in group])  # (B, N)
+        sequences_per_batch = max(1, TOKENS_PER_BATCH // length)
+        batches += [Batch(part, scored) for part in ids.split(sequences_per_batch)]
     return batches
+
+
+def _as_window(sequence: torch.Tensor | Window) -> Window:
+    """A window in which every token but the first is predicted, unless it is a window already."""
+    if isinstance(sequence, Window):
+        return sequence
+    return Window(torch.as_tensor(sequence), len(sequence) - 1)
+
+
+def _shape(window: Window) -> tuple[int, int]:
+    return len(window.ids), window.scored
 
 
 @torch.no_grad()
 def total_nll(model: PreTrainedModel, batches: Sequence[Batch]) -> float:
     """Negative log-likelihood in nats, summed over all scored tokens."""
-    decoder, total = model.get_decoder(), 0.0
+    decoder = model.get_decoder()
+    nll = 0.0
     with evaluating(model):
         for batch in batches:
-            hidden = decoder(
-                input_ids=batch.ids.to(model.device), use_cache=False
-            ).last_hidden_state  # (B, N, d)
-            total += head_nll(model, hidden, batch)
-    return total
+            output = decoder(input_ids=batch.ids.to(model.device), use_cache=False)
+            nll += head_nll(model, output.last_hidden_state, batch)
+    return nll
 
 
 @torch.no_grad()
 def head_nll(model: PreTrainedModel, hidden: torch.Tensor, batch: Batch) -> float:
-    """Negative log-likelihood of a batch from the decoder's output (B, N, d), with logits of a few
-    tokens at a time.
+    """Negative log-likelihood in nats of a batch, from the decoder's output (B, N, d).
+
+    The logits of a few tokens are held at a time.
     """
     head = model.get_output_embeddings()
+    # The token before the scored ones predicts the first of them.
     hidden = hidden[:, -batch.scored - 1 : -1].flatten(0, 1).to(head.weight.device)  # (B·scored, d)
-    targets = batch.ids[:, -batch.scored :].flatten().to(hidden.device)
-    size, total = max(1, LOGITS_PER_BLOCK // len(head.weight)), 0.0
-    for part, target in zip(hidden.split(size), targets.split(size), strict=True):
-        logits = scale_logits(model.config, head(part)).float()  # (T, V)
-        total += F.cross_entropy(logits, target, reduction="none").double().sum().item()
-    return total
+    targets = batch.ids[:, -batch.scored :].flatten().to(hidden.device)  # (B·scored,)
+    tokens_per_block = max(1, LOGITS_PER_BLOCK // len(head.weight))
+    hidden_blocks = hidden.split(tokens_per_block)
+    target_blocks = targets.split(tokens_per_block)
+    nll = 0.0
+    for hidden_block, target_block in zip(hidden_blocks, target_blocks, strict=True):
+        logits = scale_logits(model.config, head(hidden_block)).float()  # (T, V)
+        token_nlls = F.cross_entropy(logits, target_block, reduction="none")  # (T,)
+        nll += token_nlls.double().sum().item()
+    return nll
 
 
 def perplexity_from_nll(nll: float, count: int) -> float:
     """``exp(nll / count)``, infinite where that overflows."""
-    return (
-        math.exp(nll / count) if nll / count < 700 else (math.nan if math.isnan(nll) else math.inf)
-    )
+    mean = nll / count
+    if math.isnan(mean):
+        return math.nan
+    if mean >= 700:
+        return math.inf
+    return math.exp(mean)
