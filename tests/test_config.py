@@ -8,7 +8,7 @@ from harp_lib.config import (
     CHECKOUT,
     HUB_ID,
     NAMED_MODELS,
-    asked_of,
+    profile_for,
     load_profile,
     num_pruned_layers,
 )
@@ -80,13 +80,13 @@ def test_what_may_be_replaced(tmp_path):
     assert models_of(load_profile("paper"), "efficiency") == ["LLaMA3.1-8B"]
     small = load_profile("small", models=["gemma3-270m", "tiny-llama"], datasets=str(tmp_path))
     tasks = [
-        asked_of(model, small)["evaluation"]["tasks"]
+        profile_for(model, small)["evaluation"]["tasks"]
         for model in [*small["models"], "smollm2-135m"]
     ]
     assert [task.get("gsm8k", {}).get("rows") for task in tasks] == [50, 100, None], (
         "its own number, or the largest"
     )
-    small = asked_of("smollm2-135m", load_profile("small", datasets=str(tmp_path), limit=3))[
+    small = profile_for("smollm2-135m", load_profile("small", datasets=str(tmp_path), limit=3))[
         "evaluation"
     ]["tasks"]
     assert (small["piqa"]["rows"], "gsm8k" in small) == (3, False), (

@@ -116,7 +116,7 @@ def compute(
     stores = {} if stores is None else stores
     job = import_module(f"{__name__}.job")  # here, because it imports torch
     work = job.Job(
-        UNITS[unit].store, config.asked_of(model, profile), model, seed, force, part, stores
+        UNITS[unit].store, config.profile_for(model, profile), model, seed, force, part, stores
     )
     getattr(import_module(f"{__name__}.{UNITS[unit].module}"), unit)(work)
     counts = sum((store.counts for store in stores.values()), Counter())
