@@ -199,4 +199,4 @@ def test_interpreters_that_will_not_do_are_refused(fresh, tmp_path):
     )
     done = run_all("setup", HARP_PYTHON=str(tmp_path / "nothing"))
     assert (done.returncode, "no Python 3.11 or newer among" in done.stderr) == (1, True)
-    assert cli.lacking() == []  # this one will do
+    assert cli.missing_packages() == []  # this one will do
