@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 from conftest import Checkout
 
-VICTIMS = ("harp_lib.cli", "snakemake", "harp_lib.batch", "ipykernel")
+VICTIMS = ("harp_lib.cli", "snakemake", "harp_lib.jobs", "ipykernel")
 TIMED = (
     "time",
     "memory",

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from conftest import Checkout
 
-from harp_lib import batch, config
+from harp_lib import batch, config, jobs
 
 TOY = """
 import time
@@ -183,16 +183,16 @@ def test_a_notebook_gets_the_parameters_that_it_has(options):
 
 def test_jobs_share_gpus(tmp_path, monkeypatch):
     monkeypatch.setattr(config, "RESULTS", tmp_path)
-    monkeypatch.setattr(batch, "_held", [])
+    monkeypatch.setattr(jobs, "_held_locks", [])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # and back, afterwards
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    batch._take_gpu([])
+    jobs._take_gpu([])
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
     for free in ("4", "GPU-x"):
-        batch._take_gpu(["4", "GPU-x"])
+        jobs._take_gpu(["4", "GPU-x"])
         assert os.environ["CUDA_VISIBLE_DEVICES"] == free
-    batch._held.pop(0).release()  # as at the end of a process
-    batch._take_gpu(["4", "GPU-x"])
+    jobs._held_locks.pop(0).release()  # as at the end of a process
+    jobs._take_gpu(["4", "GPU-x"])
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4"
 
 
@@ -202,7 +202,7 @@ def test_an_executed_notebook_does_not_say_where_rows_lie(tmp_path):
         tmp_path / "elsewhere" / "rows",
     )
     executed = tmp_path / "executed" / "01_rows.ipynb"
-    batch.execute(work.root / "notebooks" / "01_rows.ipynb", executed, {"datasets": str(rows)})
+    jobs.execute(work.root / "notebooks" / "01_rows.ipynb", executed, {"datasets": str(rows)})
     text = executed.read_text(encoding="utf-8")
     assert 'datasets = \\"rows\\"' in text
     assert str(rows.parent) not in text

@@ -15,6 +15,7 @@ ORDER = (
     ("evaluation",),
     ("methods",),
     ("experiments", "report"),
+    ("jobs",),
     ("batch",),
     ("cli",),
 )

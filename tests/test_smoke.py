@@ -105,7 +105,7 @@ def test_kills_and_another_way_to_run_change_nothing(smoke, tmp_path, seed):
         raise AssertionError(f"the run ended, and no {victim} was seen")
 
     for victim, new in zip(
-        ("harp_lib.cli", "harp_lib.batch"), cells_until_kills(seed), strict=True
+        ("harp_lib.cli", "harp_lib.jobs"), cells_until_kills(seed), strict=True
     ):
         running = work.start(*SOME)
         wanted = len(written) + new
