@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The one entry point: refuses bad input, sets up, then does what the arguments say (harp_lib/cli.py).
+# The one entry point: refuses bad input, sets up, then does what is asked for (harp_lib/cli.py).
 set -euo pipefail
 { : <&0; } 2>/dev/null || exec </dev/null # standard input may be closed, as in some CI
 
 checkout=$(CDPATH='' cd -- "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd -P)
-# The caller's folder stays the working directory, so that relative paths mean what the caller means.
-# Modules that happen to lie there are not imported, because of python -P.
+# The caller's folder stays the working directory, so that relative paths mean what the caller
+# means. Modules that happen to lie there are not imported, because of python -P.
 export PYTHONPATH="$checkout${PYTHONPATH:+:$PYTHONPATH}"
 
 if [[ -n ${HARP_PYTHON:-} ]]; then

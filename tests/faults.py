@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import psutil
-from conftest import Checkout
+from helpers import Checkout
 
 VICTIMS = ("harp_lib.cli", "snakemake", "harp_lib.jobs", "ipykernel")
 TIMED = (

@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from conftest import Checkout
+from helpers import Checkout
 
 from harp_lib import batch, config, jobs
 

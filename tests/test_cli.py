@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import CHECKOUT
+from helpers import CHECKOUT
 
 from harp_lib import cli
 

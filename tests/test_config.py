@@ -8,9 +8,9 @@ from harp_lib.config import (
     CHECKOUT,
     HUB_ID,
     NAMED_MODELS,
-    profile_for,
     load_profile,
     num_pruned_layers,
+    profile_for,
 )
 from harp_lib.experiments import UNITS, models_of
 

@@ -12,7 +12,7 @@ import nbformat
 import pandas as pd
 import pytest
 import yaml
-from conftest import CHECKOUT, Checkout
+from helpers import CHECKOUT, Checkout
 
 from harp_lib import PruningPlan, __version__, config, methods
 

@@ -4,7 +4,7 @@ import ast
 import graphlib
 
 import pytest
-from conftest import CHECKOUT
+from helpers import CHECKOUT
 
 ORDER = (
     ("config",),

@@ -11,7 +11,7 @@ import time
 import nbformat
 import psutil
 import pytest
-from conftest import CHECKOUT, Checkout
+from helpers import CHECKOUT, Checkout
 
 SEED = "HARP_TEST_SEED"  # in the environment: that of a run that failed
 SOME = ("--only", "01,03,05", "--models", "tiny-llama", "--jobs", "2")
