@@ -12,7 +12,7 @@ import pytest
 import yaml
 from helpers import CHECKOUT, Checkout
 
-from harp_lib import PruningPlan, __version__, config, methods
+from harp_lib import PruningPlan, __version__, config, names
 
 COUNT_HOURS = str(CHECKOUT / "data" / "costs" / "paper_hours.py")
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
@@ -46,12 +46,12 @@ def test_the_code_of_the_front_page_runs(tmp_path, monkeypatch, capsys):
     (tmp_path / "my_texts.txt").write_text(
         "A first text, which is short.\nA second text of ten words or a few.\n"
     )
-    names = {}
-    exec(blocks[0], names)
-    plan_of_loaded = PruningPlan.from_dict(names["model"].config.pruning_plan)
-    assert plan_of_loaded == names["plan"]
+    variables = {}
+    exec(blocks[0], variables)
+    plan_of_loaded = PruningPlan.from_dict(variables["model"].config.pruning_plan)
+    assert plan_of_loaded == variables["plan"]
     for block in blocks[1:]:
-        exec(block, names)
+        exec(block, variables)
     assert (tmp_path / "harp.gguf").stat().st_size > 100_000
     assert 0 < float(capsys.readouterr().out.splitlines()[-1]) < 1
 
@@ -75,12 +75,13 @@ def test_hours_grow_with_the_catalogue(monkeypatch):
     profile = config.load_profile("paper")
     model = profile["models"][0]
     before = runpy.run_path(COUNT_HOURS)["hours"](profile, model)
-    monkeypatch.setattr(methods, "TITLES", methods.TITLES | {"another": "Another"})
+    titles = {**names.METHOD_TITLES, "another": "Another"}
+    monkeypatch.setattr(names, "METHOD_TITLES", titles)
     after = runpy.run_path(COUNT_HOURS)["hours"](profile, model)
-    num_methods = len(methods.TITLES)
+    num_plans = len(titles)  # one for each method, and the dense model
     for notebook in ("05", "07"):
         ratio = after[notebook].total() / before[notebook].total()
-        assert ratio * (num_methods - 1) == pytest.approx(num_methods)
+        assert ratio == pytest.approx(num_plans / (num_plans - 1))
     assert after["04"]["perplexities"] > before["04"]["perplexities"]
     assert after["06"] == before["06"]
 
