@@ -83,28 +83,33 @@ def _settings(options: Namespace) -> dict[str, Any]:
         check_rows(options.datasets)
     profile = config.load_profile(options.profile, **overrides, as_written=True)
     seed = max(values.get("seed", 0) for values in parameters.values())
-    local = options.executor == "local"
     jobs = options.jobs or 1
     threads = _threads_per_job(jobs)
-    return {
+    settings = {
         "profile": options.profile,
         "overrides": overrides,
         "force": options.force,
         "all_notebooks": not options.only,
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
-        "runner": os.getpid() if local else None,
+        "runner": None,  # its process, if that is on the machine of the jobs
         "notebooks": parameters,
         "seed": seed,
-        # One job at a time: notebooks compute their own cells, and show how.
-        "one_at_a_time": local and jobs == 1,
+        "one_at_a_time": False,  # if true, notebooks compute their own cells, and show how
         # With another digest jobs run again, to see whether the stored cells still fit.
         "digest": digest({**profile, "models": None, "seed": seed, "version": __version__}),
         "models": {unit: models_of(profile, unit) for unit in UNITS},
-        "parts": _numbers_of_parts(profile, jobs if local else None),
+        "parts": {unit: len(profile[UNITS[unit].section]["tasks"]) for unit in IN_PARTS},
         "threads": threads,
         "cores": threads * jobs,
-        "gpus": _visible_gpus() if local and jobs > 1 else [],
+        "gpus": [],
     }
+    if options.executor == "local":
+        settings["runner"] = os.getpid()
+        settings["one_at_a_time"] = jobs == 1
+        settings["parts"] = {unit: min(jobs, tasks) for unit, tasks in settings["parts"].items()}
+        if jobs > 1:
+            settings["gpus"] = _visible_gpus()
+    return settings
 
 
 def _parameters(options: Namespace, overrides: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -138,15 +143,6 @@ def _parameters(options: Namespace, overrides: dict[str, Any]) -> dict[str, dict
     if unknown:
         raise ValueError(f"no parameter {min(unknown)!r} in {', '.join(parameters)}")
     return parameters
-
-
-def _numbers_of_parts(profile: dict[str, Any], limit: int | None) -> dict[str, int]:
-    """Into how many jobs each unit's tasks are divided: one a task, but no more than the limit."""
-    numbers = {}
-    for unit in IN_PARTS:
-        num_tasks = len(profile[UNITS[unit].section]["tasks"])
-        numbers[unit] = num_tasks if limit is None else min(limit, num_tasks)
-    return numbers
 
 
 def _threads_per_job(jobs: int) -> int:
@@ -247,39 +243,47 @@ def _snakemake(command: list[str | Path], folder: Path) -> int:
 
 def _conclude(folder: Path, settings: dict[str, Any], code: int) -> int:
     """Say how each notebook fared, and what failed; return the exit code."""
-    jobs = [f"notebooks/{name}" for name in settings["notebooks"]]
-    if settings["all_notebooks"]:
-        jobs.append("figures")
-    flags = folder / ".flags"
-    errors = _errors(flags)
-    jobs.extend(job for job in errors if job not in jobs)
-    failed_cells = []
+    errors = _errors(folder / ".flags")
     print()
-    for job in jobs:
-        if job in errors:
-            killed_by_user = code == INTERRUPTED and errors[job] == KILLED
-            outcome = "interrupted" if killed_by_user else f"failed: {errors[job]}"
-        elif (flags / f"{job}.done").is_file():
-            flag = json.loads((flags / f"{job}.done").read_bytes())
-            done_now = flag["began"] == settings["began"]
-            outcome = f"done, {flag['seconds']:.0f} s" if done_now else "up to date"
-            failed_cells.extend(flag["failed"])
-        else:
-            outcome = "not run"
-        print(f"{job.removeprefix('notebooks/'):20} {outcome}")
+    failed_cells = _print_outcomes(folder / ".flags", settings, errors, code)
     if failed_cells:
         print(f"failed cells, dashes in the tables: {len(failed_cells)}", *failed_cells, sep="\n  ")
     if code not in (0, INTERRUPTED) and not errors:
         log = (folder / ".snakemake.log").read_text(errors="replace")
         print("the batch engine stopped:", log[-3000:], sep="\n")
-    all_well = code == 0 and not failed_cells
-    if all_well:
+    if code == 0 and not failed_cells:
         print(f"notebooks/executed/{settings['profile']} and figures/{settings['profile']}")
-    else:
-        print("the same command continues")
+        return 0
+    print("the same command continues")
     if code == INTERRUPTED:
-        return code
-    return 0 if all_well else 1
+        return INTERRUPTED
+    return 1
+
+
+def _print_outcomes(
+    flags: Path, settings: dict[str, Any], errors: dict[str, str], code: int
+) -> list[str]:
+    """Print a line for each notebook and each job that failed; return the cells that failed."""
+    jobs = [f"notebooks/{name}" for name in settings["notebooks"]]
+    if settings["all_notebooks"]:
+        jobs.append("figures")
+    jobs.extend(job for job in errors if job not in jobs)
+    failed_cells = []
+    for job in jobs:
+        flag_file = flags / f"{job}.done"
+        outcome = "not run"
+        if job in errors:
+            outcome = f"failed: {errors[job]}"
+            if code == INTERRUPTED and errors[job] == KILLED:
+                outcome = "interrupted"
+        elif flag_file.is_file():
+            flag = json.loads(flag_file.read_bytes())
+            failed_cells.extend(flag["failed"])
+            outcome = "up to date"
+            if flag["began"] == settings["began"]:
+                outcome = f"done, {flag['seconds']:.0f} s"
+        print(f"{job.removeprefix('notebooks/'):20} {outcome}")
+    return failed_cells
 
 
 def _errors(flags: Path) -> dict[str, str]:
