@@ -1,11 +1,13 @@
-# The batch engine behind run_all.sh, which starts it in data/results/<profile>, with .run.json as configuration:
+# The rules behind run_all.sh. harp_lib/batch.py starts Snakemake in data/results/<profile>, and the
+# settings of the run, .run.json, are Snakemake's configuration.
 #
 #     search ──▶ plans ──▶ scores, longbench ──▶ notebook ──▶ last (00_start_here) ──▶ figures
 #           ├──▶ layers ─▶ ablations ────────────▶
 #           └──▶ efficiency, frontier ───────────▶
 #
-# A job's output is a flag: it came to its end, made this, took so long. Results are cells of the result store, where a
-# job that runs again finds what it had. Where one job runs at a time, notebooks compute their own cells.
+# The output of a job is a flag, which says what the job made and how long it took. Results are cells
+# of the result store: a job that runs again reads the cells that it finished before. Where one job
+# runs at a time, notebooks compute their own cells.
 import hashlib
 import sys
 from pathlib import Path
@@ -14,49 +16,81 @@ import harp_lib
 from harp_lib.config import DATA, NOTEBOOKS as SOURCES, PAPER, slug
 from harp_lib.experiments import IN_PARTS, NOTEBOOKS, UNITS
 
-# What an executed notebook may depend on beside its source and the results.
-LIBRARY = [*Path(harp_lib.__file__).parent.rglob("*.py"), *DATA.glob("*.*"), *PAPER.glob("*.*")]
-LIBRARY = b"".join(file.read_bytes() for file in sorted(LIBRARY))
-LIBRARY = hashlib.sha256(LIBRARY).hexdigest()[:8]
-LARGE = ("meta-llama--Llama-3.1-70B",)  # for two GPUs
+NEED_TWO_GPUS = ("meta-llama--Llama-3.1-70B",)
+
+
+def library_digest():
+    """A digest of what an executed notebook depends on beside its source and the results."""
+    code = Path(harp_lib.__file__).parent.rglob("*.py")
+    files = sorted([*code, *DATA.glob("*.*"), *PAPER.glob("*.*")])
+    contents = b"".join(file.read_bytes() for file in files)
+    return hashlib.sha256(contents).hexdigest()[:8]
 
 
 def job(what):
-    """The command of a job. Side by side, each prints to a log beside its flag, and only that it is done to all."""
-    command = f'"{sys.executable}" -P -m harp_lib.batch {{output:q}} {config["began"]} {what}'
-    return command if config["alone"] else f"{command} >{{output:q}}.log 2>&1 && echo done: {what}"
+    """The shell command of a job.
+
+    Jobs that run side by side print to logs beside their flags, and here only that they are done.
+    """
+    command = f'"{sys.executable}" -P -m harp_lib.jobs {{output:q}} {config["began"]} {what}'
+    if config["one_at_a_time"]:
+        return command
+    return f"{command} >{{output:q}}.log 2>&1 && echo done: {what}"
 
 
-def flags(unit, model=None):
-    """The flags of a unit: of one model, or of all that it is computed for."""
-    models = [slug(name) for name in config["models"][unit]]
+def flags(unit, model):
+    """The flags of a unit for one model, which is given by its slug."""
     number = config["parts"].get(unit, 1)
-    parts = [f"-{part}of{number}" for part in range(1, number + 1)] if number > 1 else [""]
-    return [f".flags/cells/{name}/{unit}{part}.done" for name in models if model in (None, name) for part in parts]
+    if number > 1:
+        parts = range(1, number + 1)
+        return [f".flags/cells/{model}/{unit}-{part}of{number}.done" for part in parts]
+    return [f".flags/cells/{model}/{unit}.done"]
+
+
+def slugs_of(unit):
+    """The models that a unit is computed for, as in file names."""
+    """The models that a unit is computed for, as in file names."""
+    return [slug(model) for model in config["models"][unit]]
 
 
 def needs(wildcards):
-    """What the same model has to have before a unit; the scores that 06 shares with 05 are left to 05."""
-    shared = ("scores",) if wildcards.unit == "ablations" and any(name[:2] == "05" for name in config["notebooks"]) else ()
-    return [flag for unit in (*UNITS[wildcards.unit].needs, *shared) for flag in flags(unit, wildcards.model)]
+    """What the same model has to have before a unit."""
+    units = list(UNITS[wildcards.unit].needs)
+    # Notebooks 05 and 06 share scores; if both run, 05 computes them.
+    if wildcards.unit == "ablations" and any(name[:2] == "05" for name in config["notebooks"]):
+        units.append("scores")
+    needed = []
+    for unit in units:
+        if wildcards.model in slugs_of(unit):
+            needed.extend(flags(unit, wildcards.model))
+    return needed
 
 
 def shown(wildcards):
-    """What a notebook shows; but what 08 times, it computes itself, alone."""
-    if config["alone"]:
+    """The cells that a notebook shows. What 08 times, it computes itself, alone."""
+    if config["one_at_a_time"]:
         return []
-    units = NOTEBOOKS.get(wildcards.notebook[:2], ())
-    return [flag for unit in units for flag in flags("search" if unit == "efficiency" else unit)]
+    cells = []
+    for unit in NOTEBOOKS.get(wildcards.notebook[:2], ()):
+        if unit == "efficiency":
+            unit = "search"
+        for model in slugs_of(unit):
+            cells.extend(flags(unit, model))
+    return cells
 
 
-def executed(*without):
-    return [f".flags/notebooks/{name}.done" for name in config["notebooks"] if name[:2] not in without]
+def executed(without=None):
+    """The flags of all notebooks of this run, but for one that is given by its number."""
+    return [f".flags/notebooks/{name}.done" for name in config["notebooks"] if name[:2] != without]
+
+
+LIBRARY = library_digest()
 
 
 rule all:
     input:
         executed(),
-        [".flags/figures.done"] if config["whole"] else [],
+        [".flags/figures.done"] if config["all_notebooks"] else [],
 
 
 rule cells:
@@ -68,16 +102,16 @@ rule cells:
         model="[^/]+",
         unit="[a-z_]+",
     params:
-        settings=config["settings"],
+        settings=config["digest"],
     priority: 100
     threads: config["threads"]
     resources:
-        gpu=lambda wildcards: 2 if wildcards.model in LARGE else 1,
+        gpu=lambda wildcards: 2 if wildcards.model in NEED_TWO_GPUS else 1,
     shell:
         job("cells {wildcards.unit} {wildcards.model:q}")
 
 
-rule tasks:  # one group of the tasks that a unit scores
+rule tasks:  # one group of the tasks of a unit
     input:
         needs,
     output:
@@ -86,7 +120,7 @@ rule tasks:  # one group of the tasks that a unit scores
         model="[^/]+",
         unit="|".join(IN_PARTS),
     params:
-        settings=config["settings"],
+        settings=config["digest"],
     priority: 100
     threads: config["threads"]
     resources:
@@ -105,7 +139,7 @@ rule notebook:
         notebook="(?!00|08).*",
     params:
         parameters=lambda wildcards: str(config["notebooks"][wildcards.notebook]),
-        settings=config["settings"] + LIBRARY,
+        settings=config["digest"] + LIBRARY,
     priority: lambda wildcards: 99 - int(wildcards.notebook[:2])
     threads: config["threads"]
     resources:
@@ -114,7 +148,7 @@ rule notebook:
         job("notebook {wildcards.notebook:q}")
 
 
-use rule notebook as efficiency with:  # is timed, so nothing else runs beside it
+use rule notebook as efficiency with:  # it measures times, so nothing else runs beside it
     output:
         ".flags/notebooks/{notebook}.done",
     wildcard_constraints:
@@ -122,7 +156,7 @@ use rule notebook as efficiency with:  # is timed, so nothing else runs beside i
     threads: config["cores"]
 
 
-use rule notebook as last with:  # judges what the others found
+use rule notebook as last with:  # it judges the results of all others
     input:
         executed("00"),
         source=lambda wildcards: str(SOURCES / f"{wildcards.notebook}.ipynb"),
@@ -138,6 +172,6 @@ rule figures:
     output:
         ".flags/figures.done",
     params:
-        settings=config["settings"] + LIBRARY,
+        settings=config["digest"] + LIBRARY,
     shell:
         job("figures")

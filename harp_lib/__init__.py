@@ -1,5 +1,6 @@
-"""HARP: High-Layer Attention Pruning with Rescaling, as a library; its names are imported on first
-use, to be quick.
+"""HARP: High-Layer Attention Pruning with Rescaling, as a library.
+
+A public name is imported when it is first used, so that ``import harp_lib`` is quick.
 """
 
 from importlib import import_module
@@ -7,7 +8,7 @@ from typing import Any
 
 __version__ = "0.2.0"
 
-_PUBLIC = {
+_PUBLIC = {  # module and its public names
     "methods": ("make_plan",),
     "methods.alpha_search": ("search_alphas", "AlphaSearch", "ALPHA_GRID"),
     "methods.refit": ("refit_values",),

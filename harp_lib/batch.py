@@ -1,45 +1,34 @@
-"""Runs of the notebooks: Snakemake schedules (see Snakefile), and each of its jobs is this module
-as a program.
+"""Runs of the notebooks, behind ``./run_all.sh run``.
 
-``python -m harp_lib.batch FLAG BEGAN WHAT …`` works in the folder of a profile's results: BEGAN is
-when its run began, WHAT is ``cells UNIT MODEL [PART PARTS]``, ``notebook NAME`` or ``figures``.
+A run writes its settings to a file and starts Snakemake. Snakefile reads the settings and says
+which jobs there are; each of them is a call of ``harp_lib.jobs``, which leaves a flag when it is
+done. At the end the run says how each notebook fared.
 """
 
-import hashlib
-import itertools
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import threading
-import time
-import traceback
 from argparse import Namespace
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
 from filelock import FileLock, Timeout
 
-from harp_lib import __version__, config, report
-from harp_lib.experiments import IN_PARTS, NOTEBOOKS, UNITS, compute, models_of
-from harp_lib.results import BEGAN, digest, read_results, write_json
+from harp_lib import __version__, config
+from harp_lib.experiments import IN_PARTS, UNITS, models_of
+from harp_lib.jobs import KILLED, RUN_FILE
+from harp_lib.results import digest, write_json
 
-RUN_FILE = (
-    ".run.json"  # in the folder of a profile's results: what Snakefile and jobs know of a run
-)
-KILLED = "its process was killed: as a rule the machine ran out of memory"
-Made = tuple[list[Path], list[str]]  # files, and the cells that failed
-_held: list[FileLock] = []  # one that nobody refers to is let go
+INTERRUPTED = 130  # the exit code
 
 
 def run(options: Namespace) -> int:
-    """``./run_all.sh run``: one run of Snakemake; returns the exit code."""
+    """Run the chosen notebooks, as ``./run_all.sh run`` does, and return the exit code."""
     try:
         settings = _settings(options)
     except ValueError as error:
@@ -47,87 +36,93 @@ def run(options: Namespace) -> int:
         return 2
     folder = config.RESULTS / options.profile
     if options.dry_run:
-        _drop_stale(folder)
-        code = subprocess.run(_command(folder, settings, options)).returncode
-        if (hours := config.DATA / "costs" / f"{options.profile}_hours.csv").is_file():
-            print(hours.read_text(encoding="utf-8"), end="")
-        return code
+        return _dry_run(folder, settings, options)
     lock = FileLock(config.RESULTS / ".run.lock")
     with suppress(Timeout):
         lock.acquire(timeout=0)
     if not lock.is_locked:
         print("another run of this checkout is at work: waiting for it", flush=True)
     with lock:
-        for old in folder.glob(".flags/**/*.error"):
-            old.unlink()
-        _drop_stale(folder)
-        code = _snakemake(_command(folder, settings, options), folder)
+        for error_file in folder.glob(".flags/**/*.error"):
+            error_file.unlink()
+        _drop_stale_flags(folder)
+        write_json(folder / RUN_FILE, settings)
+        code = _snakemake(_command(folder, RUN_FILE, settings, options), folder)
         return _conclude(folder, settings, code)
 
 
+def _dry_run(folder: Path, settings: dict[str, Any], options: Namespace) -> int:
+    """Let Snakemake show what would run, and print the counted hours of the profile."""
+    run_file = ".dry-run.json"  # another one, since a run may be at work
+    _drop_stale_flags(folder)
+    write_json(folder / run_file, settings)
+    code = subprocess.run(_command(folder, run_file, settings, options)).returncode
+    hours = config.DATA / "costs" / f"{options.profile}_hours.csv"
+    if hours.is_file():
+        print(hours.read_text(encoding="utf-8"), end="")
+    return code
+
+
 def _settings(options: Namespace) -> dict[str, Any]:
-    """What Snakefile and jobs read of a run; ValueError for one that cannot be, before anything is
-    written.
+    """What Snakefile and jobs need to know of a run.
+
+    Raises
+    ------
+    ValueError
+        If the run cannot be, before anything is written.
     """
-    given = {
-        name: getattr(options, name)
-        for name in ("models", "datasets", "limit")
-        if getattr(options, name)
-    }
-    parameters = _parameters(options, given)
-    if options.datasets not in (None, "embedded", "hub"):
+    overrides = {}
+    for name in ("models", "datasets", "limit"):
+        value = getattr(options, name)
+        if value:
+            overrides[name] = value
+    parameters = _parameters(options, overrides)
+    if options.datasets and options.datasets not in config.NAMED_DATASETS:
         from harp_lib.evaluation.benchmarks import check_rows
 
         check_rows(options.datasets)
-    profile = config.load_profile(options.profile, **given, as_written=True)
-    local, jobs = options.executor == "local", options.jobs or 1
+    profile = config.load_profile(options.profile, **overrides, as_written=True)
+    seed = max(values.get("seed", 0) for values in parameters.values())
+    jobs = options.jobs or 1
+    threads = _threads_per_job(jobs)
     settings = {
         "profile": options.profile,
-        "given": given,
+        "overrides": overrides,
         "force": options.force,
-        "whole": not options.only,
-    }
-    settings |= {
+        "all_notebooks": not options.only,
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
-        "runner": os.getpid() if local else None,
-    }
-    settings |= {
+        "runner": None,  # its process, if that is on the machine of the jobs
         "notebooks": parameters,
-        "seed": max(values.get("seed", 0) for values in parameters.values()),
+        "seed": seed,
+        "one_at_a_time": False,  # if true, notebooks compute their own cells, and show how
+        # With another digest jobs run again, to see whether the stored cells still fit.
+        "digest": digest({**profile, "models": None, "seed": seed, "version": __version__}),
+        "models": {unit: models_of(profile, unit) for unit in UNITS},
+        "parts": {unit: len(profile[UNITS[unit].section]["tasks"]) for unit in IN_PARTS},
+        "threads": threads,
+        "cores": threads * jobs,
+        "gpus": [],
     }
-    settings["alone"] = (
-        local and jobs == 1
-    )  # one job at a time: notebooks compute their own cells, and show how
-    # Another value lets jobs run again, to see what they find stored.
-    settings["settings"] = digest(
-        {**profile, "models": None, "seed": settings["seed"], "version": __version__}
-    )
-    settings["models"] = {unit: models_of(profile, unit) for unit in UNITS}
-    tasks = {unit: len(profile[UNITS[unit].section]["tasks"]) for unit in IN_PARTS}
-    settings["parts"] = {
-        unit: min(jobs, number) if local else number for unit, number in tasks.items()
-    }
-    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    threads = int(asked) if asked.isdecimal() else max(1, cores // jobs)
-    settings |= {"threads": threads, "cores": threads * jobs, "gpus": []}
-    if local and jobs > 1:  # which share the GPUs, as CUDA_VISIBLE_DEVICES names them
-        from torch import cuda
-
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        settings["gpus"] = (
-            visible.split(",") if visible else [str(gpu) for gpu in range(cuda.device_count())]
-        )
+    if options.executor == "local":
+        settings["runner"] = os.getpid()
+        settings["one_at_a_time"] = jobs == 1
+        settings["parts"] = {unit: min(jobs, tasks) for unit, tasks in settings["parts"].items()}
+        if jobs > 1:
+            settings["gpus"] = _visible_gpus()
     return settings
 
 
-def _parameters(options: Namespace, given: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Parameters to run each chosen notebook with; ValueError for one that none of them has."""
+def _parameters(options: Namespace, overrides: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Parameters to run each chosen notebook with: those that it has.
+
+    Raises
+    ------
+    ValueError
+        If a value is malformed, or none of the chosen notebooks has a parameter of that name.
+    """
     from papermill import inspect_notebook
 
-    values = {"profile": options.profile, **given}
+    values = {"profile": options.profile, **overrides}
     for name, value in options.parameters:
         try:
             values[name] = yaml.safe_load(value)
@@ -137,79 +132,99 @@ def _parameters(options: Namespace, given: dict[str, Any]) -> dict[str, dict[str
             ) from error
     if type(values.get("seed", 0)) is not int:
         raise ValueError(f"seed is a whole number, not {values['seed']!r}")
-    files = sorted(config.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
-    have = {
-        file.stem: inspect_notebook(file)
-        for file in files
-        if not options.only or file.name[:2] in options.only
-    }
-    if unknown := values.keys() - set().union(*have.values()):
-        raise ValueError(f"no parameter {min(unknown)!r} in {', '.join(have)}")
-    return {
-        stem: {name: values[name] for name in values if name in names}
-        for stem, names in have.items()
-    }
+    parameters = {}
+    unknown = set(values)
+    for file in sorted(config.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")):
+        if options.only and file.name[:2] not in options.only:
+            continue
+        names = inspect_notebook(file).keys()
+        parameters[file.stem] = {name: value for name, value in values.items() if name in names}
+        unknown.difference_update(names)
+    if unknown:
+        raise ValueError(f"no parameter {min(unknown)!r} in {', '.join(parameters)}")
+    return parameters
 
 
-def _command(folder: Path, settings: dict[str, Any], options: Namespace) -> list[str | Path]:
-    """Write what Snakefile reads of a run; the command that starts Snakemake on it."""
-    run_file = folder / (".dry-run.json" if options.dry_run else RUN_FILE)
-    write_json(run_file, settings)
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "snakemake",
-        "--snakefile",
-        config.CHECKOUT / "Snakefile",
-    ]
-    command += ["--directory", folder, "--configfile", run_file, "--scheduler", "greedy"]
-    # The lock is ours; what a job computes is told by its parameters, not by what Snakefile says of
-    # others.
-    command += [
-        "--keep-going",
-        "--nolock",
-        "--rerun-incomplete",
-        "--rerun-triggers",
-        "mtime",
-        "params",
-    ]
-    command += ["--forceall"] * options.force + ["--dry-run"] * options.dry_run
+def _threads_per_job(jobs: int) -> int:
+    """OMP_NUM_THREADS, or an equal share of this process's cores."""
+    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if threads.isdecimal():
+        return int(threads)
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    return max(1, cores // jobs)
+
+
+def _visible_gpus() -> list[str]:
+    """The GPUs that jobs may share, as CUDA_VISIBLE_DEVICES names them."""
+    from torch import cuda
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible:
+        return visible.split(",")
+    return [str(gpu) for gpu in range(cuda.device_count())]
+
+
+def _command(
+    folder: Path, run_file: str, settings: dict[str, Any], options: Namespace
+) -> list[str | Path]:
+    """The command that starts Snakemake on a run."""
+    command = [sys.executable, "-P", "-m", "snakemake"]
+    command += ["--snakefile", config.CHECKOUT / "Snakefile"]
+    command += ["--directory", folder]
+    command += ["--configfile", folder / run_file]
+    command += ["--scheduler", "greedy"]
+    command += ["--keep-going", "--rerun-incomplete"]
+    command += ["--nolock"]  # a run has a lock of its own
+    # What a job computes is in its parameters; the code of Snakefile also speaks of other jobs.
+    command += ["--rerun-triggers", "mtime", "params"]
+    if options.force:
+        command += ["--forceall"]
+    if options.dry_run:
+        command += ["--dry-run"]
     if options.executor == "local" or options.dry_run:
-        gpus = ["--resources", f"gpu={len(settings['gpus'])}"] * bool(settings["gpus"])
-        return [*command, "--cores", str(settings["cores"]), *gpus]
-    command += [
-        "--executor",
-        "slurm",
-        "--workflow-profile",
-        config.DATA / "slurm",
-        "--slurm-logdir",
-        folder / ".slurm",
-    ]
-    return command + ["--jobs", str(options.jobs)] * bool(options.jobs)
+        command += ["--cores", str(settings["cores"])]
+        if settings["gpus"]:
+            command += ["--resources", f"gpu={len(settings['gpus'])}"]
+        return command
+    command += ["--executor", options.executor]
+    command += ["--workflow-profile", config.DATA / "slurm"]
+    command += ["--slurm-logdir", folder / ".slurm"]
+    if options.jobs:
+        command += ["--jobs", str(options.jobs)]
+    return command
 
 
-def _drop_stale(folder: Path) -> None:
-    """Remove flags under which a cell failed, or of which something is gone or was changed since."""
-    for file in folder.glob(".flags/**/*.done"):
-        with suppress(OSError, ValueError):
-            flag = json.loads(file.read_bytes())
-            changed = max(
-                ((config.ROOT / made).stat().st_mtime_ns for made in flag["made"]), default=0
-            )
-            if not flag["failed"] and changed <= file.stat().st_mtime_ns:
-                continue
-        file.unlink()
+def _drop_stale_flags(folder: Path) -> None:
+    """Remove the flags of jobs that have to run again."""
+    for flag_file in folder.glob(".flags/**/*.done"):
+        if not _is_current(flag_file):
+            flag_file.unlink()
 
 
-def _snakemake(command: list[str], folder: Path) -> int:
-    """Run the engine to its end; 130 if the user interrupted it, or a batch system by SIGTERM."""
+def _is_current(flag_file: Path) -> bool:
+    """Whether no cell of a job failed, and all that it made is there and unchanged since."""
+    try:
+        flag = json.loads(flag_file.read_bytes())
+        changes = [(config.ROOT / made).stat().st_mtime_ns for made in flag["made"]]
+        last_change = max(changes, default=0)
+        return not flag["failed"] and last_change <= flag_file.stat().st_mtime_ns
+    except (OSError, ValueError):
+        return False
+
+
+def _snakemake(command: list[str | Path], folder: Path) -> int:
+    """Run Snakemake to its end and return its exit code, or 130 if the user interrupted it.
+
+    A batch system that ends this process by SIGTERM interrupts it too.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (folder / ".snakemake.log").open("w") as log:
-        stderr = (
-            None if "slurm" in command else log
-        )  # jobs on other machines do not speak for themselves
-        # A session of its own, so that Ctrl-C reaches engine and jobs once, and by our hand.
+        # Jobs on other machines print nothing here, so Snakemake itself has to.
+        stderr = None if "slurm" in command else log
+        # In a session of its own: Ctrl-C reaches Snakemake and its jobs once, and from here.
         engine = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stderr=stderr, start_new_session=True
         )
@@ -223,199 +238,58 @@ def _snakemake(command: list[str], folder: Path) -> int:
                 interrupted = True
     with suppress(ProcessLookupError):  # jobs of an engine that was killed
         os.killpg(engine.pid, signal.SIGKILL)
-    return 130 if interrupted else engine.returncode
+    return INTERRUPTED if interrupted else engine.returncode
 
 
 def _conclude(folder: Path, settings: dict[str, Any], code: int) -> int:
-    """Say how each notebook fared, and what failed; returns the exit code."""
-    names = [f"notebooks/{name}" for name in settings["notebooks"]] + ["figures"] * settings[
-        "whole"
-    ]
-    flags, failed = folder / ".flags", []
-    errors = {
-        str(file.relative_to(flags))[:-6]: file.read_text("utf-8")
-        for file in sorted(flags.rglob("*.error"))
-    }
+    """Say how each notebook fared, and what failed; return the exit code."""
+    errors = _errors(folder / ".flags")
     print()
-    for name in dict.fromkeys([*names, *errors]):
-        outcome = "not run"
-        if name in errors:
-            outcome = (
-                "interrupted"
-                if (code, errors[name]) == (130, KILLED)
-                else f"failed: {errors[name]}"
-            )
-        elif (flags / f"{name}.done").is_file():
-            flag = json.loads((flags / f"{name}.done").read_bytes())
-            outcome = (
-                f"done, {flag['seconds']:.0f} s"
-                if flag["began"] == settings["began"]
-                else "up to date"
-            )
-            failed += flag["failed"]
-        print(f"{name.removeprefix('notebooks/'):20} {outcome}")
-    if failed:
-        print(f"failed cells, dashes in the tables: {len(failed)}", *failed, sep="\n  ")
-    if code not in (0, 130) and not errors:
-        print(
-            "the batch engine stopped:",
-            (folder / ".snakemake.log").read_text(errors="replace")[-3000:],
-            sep="\n",
-        )
-    places = f"notebooks/executed/{settings['profile']} and figures/{settings['profile']}"
-    print("the same command continues" if code or failed else places)
-    return code if code == 130 else int(bool(code or failed))
-
-
-def main(arguments: list[str]) -> int:
-    """Do a job. Its flag says what it made, how long it took and which cells failed; ``.error``
-    beside it, why not.
-    """
-    (name, began, what, *names), run_file = (
-        arguments,
-        Path(RUN_FILE).absolute(),
-    )  # papermill changes the folder
-    settings = json.loads(run_file.read_bytes())
-    if settings["began"] != began:
-        return 1  # of a run that was killed, and another has begun
-    threading.Thread(target=_end_with, args=(settings, run_file), daemon=True).start()
-    flag, begin = Path(name).absolute(), time.monotonic()
-    error = flag.with_suffix(".error")
-    error.write_text(KILLED, encoding="utf-8")  # true until something else is written
-    os.environ[BEGAN] = began  # cells that failed in this run are not tried again in it
-    if not os.isatty(1):
-        os.environ["TQDM_MININTERVAL"] = "30"  # a line each time
-    print("──", *(names or [what]), flush=True)
-    try:
-        _take_gpu(settings["gpus"])
-        made, failed = {"cells": _cells, "notebook": _notebook, "figures": _figures}[what](
-            settings, *names
-        )
-        paths = [os.path.relpath(file, config.ROOT) for file in made]
-        write_json(
-            flag,
-            {"began": began, "seconds": time.monotonic() - begin, "failed": failed, "made": paths},
-        )
-        error.unlink()
+    failed_cells = _print_outcomes(folder / ".flags", settings, errors, code)
+    if failed_cells:
+        print(f"failed cells, dashes in the tables: {len(failed_cells)}", *failed_cells, sep="\n  ")
+    if code not in (0, INTERRUPTED) and not errors:
+        log = (folder / ".snakemake.log").read_text(errors="replace")
+        print("the batch engine stopped:", log[-3000:], sep="\n")
+    if code == 0 and not failed_cells:
+        print(f"notebooks/executed/{settings['profile']} and figures/{settings['profile']}")
         return 0
-    except KeyboardInterrupt:
-        return 130
-    except SystemExit as problem:  # a notebook that did not come to its end
-        error.write_text(str(problem), encoding="utf-8")
-    except Exception as problem:
-        traceback.print_exc()
-        error.write_text(f"{type(problem).__name__}: {problem}".strip(), encoding="utf-8")
+    print("the same command continues")
+    if code == INTERRUPTED:
+        return INTERRUPTED
     return 1
 
 
-def _cells(
-    settings: dict[str, Any], unit: str, model: str, part: str = "1", parts: str = "1"
-) -> Made:
-    """Cells of one unit for one model, or of one group of its tasks."""
-    profile = config.load_profile(settings["profile"], **settings["given"])
-    (model,) = (known for known in models_of(profile, unit) if config.slug(known) == model)
-    force = settings["force"] and any(
-        unit in NOTEBOOKS.get(name[:2], ()) for name in settings["notebooks"]
-    )
-    counts = compute(unit, profile, model, settings["seed"], force, (int(part) - 1, int(parts)))
-    print(", ".join(f"{number} {what}" for what, number in counts.items()))
-    cells = (config.RESULTS / settings["profile"] / UNITS[unit].store / config.slug(model)).glob(
-        "*/[!.]*.json"
-    )
-    return list(cells), [f"{unit} of {model}: {counts['failed']}"] if counts.get("failed") else []
+def _print_outcomes(
+    flags: Path, settings: dict[str, Any], errors: dict[str, str], code: int
+) -> list[str]:
+    """Print a line for each notebook and each job that failed; return the cells that failed."""
+    jobs = [f"notebooks/{name}" for name in settings["notebooks"]]
+    if settings["all_notebooks"]:
+        jobs.append("figures")
+    jobs.extend(job for job in errors if job not in jobs)
+    failed_cells = []
+    for job in jobs:
+        flag_file = flags / f"{job}.done"
+        outcome = "not run"
+        if job in errors:
+            outcome = f"failed: {errors[job]}"
+            if code == INTERRUPTED and errors[job] == KILLED:
+                outcome = "interrupted"
+        elif flag_file.is_file():
+            flag = json.loads(flag_file.read_bytes())
+            failed_cells.extend(flag["failed"])
+            outcome = "up to date"
+            if flag["began"] == settings["began"]:
+                outcome = f"done, {flag['seconds']:.0f} s"
+        print(f"{job.removeprefix('notebooks/'):20} {outcome}")
+    return failed_cells
 
 
-def _notebook(settings: dict[str, Any], name: str) -> Made:
-    """An executed notebook, and the cells that it shows."""
-    source, profile = config.NOTEBOOKS / f"{name}.ipynb", settings["profile"]
-    output = config.NOTEBOOKS / "executed" / profile / source.name
-    execute(
-        source, output, settings["notebooks"][name] | ({"force": True} if settings["force"] else {})
-    )
-    made, failed = [output], []
-    for store in dict.fromkeys(UNITS[unit].store for unit in NOTEBOOKS.get(name[:2], ())):
-        folder = config.RESULTS / profile / store
-        for (model, method, task), cell in (
-            read_results(profile, store).items() if folder.is_dir() else ()
-        ):
-            made.append(folder / config.slug(model) / method / f"{task}.json")
-            if "failed" in cell["result"]:
-                failed.append(f"{store}/{model}/{method}/{task}: {cell['result']['failed']}")
-    return made, failed
-
-
-def _figures(settings: dict[str, Any]) -> Made:
-    """Every figure and table that has stored results."""
-    return report.redraw(config.load_profile(settings["profile"], **settings["given"])), []
-
-
-def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
-    """Run a notebook in its folder; one that fails is left beside ``output``, as
-    ``….unfinished.ipynb``.
-    """
-    import nbformat
-    import papermill
-    from nbclient.exceptions import DeadKernelError
-    from traitlets.config import Config
-
-    papermill.log.logger.setLevel("CRITICAL")  # what goes wrong is said once, and by us
-    output.parent.mkdir(parents=True, exist_ok=True)
-    beside = output.with_suffix(".unfinished.ipynb")
-    how: dict[str, Any] = {"kernel_name": "python3", "cwd": source.parent, "coalesce_streams": True}
-    how |= {
-        "stdout_file": sys.stdout,
-        "stderr_file": sys.stdout,
-        "progress_bar": False,
-    }  # a notebook has its own
-    how["config"] = Config(
-        {"KernelManager": {"transport_encryption": "auto"}}
-    )  # or each kernel warns
-    try:
-        notebook = papermill.execute_notebook(source, beside, parameters, **how)
-    except DeadKernelError as error:
-        raise SystemExit(
-            f"the kernel died: {KILLED}; choose a smaller model (--models) or profile"
-        ) from error
-    except papermill.exceptions.PapermillExecutionError as error:
-        where = f"cell [{error.exec_count}] raised {error.ename}: {error.evalue}"
-        raise SystemExit(f"{where}; see {os.path.relpath(beside, config.ROOT)}") from error
-    notebook.metadata.pop("papermill", None)  # times, and paths of this machine
-    notebook.metadata["harp"] = {"source_sha256": hashlib.sha256(source.read_bytes()).hexdigest()}
-    text = nbformat.writes(notebook)
-    rows = Path(parameters.get("datasets") or "")
-    known = [(config.ROOT, "."), (Path(sys.prefix), "<environment>"), (Path.home(), "~")]
-    for folder, name in [(rows, rows.name)] * rows.is_absolute() + known:
-        text = re.sub(rf"(?<![\w./-]){re.escape(str(folder))}(?![\w-])", name, text)
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(output)
-
-
-def _take_gpu(gpus: list[str]) -> None:
-    """Choose a GPU for this job, where jobs share the machine's, and hold it until the process
-    ends.
-    """
-    for gpu in itertools.cycle(gpus):
-        with suppress(Timeout):
-            lock = FileLock(config.RESULTS / f".gpu-{gpu}.lock")
-            lock.acquire(timeout=0.2)
-            os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-            return _held.append(lock)
-
-
-def _end_with(settings: dict[str, Any], run_file: Path) -> None:
-    """Die, and the engine too that would start the next job, when the run was killed or another has
-    begun.
-    """
-    with suppress(OSError, ValueError, psutil.Error):
-        while json.loads(run_file.read_bytes())["began"] == settings["began"]:
-            if (
-                settings["runner"]
-                and psutil.Process(settings["runner"]).status() == psutil.STATUS_ZOMBIE
-            ):
-                break
-            time.sleep(1)
-    os.killpg(0, signal.SIGKILL)  # a kernel follows by itself
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def _errors(flags: Path) -> dict[str, str]:
+    """Why jobs failed, by the names of their flags."""
+    errors = {}
+    for file in sorted(flags.rglob("*.error")):
+        job = file.relative_to(flags).with_suffix("")
+        errors[str(job)] = file.read_text(encoding="utf-8")
+    return errors

@@ -1,5 +1,6 @@
-"""The command line behind ``run_all.sh``; the standard library only at import, because it also runs
-before set-up.
+"""The command line behind ``run_all.sh``.
+
+The standard library only at import, because this module also runs before set-up.
 """
 
 import argparse
@@ -8,19 +9,18 @@ import re
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import NoReturn
 
 from harp_lib import config
-from harp_lib.config import CHECKOUT, HUB_ID, NAMED_MODELS
+from harp_lib.config import CHECKOUT, HUB_ID, NAMED_DATASETS, NAMED_MODELS
 
 COMMANDS = ("run", "lab", "figures", "book", "test", "setup")
 PASSED_ON = {"test": "pytest", "lab": "JupyterLab"}
-OWN_OPTION = (
-    "profile",
-    "models",
-    "datasets",
-    "limit",
-    "force",
-)  # parameters of notebooks that -p may not set
+"""Commands whose arguments go to another program."""
+HAVE_AN_OPTION = ("profile", "models", "datasets", "limit", "force")
+"""Parameters of notebooks that ``-p`` may not set."""
+HELP_SHOWN = 3
+
 DESCRIPTION = """\
 Reproduces the paper: sets itself up, then does what COMMAND says.
 
@@ -37,93 +37,135 @@ HARP_PYTHON names an interpreter to use in place of .venv."""
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Read and judge the arguments; SystemExit as argparse's: code 2 for what is refused, 0 after
-    ``--help``.
+    """Read and check the arguments.
+
+    Raises
+    ------
+    SystemExit
+        As argparse does: with code 2 if an argument is refused, with 0 after ``--help``.
     """
     if arguments and arguments[0] in PASSED_ON:
         return argparse.Namespace(command=arguments[0], rest=arguments[1:])
-    look = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    parser = _parser()
+    options, unknown = parser.parse_known_args(arguments)
+    command = options.command
+    if unknown:
+        parser.error(f"unknown argument {unknown[0]!r}")
+    if command not in COMMANDS:
+        parser.error(f"unknown command {command!r}; choose from {', '.join(COMMANDS)}")
+    if command in PASSED_ON:
+        parser.error(f"{command!r} goes first; what follows goes to {PASSED_ON[command]}")
+    if command != "run":
+        for name, value in vars(options).items():
+            if name not in ("command", "profile") and value != parser.get_default(name):
+                parser.error(f"--{name} goes with 'run', not with {command!r}")
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="run_all.sh", description=DESCRIPTION, epilog=EPILOG, **look
+        prog="run_all.sh",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    profiles = sorted(path.stem for path in config.PROFILES.glob("*.yaml"))
     parser.set_defaults(rest=[])
     parser.add_argument("command", nargs="?", default="run", metavar="COMMAND")
-    known = f"{', '.join(profiles)} (default: mini)"
-    parser.add_argument("--profile", choices=profiles, default="mini", metavar="NAME", help=known)
-    add = parser.add_argument_group("options of run").add_argument
-    add("--only", type=_notebooks, metavar="03,05", help="run these notebooks")
-    add(
+    profiles = sorted(path.stem for path in config.PROFILES.glob("*.yaml"))
+    parser.add_argument(
+        "--profile",
+        choices=profiles,
+        default="mini",
+        metavar="NAME",
+        help=f"{', '.join(profiles)} (default: mini)",
+    )
+    group = parser.add_argument_group("options of run")
+    group.add_argument("--only", type=_notebooks, metavar="03,05", help="run these notebooks")
+    group.add_argument(
         "--models",
         type=_models,
         metavar="A,B",
         help="models, folders or hub ids, where a notebook can",
     )
-    add(
+    group.add_argument(
         "--datasets",
         type=_datasets,
         metavar="FROM",
         help="embedded, hub, or a folder of benchmarks",
     )
-    add("--limit", type=_number, metavar="N", help="ask only the first N questions of each task")
-    add("--force", action="store_true", help="compute the stored results of these notebooks again")
-    add("--jobs", type=_number, metavar="N", help="jobs at once (default: 1; on a cluster, many)")
-    where = "local (default), or slurm: on a cluster"
-    add("--executor", choices=("local", "slurm"), default="local", metavar="NAME", help=where)
-    add("--dry-run", action="store_true", help="show what would run, and why")
-    other = "any other parameter of the notebooks; the value is read as YAML"
-    add(
+    group.add_argument(
+        "--limit",
+        type=_number,
+        metavar="N",
+        help="ask only the first N questions of each task",
+    )
+    group.add_argument(
+        "--force",
+        action="store_true",
+        help="compute the stored results of these notebooks again",
+    )
+    group.add_argument(
+        "--jobs",
+        type=_number,
+        metavar="N",
+        help="jobs at once (default: 1; on a cluster, many)",
+    )
+    group.add_argument(
+        "--executor",
+        choices=("local", "slurm"),
+        default="local",
+        metavar="NAME",
+        help="local (default), or slurm: on a cluster",
+    )
+    group.add_argument("--dry-run", action="store_true", help="show what would run, and why")
+    group.add_argument(
         "-p",
         dest="parameters",
         type=_assignment,
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help=other,
+        help="any other parameter of the notebooks; the value is read as YAML",
     )
-    options, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        parser.error(f"unknown argument {unknown[0]!r}")
-    if options.command not in COMMANDS:
-        parser.error(f"unknown command {options.command!r}; choose from {', '.join(COMMANDS)}")
-    if options.command in PASSED_ON:
-        parser.error(
-            f"{options.command!r} goes first; what follows goes to {PASSED_ON[options.command]}"
-        )
-    for name, value in vars(options).items() if options.command != "run" else ():
-        if name not in ("command", "profile") and value != parser.get_default(name):
-            parser.error(f"--{name} goes with 'run', not with {options.command!r}")
-    return options
+    return parser
 
 
 def _notebooks(value: str) -> list[str]:
     known = sorted({path.name[:2] for path in config.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")})
-    asked = {item.strip().zfill(2) for item in value.split(",")}
-    if unknown := asked - set(known):
+    chosen = {item.strip().zfill(2) for item in value.split(",")}
+    unknown = chosen - set(known)
+    if unknown:
         raise argparse.ArgumentTypeError(
             f"unknown notebook {min(unknown)!r}; choose from {', '.join(known)}"
         )
-    return sorted(asked)
+    return sorted(chosen)
 
 
 def _models(value: str) -> list[str]:
-    found = []
-    for model in map(str.strip, value.split(",")):
-        folder = Path(model).expanduser()
-        if model and (folder / "config.json").is_file():
-            found.append(str(folder.absolute()))
-        elif model in NAMED_MODELS or HUB_ID.fullmatch(model):
-            found.append(model)
-        else:
-            known = (
-                f"{', '.join(NAMED_MODELS)}, a folder with a config.json, or a hub id owner/name"
-            )
-            raise argparse.ArgumentTypeError(f"unknown model {model!r}; choose from {known}")
-    return list(dict.fromkeys(found))
+    models = []
+    for name in value.split(","):
+        model = _model(name.strip())
+        if model not in models:
+            models.append(model)
+    return models
+
+
+def _model(name: str) -> str:
+    folder = Path(name).expanduser()
+    if name and (folder / "config.json").is_file():
+        return str(folder.absolute())
+    if name in NAMED_MODELS or HUB_ID.fullmatch(name):
+        return name
+    named = ", ".join(NAMED_MODELS)
+    raise argparse.ArgumentTypeError(
+        f"unknown model {name!r}; choose from {named}, a folder with a config.json, "
+        "or a hub id owner/name"
+    )
 
 
 def _datasets(value: str) -> str:
-    if value in ("embedded", "hub"):
+    if value in NAMED_DATASETS:
         return value
     folder = Path(value).expanduser()
     if not value or not folder.is_dir():
@@ -145,35 +187,31 @@ def _assignment(text: str) -> tuple[str, str]:
         raise argparse.ArgumentTypeError(
             f"malformed parameter {text!r}; write NAME=VALUE, as in seed=1"
         )
-    if name in OWN_OPTION:
+    if name in HAVE_AN_OPTION:
         raise argparse.ArgumentTypeError(f"parameter {name!r} has an option of its own: --{name}")
     return name, value
 
 
-def lacking() -> list[str]:
-    """Packages of requirements.lock that this interpreter has not, in whatever version."""
-    pins = re.findall(
-        r"^([\w.-]+)==", (CHECKOUT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    return [pin for pin in pins if not any(metadata.distributions(name=pin))]
+def missing_packages() -> list[str]:
+    """Packages of requirements.lock that this interpreter lacks, whatever their version."""
+    lock = (CHECKOUT / "requirements.lock").read_text(encoding="utf-8")
+    packages = re.findall(r"^([\w.-]+)==", lock, re.MULTILINE)
+    return [name for name in packages if not any(metadata.distributions(name=name))]
 
 
 def main(arguments: list[str]) -> int:
     """Do what the arguments say and return the exit code.
 
-    ``--check`` only judges the arguments that follow: 0 (go on), 2 (refused) or 3 (help was shown).
-    ``--lacks`` prints which packages of requirements.lock this interpreter has not: 1 if there are
-    any.
+    Before set-up, ``run_all.sh`` asks two questions. ``--check`` only checks the arguments that
+    follow it: 0 (go on), 2 (refused) or 3 (help was shown). ``--lacks`` prints the packages of
+    requirements.lock that this interpreter lacks, and returns 1 if there are any.
     """
     if arguments[:1] == ["--lacks"]:
-        print(", ".join(lacks := lacking()))
-        return int(bool(lacks))
+        missing = missing_packages()
+        print(", ".join(missing))
+        return 1 if missing else 0
     if arguments[:1] == ["--check"]:
-        try:
-            parse(arguments[1:])
-        except SystemExit as stop:
-            return stop.code or 3
-        return 0
+        return _check(arguments[1:])
     options = parse(arguments)
     if options.command == "setup":
         print(f"ready: {sys.executable}")
@@ -183,35 +221,54 @@ def main(arguments: list[str]) -> int:
 
         return batch.run(options)
     if options.command == "figures":
-        from harp_lib import report
-
-        try:
-            written = report.redraw(config.load_profile(options.profile))
-        except FileNotFoundError as error:
-            sys.exit(str(error))
-        print(
-            *(os.path.relpath(file, config.ROOT) for file in written),
-            f"{len(written)} files written",
-            sep="\n",
-        )
-        return 0
+        return _redraw_figures(options.profile)
     if options.command == "test":
-        os.chdir(CHECKOUT)
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each process, as they share the cores
-        module = [
-            "pytest",
-            "--numprocesses=logical",
-            "--maxprocesses=4",
-            "--dist=loadfile",
-            "--no-loadscope-reorder",
-        ]
-    elif options.command == "lab":
-        module = ["jupyterlab", f"--ServerApp.root_dir={config.NOTEBOOKS}"]
-    else:
-        os.environ["HARP_BOOK"], book = options.profile, config.ROOT / "book"
-        module = ["sphinx", "-q", "-E", "-c", CHECKOUT / "notebooks" / "book"]
-        module += ["-d", book / f".{options.profile}", config.ROOT, book / options.profile]
-    os.execv(sys.executable, [sys.executable, "-P", "-m", *module, *options.rest])
+        _run_tests(options.rest)
+    if options.command == "lab":
+        _become("jupyterlab", f"--ServerApp.root_dir={config.NOTEBOOKS}", *options.rest)
+    _make_book(options.profile)
+
+
+def _check(arguments: list[str]) -> int:
+    try:
+        parse(arguments)
+    except SystemExit as stop:
+        return stop.code or HELP_SHOWN
+    return 0
+
+
+def _redraw_figures(profile: str) -> int:
+    from harp_lib import report
+
+    try:
+        written = report.redraw(config.load_profile(profile))
+    except FileNotFoundError as error:
+        sys.exit(str(error))
+    for file in written:
+        print(os.path.relpath(file, config.ROOT))
+    print(f"{len(written)} files written")
+    return 0
+
+
+def _run_tests(arguments: list[str]) -> NoReturn:
+    os.chdir(CHECKOUT)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each process, as they share the cores
+    workers = ["--numprocesses=logical", "--maxprocesses=4"]
+    order = ["--dist=loadfile", "--no-loadscope-reorder"]
+    _become("pytest", *workers, *order, *arguments)
+
+
+def _make_book(profile: str) -> NoReturn:
+    os.environ["HARP_BOOK"] = profile
+    configuration = CHECKOUT / "notebooks" / "book"
+    book = config.ROOT / "book"
+    folders = ["-c", configuration, "-d", book / f".{profile}", config.ROOT, book / profile]
+    _become("sphinx", "-q", "-E", *folders)
+
+
+def _become(module: str, *arguments: str | Path) -> NoReturn:
+    """Go on as ``python -m module`` in place of this process."""
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
 
 
 if __name__ == "__main__":

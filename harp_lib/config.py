@@ -1,5 +1,4 @@
-"""Where things are kept, what models are called, and profiles: YAML files that decide how large an
-experiment is.
+"""Where things are kept, what models are called, and profiles, which decide how large a run is.
 
 The standard library only at import: the command line reads paths and names before anything is
 installed.
@@ -26,17 +25,17 @@ NOTEBOOKS = ROOT / "notebooks"
 
 REGISTRY = tomllib.loads((DATA / "models.toml").read_text(encoding="utf-8"))
 NAMED_MODELS = REGISTRY["models"]  # which need no hub
-ASKED_SECTIONS = (
-    "evaluation",
-    "likelihoods",
-    "longbench",
-)  # of a profile, which say what models are asked
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+NAMED_DATASETS = ("embedded", "hub")  # anything else is a folder of benchmarks
+
+SECTIONS_WITH_TASKS = ("evaluation", "likelihoods", "longbench")
+"""Sections of a profile that list benchmarks."""
 
 
 def slug(model: str) -> str:
-    """A model's name as part of a file's name: a folder's with a digest of its path, a hub id with
-    ``--``.
+    """A model's name as part of a file name.
+
+    The slash of a hub id becomes ``--``. A folder keeps its last name, with a digest of its path.
     """
     if model in NAMED_MODELS or not os.path.isdir(model):
         return model.replace("/", "--")
@@ -51,87 +50,134 @@ def load_profile(
     limit: int | None = None,
     as_written: bool = False,
 ) -> dict[str, Any]:
-    """Read a profile, with the models, the data source and the rows of each task replaced where
-    they are given.
+    """Read a profile, and replace its models, its data source or its numbers of rows where given.
 
-    To what the YAML file holds it adds ``name``, ``models``, ``datasets`` and two ``corpora``.
-    Without a GPU ``dtype`` is float32, since many processors emulate bfloat16, 4 to 15 times
-    slower; not if ``as_written``. A ValueError lists the known profiles.
+    Parameters
+    ----------
+    name : str
+        Name of the YAML file in ``data/profiles``, without its suffix.
+    models : list of str, optional
+        Models to use in place of the profile's.
+    datasets : str, optional
+        ``"embedded"``, ``"hub"`` or a folder of benchmarks, in place of the profile's.
+    limit : int, optional
+        Rows of each task, in place of the profile's.
+    as_written : bool
+        Keep the profile's ``dtype``. Otherwise it becomes float32 where there is no GPU, because
+        many processors emulate bfloat16, which takes 4 to 15 times as long.
+
+    Returns
+    -------
+    dict
+        What the YAML file holds, and ``name`` and ``corpora``, the names of two text corpora.
+
+    Raises
+    ------
+    ValueError
+        If there is no such profile or data source; the message lists what may be chosen.
     """
+    profile = _read_profile(name)
+    if not as_written:
+        import torch
+
+        if not torch.cuda.is_available():
+            profile["dtype"] = "float32"
+    profile["name"] = name
+    if models:
+        _replace_models(profile, models)
+    if datasets:
+        profile["datasets"] = datasets
+    source = profile["datasets"]
+    if source not in NAMED_DATASETS and not Path(source).is_dir():
+        raise ValueError(f"unknown datasets {source!r}; choose from embedded, hub, or a folder")
+    if limit is not None:
+        _limit_rows(profile, limit)
+    profile["corpora"] = default_corpora(source)
+    return profile
+
+
+def _read_profile(name: str) -> dict[str, Any]:
     import yaml
 
     file = PROFILES / f"{name}.yaml"
     if not file.is_file():
         known = ", ".join(sorted(path.stem for path in PROFILES.glob("*.yaml")))
         raise ValueError(f"unknown profile {name!r}; choose from {known}")
-    profile = yaml.safe_load(file.read_text(encoding="utf-8"))
-    if not as_written:
-        import torch
-
-        profile |= {} if torch.cuda.is_available() else {"dtype": "float32"}
-    if models:
-        profile["alpha_search"]["extra_models"], profile["efficiency"]["shapes"] = [], None
-        for section in ("ablations", "longbench"):
-            profile[section].pop("models", None)
-        for section in ASKED_SECTIONS:
-            for settings in profile[section]["tasks"].values():
-                if isinstance(rows := settings["rows"], dict):
-                    settings["rows"] = {
-                        model: rows.get(model, max(rows.values())) for model in models
-                    }
-    profile |= {
-        "name": name,
-        "models": models or profile["models"],
-        "datasets": datasets or profile["datasets"],
-    }
-    if profile["datasets"] not in ("embedded", "hub") and not Path(profile["datasets"]).is_dir():
-        raise ValueError(
-            f"unknown datasets {profile['datasets']!r}; choose from embedded, hub, or a folder"
-        )
-    if limit is not None:
-        for section in ASKED_SECTIONS:
-            for settings in profile[section]["tasks"].values():
-                rows = settings["rows"]
-                settings["rows"] = dict.fromkeys(rows, limit) if isinstance(rows, dict) else limit
-    return profile | {"corpora": default_corpora(profile["datasets"])}
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
 
 
-def asked_of(model: str, profile: dict[str, Any]) -> dict[str, Any]:
-    """A profile with the benchmarks that one model is asked, and its own settings where models have
-    their own.
+def _replace_models(profile: dict[str, Any], models: list[str]) -> None:
+    """Use these models in every experiment of a profile, and no others."""
+    profile["models"] = models
+    profile["alpha_search"]["extra_models"] = []
+    profile["efficiency"]["shapes"] = None
+    for section in ("ablations", "longbench"):
+        profile[section].pop("models", None)
+    for settings in _task_settings(profile):
+        rows = settings["rows"]
+        if isinstance(rows, dict):  # a model without a number of its own gets the largest
+            largest = max(rows.values())
+            settings["rows"] = {model: rows.get(model, largest) for model in models}
+
+
+def _limit_rows(profile: dict[str, Any], limit: int) -> None:
+    """Give every task of a profile ``limit`` rows, for the models that it is meant for."""
+    for settings in _task_settings(profile):
+        if isinstance(settings["rows"], dict):
+            settings["rows"] = dict.fromkeys(settings["rows"], limit)
+        else:
+            settings["rows"] = limit
+
+
+def _task_settings(profile: dict[str, Any]) -> list[dict[str, Any]]:
+    """The settings of every benchmark of a profile; changing them changes the profile."""
+    settings = []
+    for section in SECTIONS_WITH_TASKS:
+        settings.extend(profile[section]["tasks"].values())
+    return settings
+
+
+def profile_for(model: str, profile: dict[str, Any]) -> dict[str, Any]:
+    """A profile with only the benchmarks that are meant for one model, in that model's settings.
+
+    A setting of a benchmark may be a dict with a value for each model. A model that the dict of
+    ``rows`` does not name is not evaluated on that benchmark.
     """
-    asked = dict(profile)
-    for section in ASKED_SECTIONS:
+    profile_of_model = dict(profile)
+    for section in SECTIONS_WITH_TASKS:
         tasks = {}
         for name, settings in profile[section]["tasks"].items():
-            if isinstance(settings["rows"], dict) and model not in settings["rows"]:
+            rows = settings["rows"]
+            if isinstance(rows, dict) and model not in rows:
                 continue
-            tasks[name] = {key: _own(value, model) for key, value in settings.items()}
-        margins = model not in profile[section].get("without_margins", ())
-        asked[section] = profile[section] | {"tasks": tasks, "margins": margins}
-    return asked
+            tasks[name] = {key: _value_for(model, value) for key, value in settings.items()}
+        with_margins = model not in profile[section].get("without_margins", ())
+        profile_of_model[section] = {**profile[section], "tasks": tasks, "margins": with_margins}
+    return profile_of_model
 
 
-def _own(setting: Any, model: str) -> Any:
-    """A setting, or a model's own one where there is one for each; None for a model that is not
-    named.
-    """
-    return setting.get(model) if isinstance(setting, dict) else setting
+def _value_for(model: str, setting: Any) -> Any:
+    """A model's value of a setting; None if there is one for each model, but not for this one."""
+    if isinstance(setting, dict):
+        return setting.get(model)
+    return setting
 
 
 def default_corpora(datasets: str) -> tuple[str, str]:
-    """The two corpora that a data source offers: alpha is searched on each and evaluated on both."""
+    """The two corpora of a data source: alpha is searched on each and evaluated on both."""
     if datasets == "hub":
         return ("wikitext", "pile_10k")
-    if not (Path(datasets) / "wikitext").is_dir():  # embedded, or a folder without texts
+    folder = Path(datasets)
+    if not (folder / "wikitext").is_dir():  # embedded, or a folder without texts
         return ("python-docs", "scipy-docs")
-    return ("wikitext", "pile_10k" if (Path(datasets) / "pile_10k").is_dir() else "python-docs")
+    if not (folder / "pile_10k").is_dir():
+        return ("wikitext", "python-docs")
+    return ("wikitext", "pile_10k")
 
 
 def num_pruned_layers(profile: dict[str, Any], model: str, num_layers: int) -> int:
-    """How many top layers the profile prunes: its own number for a model, or its fraction for any
-    other.
-    """
-    return profile["pruned_layers"].get(model) or max(
-        1, round(profile["pruned_fraction"] * num_layers)
-    )
+    """How many top layers to prune: the profile's number for a model, or else its fraction."""
+    number = profile["pruned_layers"].get(model)
+    if number:
+        return number
+    return max(1, round(profile["pruned_fraction"] * num_layers))

@@ -1,54 +1,93 @@
-"""Kills a smoke run at random moments, by hand: ``python tests/faults.py [--kills 10] [--seed 0]``;
-prints a log.
+"""Kill a smoke run at random moments, by hand: ``python tests/faults.py [--kills 10] [--seed 0]``.
 
-A run that nothing happens to comes first. Then runner, engine, jobs and kernels of another are
-killed in turn, at moments that spread over all of the work, and the same command is given again. No
-finished cell may be computed twice, and cells and tables have to be those of the first run, but for
-what is measured with a clock.
+An undisturbed run comes first. Then the runner, the engine, the jobs and the kernels of another run
+are killed in turn, at moments that spread over all of the work, and the same command is given
+again. No finished cell may be computed twice, and cells and tables have to equal those of the first
+run, except for what is measured with a clock.
 """
 
 import argparse
+import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import psutil
-from conftest import Checkout
+from helpers import Checkout
 
-VICTIMS = ("harp_lib.cli", "snakemake", "harp_lib.batch", "ipykernel")
-TIMED = (
-    "time",
-    "memory",
-    "attention_share",
-    "llama_cpp",
-    "claims",
-    "costs",
-)  # in names of tables that a clock wrote
-
-
-def files(work: Checkout) -> dict[Path, int]:
-    """Finished cells, and when they were written."""
-    return {file: file.stat().st_mtime_ns for file in work.results.glob("[!.]*/*/*/[!.]*.json")}
+VICTIMS = ("harp_lib.cli", "snakemake", "harp_lib.jobs", "ipykernel")
+TABLES_WITH_TIMES = ("time", "memory", "attention_share", "llama_cpp", "claims", "costs")
+"""Words in the names of tables that depend on a clock."""
 
 
 def tables(work: Checkout) -> dict[str, bytes]:
-    found = (work.root / "figures" / "smoke" / "tables").glob("*.*")
-    return {
-        file.name: file.read_bytes()
-        for file in found
-        if not any(word in file.name for word in TIMED)
-    }
+    """Tables that do not depend on a clock."""
+    contents = {}
+    for file in (work.root / "figures" / "smoke" / "tables").glob("*.*"):
+        if not any(word in file.name for word in TABLES_WITH_TIMES):
+            contents[file.name] = file.read_bytes()
+    return contents
 
 
-def victims(process: psutil.Process, what: str) -> list[psutil.Process]:
-    family = [process, *process.children(recursive=True)]
-    return [
-        each
-        for each in family
-        if each.is_running() and any(what in part for part in each.cmdline())
-    ]
+def find_victims(runner: psutil.Process, name: str) -> list[psutil.Process]:
+    """The runner or those of its descendants that have a name in their command."""
+    victims = []
+    for process in [runner, *runner.children(recursive=True)]:
+        if process.is_running() and any(name in argument for argument in process.cmdline()):
+            victims.append(process)
+    return victims
+
+
+def kill_at(
+    moment: int,
+    name: str,
+    work: Checkout,
+    running: subprocess.Popen,
+    generator: random.Random,
+) -> subprocess.Popen:
+    """Kill a process of that name once ``moment`` cells are finished.
+
+    A run that has ended is started again. Returns the run that was under way.
+    """
+    victims = []
+    while not victims:
+        if running.poll() is not None:
+            running = work.start()
+        if len(work.cell_files()) >= moment:
+            time.sleep(generator.uniform(0, 3))
+            victims = find_victims(psutil.Process(running.pid), name)
+        time.sleep(0.1)
+    victims[0].kill()
+    time.sleep(2)  # processes that are killed with it write no more
+    return running
+
+
+def cells_computed_twice(work: Checkout, total: int, kills: int, seed: int) -> list[str]:
+    """Run, killing a process again and again; the cells that were finished and computed again."""
+    generator = random.Random(seed)
+    running = work.start()
+    finished = {}  # cells, and when they were written
+    faults = []
+    moments = sorted(generator.randrange(total) for _ in range(kills))
+    for number, moment in enumerate(moments):
+        name = VICTIMS[number % len(VICTIMS)]
+        running = kill_at(moment, name, work, running, generator)
+        now_finished = work.cell_files()
+        for file, when in finished.items():
+            if now_finished.get(file) != when:
+                faults.append(f"{file.name} was computed again")
+        finished = now_finished
+        print(f"{len(finished):4d} of {total} cells: killed {name}", flush=True)
+    running.wait()
+    return faults
+
+
+def differences(expected: dict, actual: dict) -> list[str]:
+    names = sorted(expected.keys() | actual.keys())
+    return [f"{name} differs" for name in names if expected.get(name) != actual.get(name)]
 
 
 def main() -> int:
@@ -56,45 +95,29 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    chance, folder = random.Random(options.seed), Path(tempfile.mkdtemp(prefix="faults-"))
-    undisturbed, work = Checkout(folder / "undisturbed"), Checkout(folder / "killed")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    folder = Path(tempfile.mkdtemp(prefix="faults-"))
+    undisturbed = Checkout(folder / "undisturbed")
+    work = Checkout(folder / "killed")
+    faults = []
+
     code, shown = undisturbed.run()
-    total, written, faults = len(files(undisturbed)), {}, [] if code == 0 else [shown[-2000:]]
+    if code != 0:
+        faults.append(shown[-2000:])
+    total = len(undisturbed.cell_files())
     print(f"undisturbed: exit code {code}, {total} cells", flush=True)
-    running = work.start()
-    for number, moment in enumerate(sorted(chance.randrange(total) for _ in range(options.kills))):
-        what, found = VICTIMS[number % len(VICTIMS)], []
-        while not found:
-            if running.poll() is not None:
-                running = work.start()
-            if len(files(work)) >= moment:
-                time.sleep(chance.uniform(0, 3))
-                found = victims(psutil.Process(running.pid), what)
-            time.sleep(0.1)
-        found[0].kill()
-        time.sleep(2)  # what was killed with it writes no more
-        faults += [
-            f"{file.name} was computed again"
-            for file, when in written.items()
-            if files(work).get(file) != when
-        ]
-        written = files(work)
-        print(f"{len(written):4d} of {total} cells: killed {what}", flush=True)
-    running.wait()
+
+    faults.extend(cells_computed_twice(work, total, options.kills, options.seed))
     code, shown = work.run()
-    print(
-        f"{len(files(work)):4d} of {total} cells: the same command again, exit code {code}",
-        flush=True,
-    )
-    faults += [] if code == 0 else [shown[-2000:]]
-    for one, other in ((undisturbed.cells(), work.cells()), (tables(undisturbed), tables(work))):
-        faults += [
-            f"{name} differs"
-            for name in sorted(one.keys() | other)
-            if one.get(name) != other.get(name)
-        ]
-    print(*faults or ["equal in all that is not timed"], sep="\n")
-    return int(bool(faults))
+    if code != 0:
+        faults.append(shown[-2000:])
+    stored = len(work.cell_files())
+    print(f"{stored:4d} of {total} cells: the same command again, exit code {code}", flush=True)
+
+    faults.extend(differences(undisturbed.cells(), work.cells()))
+    faults.extend(differences(tables(undisturbed), tables(work)))
+    print(*(faults or ["equal in all that is not timed"]), sep="\n")
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

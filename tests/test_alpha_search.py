@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from conftest import FAMILIES
+from helpers import FAMILIES
 from test_surgery import OTHER_FAMILIES, small_model
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -1,5 +1,6 @@
-"""Runs of the notebooks: what continues after what, and what a failure looks like. Toys, that no
-model slows down.
+"""Runs of the notebooks: what continues after what, and how a failure is reported.
+
+The notebooks are toys, which no model slows down.
 """
 
 import os
@@ -8,59 +9,66 @@ import time
 
 import psutil
 import pytest
-from conftest import Checkout
+from helpers import Checkout
 
-from harp_lib import batch, config
+from harp_lib import batch, config, jobs
 
 TOY = """
 import time
 from harp_lib.results import digest, write_json
 from harp_lib.config import ROOT, RESULTS
 
-folder, cells = RESULTS / profile / "{store}", []
+folder = RESULTS / profile / "{store}"
+inputs = {{"seed": seed}}
+cells = []
 for task in ("one", "two"):
-    if not (folder / "toy" / "any" / f"{{task}}.json").exists():
-        write_json(folder / "toy" / "any" / f"{{task}}.json", {{"inputs": {{"seed": seed}}, "result": {result}}})
+    file = folder / "toy" / "any" / f"{{task}}.json"
+    if not file.exists():
+        write_json(file, {{"inputs": inputs, "result": {result}}})
         time.sleep({seconds})
-    cells.append(["toy", "any", task, digest({{"seed": seed}})])
+    cells.append(["toy", "any", task, digest(inputs)])
 write_json(folder / "run-{unit}.json", {{"cells": cells}})
-with (ROOT / "seen").open("a") as file:
+with (ROOT / "executed").open("a") as file:
     file.write("{number} ")
 {more}
 """
+STORE_OF = {"01": "similarity", "02": "norm_change"}
+UNIT_OF = {"01": "similarity", "02": "norms"}
 
 
 def toy(number, seconds=0, result='{"value": 1}', more=""):
-    """Code of a notebook that stores two cells, where there are none, and says that it was here."""
-    store, unit = {"01": ("similarity", "similarity"), "02": ("norm_change", "norms")}.get(
-        number, ("other", "other")
-    )
+    """Code of a notebook that stores two cells, unless they are there, and logs that it ran."""
     return TOY.format(
-        store=store, unit=unit, seconds=seconds, result=result, number=number, more=more
+        store=STORE_OF.get(number, "other"),
+        unit=UNIT_OF.get(number, "other"),
+        seconds=seconds,
+        result=result,
+        number=number,
+        more=more,
     )
 
 
-def seen(checkout):
-    """Which toys have come to their end since we looked last, in order."""
-    file = checkout.root / "seen"
-    text = file.read_text() if file.exists() else ""
-    file.unlink(missing_ok=True)
-    return text.split()
+def executed_since(checkout):
+    """Which toys ran since the last call, in order."""
+    file = checkout.root / "executed"
+    if not file.exists():
+        return []
+    numbers = file.read_text().split()
+    file.unlink()
+    return numbers
 
 
-def working(checkout):
-    """Processes that work for a checkout."""
-    found = []
+def processes_of(checkout):
+    """Ids of the processes that work for a checkout."""
+    ids = set()
     for process in psutil.process_iter():
         try:
-            if (
-                process.environ().get("HARP_ROOT") == str(checkout.root)
-                and process.status() != psutil.STATUS_ZOMBIE
-            ):
-                found.append(process.pid)
+            works_here = process.environ().get("HARP_ROOT") == str(checkout.root)
+            if works_here and process.status() != psutil.STATUS_ZOMBIE:
+                ids.add(process.pid)
         except psutil.Error:
             continue
-    return found
+    return ids
 
 
 def wait_until(holds, seconds=120):
@@ -74,78 +82,70 @@ def test_failures_are_named_and_the_same_command_continues(tmp_path):
     notebooks = {
         "01_good": toy("01"),
         "02_cells": toy("02", result='{"failed": "no memory"}'),
+        "03_raises": toy("03", more='raise ValueError("on purpose")'),
         "04_last": toy("04"),
     }
-    work = Checkout(
-        tmp_path / "a b",
-        notebooks | {"03_raises": toy("03", more='raise ValueError("on purpose")')},
-    )
+    work = Checkout(tmp_path / "a b", notebooks)
     code, shown = work.run("--only", "01,02,03,04")
-    assert (code, seen(work)) == (
-        1,
-        ["01", "02", "03", "04"],
-    )  # the others all the same, in the order of their numbers
-    assert (
-        "03_raises            failed: cell [3] raised ValueError: on purpose; see notebooks/executed/"
-        in shown
-    )
+    assert code == 1
+    assert executed_since(work) == ["01", "02", "03", "04"], "in order, whatever failed before"
+    failure = "03_raises            failed: cell [3] raised ValueError: on purpose; see notebooks/"
+    assert f"{failure}executed/" in shown
     assert "norm_change/toy/any/one: no memory" in shown
     executed = work.root / "notebooks" / "executed" / "smoke"
-    names = sorted(file.name for file in executed.iterdir())
-    assert names == [
+    assert sorted(file.name for file in executed.iterdir()) == [
         "01_good.ipynb",
         "02_cells.ipynb",
         "03_raises.unfinished.ipynb",
         "04_last.ipynb",
     ]
+
     work.write("03_raises", toy("03"))
     (work.results / "similarity" / "toy" / "any" / "one.json").unlink()
     code, shown = work.run("--only", "01,02,03,04")
+    assert code == 1, "the cells of 02 fail again"
+    assert executed_since(work) == ["01", "02", "03"], "a cell is gone, cells failed, it raised"
     assert "04_last              up to date" in shown
-    assert (code, seen(work)) == (
-        1,
-        ["01", "02", "03"],
-    )  # a cell is gone, some had failed, was not done
     assert work.cells().keys() >= {"similarity/toy/any/one.json"}
     text = (executed / "03_raises.ipynb").read_text(encoding="utf-8")
     assert "source_sha256" in text
     assert str(tmp_path) not in text
 
 
-def test_killed_waiting_and_interrupted(tmp_path):
-    """The first run is killed while a second one waits, which goes on alone and is interrupted; the
-    third ends well.
+def test_killed_waiting_and_interrupted_runs_leave_finished_cells(tmp_path):
+    """The first run is killed while a second one waits, which goes on alone and is interrupted.
+
+    The third one ends well.
     """
     work = Checkout(tmp_path / "work", {"01_slow": toy("01", seconds=100)})
-    one = work.results / "similarity" / "toy" / "any" / "one.json"
+    cell = work.results / "similarity" / "toy" / "any" / "one.json"
     first = work.start("--only", "01")
-    wait_until(one.exists)
-    written = one.stat().st_mtime_ns
+    wait_until(cell.exists)
+    written = cell.stat().st_mtime_ns
     second = work.start("--only", "01")
-    wait_until(
-        lambda: "another run of this checkout is at work: waiting for it" in work.shown.read_text()
-    )
-    old = {child.pid for child in psutil.Process(first.pid).children(recursive=True)}
-    assert len(old) > 2  # engine, job, kernel
+    waiting = "another run of this checkout is at work: waiting for it"
+    wait_until(lambda: waiting in work.shown.read_text())
+    of_first = {child.pid for child in psutil.Process(first.pid).children(recursive=True)}
+    assert len(of_first) > 2, "engine, job and kernel"
     first.kill()
     first.wait()
-    wait_until(lambda: not old & set(working(work)), 20)
-    wait_until(lambda: len(working(work)) > 3)
+    wait_until(lambda: not of_first & processes_of(work), 20)
+    wait_until(lambda: len(processes_of(work)) > 3)
     time.sleep(1)
     second.send_signal(signal.SIGINT)
     assert second.wait(60) == 130
-    shown = work.shown.read_text()
-    assert "the same command continues" in shown
-    wait_until(lambda: not working(work), 10)
+    assert "the same command continues" in work.shown.read_text()
+    wait_until(lambda: not processes_of(work), 10)
     work.write("01_slow", toy("01"))
-    assert work.run("--only", "01")[0] == 0
-    assert one.stat().st_mtime_ns == written  # a cell that was finished was not computed again
+    code, _ = work.run("--only", "01")
+    assert code == 0
+    assert cell.stat().st_mtime_ns == written, "a finished cell is not computed again"
     assert not list(work.results.rglob("*.error"))
 
 
 @pytest.fixture
 def options():
-    """options(...): what the command line makes of its arguments."""
+    """A function that parses the arguments of ``./run_all.sh run``."""
     from harp_lib import cli
 
     return lambda *arguments: cli.parse(["run", *arguments])
@@ -163,12 +163,12 @@ def options():
         (("-p", "seed=soon"), "seed is a whole number, not 'soon'"),
     ],
 )
-def test_parameters_are_judged_before_anything_runs(options, arguments, message, capsys):
+def test_parameters_are_checked_before_anything_runs(options, arguments, message, capsys):
     assert batch.run(options("--profile", "smoke", *arguments)) == 2
     assert message in capsys.readouterr().err
 
 
-def test_rows_are_judged_before_anything_runs(options, tmp_path, capsys):
+def test_rows_are_checked_before_anything_runs(options, tmp_path, capsys):
     (tmp_path / "boolq").mkdir()
     (tmp_path / "boolq" / "validation.jsonl").write_text('{"passage": "here"}\n')
     assert batch.run(options("--profile", "smoke", "--datasets", str(tmp_path))) == 2
@@ -181,28 +181,26 @@ def test_a_notebook_gets_the_parameters_that_it_has(options):
     assert values["03_alpha_search"] == {"profile": "mini", "seed": 3}
 
 
-def test_jobs_share_gpus(tmp_path, monkeypatch):
+def test_each_job_holds_a_gpu_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(config, "RESULTS", tmp_path)
-    monkeypatch.setattr(batch, "_held", [])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # and back, afterwards
+    monkeypatch.setattr(jobs, "_held_locks", [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # so that it is restored afterwards
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    batch._take_gpu([])
+    jobs._take_gpu([])
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
     for free in ("4", "GPU-x"):
-        batch._take_gpu(["4", "GPU-x"])
+        jobs._take_gpu(["4", "GPU-x"])
         assert os.environ["CUDA_VISIBLE_DEVICES"] == free
-    batch._held.pop(0).release()  # as at the end of a process
-    batch._take_gpu(["4", "GPU-x"])
+    jobs._held_locks.pop(0).release()  # as at the end of the first process
+    jobs._take_gpu(["4", "GPU-x"])
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4"
 
 
 def test_an_executed_notebook_does_not_say_where_rows_lie(tmp_path):
-    work, rows = (
-        Checkout(tmp_path / "work", {"01_rows": "print(datasets)"}),
-        tmp_path / "elsewhere" / "rows",
-    )
+    work = Checkout(tmp_path / "work", {"01_rows": "print(datasets)"})
+    rows = tmp_path / "elsewhere" / "rows"
     executed = tmp_path / "executed" / "01_rows.ipynb"
-    batch.execute(work.root / "notebooks" / "01_rows.ipynb", executed, {"datasets": str(rows)})
+    jobs.execute(work.root / "notebooks" / "01_rows.ipynb", executed, {"datasets": str(rows)})
     text = executed.read_text(encoding="utf-8")
     assert 'datasets = \\"rows\\"' in text
     assert str(rows.parent) not in text

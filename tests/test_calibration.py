@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import FAMILIES
+from helpers import FAMILIES
 
 from harp_lib.methods.calibration import InputStatistics, LayerStream, gathering, input_statistics
 from harp_lib.pruning.architecture import decoder_layers

@@ -1,6 +1,4 @@
-"""The command line and run_all.sh: what is refused and how, where it may be called from, what sets
-up.
-"""
+"""The command line and run_all.sh: what they refuse, where they may be called from, and set-up."""
 
 import os
 import re
@@ -10,39 +8,27 @@ import subprocess
 import sys
 
 import pytest
-from conftest import CHECKOUT
+from helpers import CHECKOUT
 
 from harp_lib import cli
 
-COMMANDS = re.findall(
-    r"^(\./run_all\.sh[^#\n]*)", (CHECKOUT / "README.md").read_text("utf-8"), re.MULTILINE
-)
+README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^(\./run_all\.sh[^#\n]*)", README, re.MULTILINE)
 
 
-def test_what_is_asked_for():
-    options = cli.parse(
-        [
-            "--profile",
-            "smoke",
-            "--only",
-            "5,03",
-            "--models",
-            "tiny-llama,owner/name",
-            "--limit",
-            "9",
-        ]
-    )
-    assert (options.command, options.profile, options.only, options.limit) == (
-        "run",
-        "smoke",
-        ["03", "05"],
-        9,
-    )
+def test_options_of_run_are_read():
+    text = "--profile smoke --only 5,03 --models tiny-llama,owner/name --limit 9"
+    options = cli.parse(text.split())
+    assert options.command == "run"
+    assert options.profile == "smoke"
+    assert options.only == ["03", "05"]
     assert options.models == ["tiny-llama", "owner/name"]
-    assert cli.parse(["-p", "seed=1", "-p", "alpha=[0.1, 1]"]).parameters == [
-        ("seed", "1"),
-        ("alpha", "[0.1, 1]"),
-    ]
+    assert options.limit == 9
+    options = cli.parse(["-p", "seed=1", "-p", "alpha=[0.1, 1]"])
+    assert options.parameters == [("seed", "1"), ("alpha", "[0.1, 1]")]
+
+
+def test_other_commands_are_read():
     assert cli.parse(["test", "-k", "plan", "--only"]).rest == ["-k", "plan", "--only"]
     assert cli.parse(["lab", "--no-browser"]).rest == ["--no-browser"]
     assert cli.parse(["figures", "--profile", "smoke"]).command == "figures"
@@ -81,7 +67,8 @@ def test_relative_folders_are_the_callers(tmp_path, monkeypatch):
     (tmp_path / "model" / "config.json").touch()
     monkeypatch.chdir(tmp_path)
     options = cli.parse(["--models", "./model", "--datasets", "model"])
-    assert options.models == [options.datasets] == [str(tmp_path / "model")] * 1
+    assert options.models == [str(tmp_path / "model")]
+    assert options.datasets == str(tmp_path / "model")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -93,36 +80,36 @@ def test_commands_of_the_front_page_are_accepted(command, tmp_path, monkeypatch)
     assert cli.main(["--check", *shlex.split(command)[1:]]) in (0, 3)
 
 
-def run_all(*arguments, script=CHECKOUT / "run_all.sh", **environment):
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("VIRTUAL_ENV", "CONDA_PREFIX")
-    }
-    environment = clean | {"HARP_PYTHON": sys.executable} | environment
+def run_all(*arguments, script=CHECKOUT / "run_all.sh", **variables):
+    """Call run_all.sh with some environment variables, and no activated environment."""
+    environment = {**os.environ, "HARP_PYTHON": sys.executable, **variables}
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        environment.pop(name, None)
     return subprocess.run([script, *arguments], env=environment, capture_output=True, text=True)
 
 
-def test_the_script_from_anywhere(tmp_path):
-    """By a link, from a folder with a space in it, where modules of the same name lie, with
-    standard input closed.
-    """
+def test_the_script_can_be_called_from_anywhere(tmp_path):
+    """By a link, from a folder that has a space in its name and modules of ours, without stdin."""
     folder = tmp_path / "a b"
     folder.mkdir()
     (folder / "link").symlink_to(CHECKOUT / "run_all.sh")
     for module in ("argparse.py", "torch.py", "harp_lib.py"):
         (folder / module).write_text("raise SystemExit(9)")
-    closed = ["bash", "-c", "exec ./link setup <&-"]
     done = subprocess.run(
-        closed, cwd=folder, env=os.environ | {"HARP_PYTHON": sys.executable}, capture_output=True
+        ["bash", "-c", "exec ./link setup <&-"],
+        cwd=folder,
+        env={**os.environ, "HARP_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
     )
-    assert (done.returncode, done.stdout.decode().strip()) == (0, f"ready: {sys.executable}")
+    assert done.returncode == 0
+    assert done.stdout.strip() == f"ready: {sys.executable}"
     assert run_all("--limit", "x").returncode == 2
     assert "usage" in run_all("--help").stdout
 
 
 FAKE = """#!/bin/sh
-# Stands for every interpreter: writes down what set-up asks of it, and passes the rest on.
+# Stands for every interpreter: it logs what set-up asks it to install, and passes the rest on.
 case "$*" in
 *"-m venv"*) echo venv >>"$LOG"; for folder; do :; done
     mkdir -p "$folder/bin"; cp "$0" "$folder/bin/python"; exit 0 ;;
@@ -140,27 +127,34 @@ exec "$REAL" "$@"
 
 @pytest.fixture
 def fresh(tmp_path):
-    """fresh(**environment): set up a checkout in which nothing is installed; what was asked of
-    interpreters.
+    """A checkout in which nothing is installed, and a function that sets it up.
+
+    ``set_up(**variables)`` returns the exit code and what the interpreters were asked to install.
     """
     root = tmp_path / "check out"
-    shutil.copytree(
-        CHECKOUT / "harp_lib", root / "harp_lib", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    without_caches = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(CHECKOUT / "harp_lib", root / "harp_lib", ignore=without_caches)
     for name in ("run_all.sh", "requirements.lock"):
         shutil.copy(CHECKOUT / name, root / name)
     (root / "data").symlink_to(CHECKOUT / "data")
-    log, fake = tmp_path / "log", tmp_path / "bin" / "python3"
+    log = tmp_path / "log"
+    fake = tmp_path / "bin" / "python3"
     fake.parent.mkdir()
     fake.write_text(FAKE)
     fake.chmod(0o755)
 
-    def set_up(**environment):
+    def set_up(**variables):
         log.write_text("")
-        path = f"{fake.parent}:{os.environ['PATH']}"
-        environment |= {"PATH": path, "LOG": str(log), "REAL": sys.executable, "HARP_PYTHON": ""}
-        done = run_all("setup", script=root / "run_all.sh", **environment)
-        return done.returncode, log.read_text().split("\n")[:-1]
+        done = run_all(
+            "setup",
+            script=root / "run_all.sh",
+            PATH=f"{fake.parent}:{os.environ['PATH']}",
+            LOG=str(log),
+            REAL=sys.executable,
+            HARP_PYTHON="",
+            **variables,
+        )
+        return done.returncode, log.read_text().splitlines()
 
     return set_up, root
 
@@ -168,35 +162,34 @@ def fresh(tmp_path):
 def test_set_up_by_uv_or_pip_once(fresh):
     set_up, root = fresh
     assert set_up(UV_FAILS="1", FAILS="1") == (1, ["venv", "get uv", "uv", "pip", "editable"])
-    assert set_up() == (
-        0,
-        ["venv", "get uv", "uv", "editable"],
-    )  # the first one was not finished: anew
-    assert set_up() == (0, [])  # the stamp fits
+    # The first set-up was not finished, so the second one begins anew.
+    assert set_up() == (0, ["venv", "get uv", "uv", "editable"])
+    assert set_up() == (0, []), "the stamp fits"
     with (root / "requirements.lock").open("a") as file:
         file.write("# changed\n")
-    assert set_up(NO_UV="1") == (0, ["get uv", "pip", "editable"])  # into what is there
+    assert set_up(NO_UV="1") == (0, ["get uv", "pip", "editable"]), "into the .venv that is there"
     assert set_up() == (0, [])
 
 
 def test_a_complete_environment_is_left_alone(fresh):
     set_up, root = fresh
-    (root / ".venv" / "bin").mkdir(parents=True)
-    python = root / ".venv" / "bin" / "python"  # made by hand, and lacks nothing
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python = root / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')  # it lacks nothing
     python.chmod(0o755)
     assert set_up() == (0, [])
     assert (root / ".venv" / "harp.stamp").is_file()
 
 
 def test_interpreters_that_will_not_do_are_refused(fresh, tmp_path):
-    done = run_all(
-        "setup", HARP_PYTHON=str(tmp_path / "bin" / "python3"), LOG="/dev/null", REAL=sys.executable
-    )
-    assert (done.returncode, "lacks torch; install requirements.lock there" in done.stderr) == (
-        1,
-        True,
-    )
+    fake = str(tmp_path / "bin" / "python3")
+    done = run_all("setup", HARP_PYTHON=fake, LOG="/dev/null", REAL=sys.executable)
+    assert done.returncode == 1
+    assert "lacks torch; install requirements.lock there" in done.stderr
     done = run_all("setup", HARP_PYTHON=str(tmp_path / "nothing"))
-    assert (done.returncode, "no Python 3.11 or newer among" in done.stderr) == (1, True)
-    assert cli.lacking() == []  # this one will do
+    assert done.returncode == 1
+    assert "no Python 3.11 or newer among" in done.stderr
+
+
+def test_this_interpreter_lacks_nothing():
+    assert cli.missing_packages() == []

@@ -14,7 +14,7 @@ from functools import cache
 import nbformat
 import numpy as np
 import pytest
-from conftest import CHECKOUT
+from helpers import CHECKOUT
 
 from harp_lib import config
 from harp_lib.evaluation.benchmarks import BENCHMARKS

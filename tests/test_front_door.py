@@ -1,6 +1,4 @@
-"""What stands at the front: README and CONTRIBUTING, the drawing, the hours, the citation, the
-hooks.
-"""
+"""README and CONTRIBUTING, the drawing, the counted hours, the citation, the lock and the hooks."""
 
 import re
 import runpy
@@ -12,16 +10,21 @@ import nbformat
 import pandas as pd
 import pytest
 import yaml
-from conftest import CHECKOUT, Checkout
+from helpers import CHECKOUT, Checkout
 
-from harp_lib import PruningPlan, __version__, config, methods
+from harp_lib import PruningPlan, __version__, config, names
 
+COUNT_HOURS = str(CHECKOUT / "data" / "costs" / "paper_hours.py")
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 SMALLER = {  # the same code on a random tiny model
     '"smollm2-135m"': '"tiny-llama"',
     "num_layers=6": "num_layers=2",
     "kv_groups=18, layers=range(12, 30)": "kv_groups=2, layers=range(2, 6)",
 }
+
+
+def stored_hours():
+    return pd.read_csv(CHECKOUT / "data" / "costs" / "paper_hours.csv", dtype={"notebook": str})
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "data/mini/README.md"])
@@ -43,88 +46,88 @@ def test_the_code_of_the_front_page_runs(tmp_path, monkeypatch, capsys):
     (tmp_path / "my_texts.txt").write_text(
         "A first text, which is short.\nA second text of ten words or a few.\n"
     )
-    names = {}
-    exec(blocks[0], names)
-    assert (
-        PruningPlan.from_dict(names["model"].config.pruning_plan) == names["plan"]
-    )  # it was loaded again
+    variables = {}
+    exec(blocks[0], variables)
+    plan_of_loaded = PruningPlan.from_dict(variables["model"].config.pruning_plan)
+    assert plan_of_loaded == variables["plan"]
     for block in blocks[1:]:
-        exec(block, names)
+        exec(block, variables)
     assert (tmp_path / "harp.gguf").stat().st_size > 100_000
     assert 0 < float(capsys.readouterr().out.splitlines()[-1]) < 1
 
 
-HOURS = str(CHECKOUT / "data" / "costs" / "paper_hours.py")
+def test_stored_hours_are_the_counted_ones():
+    counted = runpy.run_path(COUNT_HOURS)["table"]()
+    pd.testing.assert_frame_equal(counted, stored_hours())
 
 
-def test_hours_are_counted_and_told():
-    counted = runpy.run_path(HOURS)["table"]()
-    stored = pd.read_csv(CHECKOUT / "data" / "costs" / "paper_hours.csv", dtype={"notebook": str})
-    pd.testing.assert_frame_equal(counted, stored)
-    hours = stored.set_index("notebook").iloc[:, 1]
-    told = re.search(
-        r"05 takes at most (\d+) hours, 07 at most (\d+), 06 at most (\d+), 03, 04 and\n08 some (\d+)",
-        README,
+def test_the_front_page_gives_the_stored_hours():
+    hours = stored_hours().set_index("notebook").iloc[:, 1]
+    sentence = (
+        r"05 takes at most (\d+) hours, 07 at most (\d+), 06 at most (\d+), "
+        r"03, 04 and\n08 some (\d+)"
     )
-    counted = [*hours[["05", "07", "06"]], round(hours[["03", "04", "08"]].sum())]
-    assert [float(number) for number in told.groups()] == counted
+    on_front_page = [float(number) for number in re.search(sentence, README).groups()]
+    assert on_front_page == [*hours[["05", "07", "06"]], round(hours[["03", "04", "08"]].sum())]
 
 
 def test_hours_grow_with_the_catalogue(monkeypatch):
     profile = config.load_profile("paper")
     model = profile["models"][0]
-    before = runpy.run_path(HOURS)["hours"](profile, model)
-    monkeypatch.setattr(methods, "TITLES", methods.TITLES | {"another": "Another"})
-    after = runpy.run_path(HOURS)["hours"](profile, model)
+    before = runpy.run_path(COUNT_HOURS)["hours"](profile, model)
+    titles = {**names.METHOD_TITLES, "another": "Another"}
+    monkeypatch.setattr(names, "METHOD_TITLES", titles)
+    after = runpy.run_path(COUNT_HOURS)["hours"](profile, model)
+    num_plans = len(titles)  # one for each method, and the dense model
     for notebook in ("05", "07"):
-        plans = after[notebook].total() / before[notebook].total() * (len(methods.TITLES) - 1)
-        assert plans == pytest.approx(len(methods.TITLES))
+        ratio = after[notebook].total() / before[notebook].total()
+        assert ratio == pytest.approx(num_plans / (num_plans - 1))
     assert after["04"]["perplexities"] > before["04"]["perplexities"]
     assert after["06"] == before["06"]
 
 
 def test_the_drawing_is_the_committed_one(tmp_path):
-    subprocess.run(
-        [sys.executable, CHECKOUT / "figures" / "draw_harp.py", tmp_path / "harp.svg"], check=True
-    )
-    assert (tmp_path / "harp.svg").read_bytes() == (CHECKOUT / "figures" / "harp.svg").read_bytes()
+    drawn = tmp_path / "harp.svg"
+    subprocess.run([sys.executable, CHECKOUT / "figures" / "draw_harp.py", drawn], check=True)
+    assert drawn.read_bytes() == (CHECKOUT / "figures" / "harp.svg").read_bytes()
 
 
 def test_the_citation_is_of_this_version_and_of_the_paper():
     citation = yaml.safe_load((CHECKOUT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == __version__
     (bibtex,) = re.findall(r"```bibtex\n(.*?)```", README, re.DOTALL)
-    for said in ("title", "year", "url"):
-        assert f"{{{citation['preferred-citation'][said]}}}" in bibtex
+    for entry in ("title", "year", "url"):
+        assert f"{{{citation['preferred-citation'][entry]}}}" in bibtex
 
 
-def test_the_lock_pins_what_the_project_asks_for():
+def normalized(package):
+    """A package's name as the index spells it."""
+    return re.sub(r"[-_.]+", "-", package).lower()
+
+
+def test_the_lock_pins_what_the_project_requires():
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    asked = [
-        *project["dependencies"],
-        *(name for extra in project["optional-dependencies"].values() for name in extra),
-    ]
-    pinned = re.findall(
-        r"^([\w.-]+)==", (CHECKOUT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    pinned = {re.sub(r"[-_.]+", "-", name).lower() for name in pinned}
-    assert {
-        re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", name)[0]).lower() for name in asked
-    } <= pinned
+    requirements = list(project["dependencies"])
+    for extra in project["optional-dependencies"].values():
+        requirements.extend(extra)
+    required = {normalized(re.match(r"[\w.-]+", line)[0]) for line in requirements}
+    lock = (CHECKOUT / "requirements.lock").read_text(encoding="utf-8")
+    pinned = {normalized(name) for name in re.findall(r"^([\w.-]+)==", lock, re.MULTILINE)}
+    assert required <= pinned
 
 
-def test_style():
-    """What the hooks say: ruff's rules and form, and notebook sources without outputs."""
-    for command in (["check"], ["format", "--check"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "ruff", *command, CHECKOUT], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize("arguments", ["check", "format --check"])
+def test_ruff_has_no_complaint(arguments):
+    command = [sys.executable, "-m", "ruff", *arguments.split(), CHECKOUT]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_notebook_sources_have_no_outputs():
     for source in CHECKOUT.glob("notebooks/*.ipynb"):
-        cells = nbformat.read(source, as_version=4).cells
-        assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), (
-            source.name
-        )
+        for cell in nbformat.read(source, as_version=4).cells:
+            assert not cell.get("outputs"), source.name
+            assert not cell.get("execution_count"), source.name
 
 
 def test_a_book_of_nothing_is_refused(tmp_path):
@@ -132,6 +135,5 @@ def test_a_book_of_nothing_is_refused(tmp_path):
     (empty.root / "README.md").write_text("# HARP", encoding="utf-8")
     code, shown = empty.run(command="book")
     assert code != 0
-    assert (
-        "no executed notebook of the profile 'smoke': ./run_all.sh --profile smoke first" in shown
-    )
+    refusal = "no executed notebook of the profile 'smoke': ./run_all.sh --profile smoke first"
+    assert refusal in shown

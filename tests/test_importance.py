@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import FAMILIES
+from helpers import FAMILIES
 from test_surgery import small_model
 
 from harp_lib import apply_plan

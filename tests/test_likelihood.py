@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from harp_lib.config import asked_of, load_profile
+from harp_lib.config import load_profile, profile_for
 from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS
 from harp_lib.evaluation.evaluator import Evaluator
 from harp_lib.evaluation.likelihood import (
@@ -65,7 +65,7 @@ def test_a_reference_is_found_by_its_path():
 def evaluator(rows=3):
     profile = load_profile("smoke", limit=rows)
     profile["likelihoods"]["subtasks"] = 2
-    return Evaluator(asked_of("tiny-llama", profile), section="likelihoods")
+    return Evaluator(profile_for("tiny-llama", profile), section="likelihoods")
 
 
 @torch.no_grad()

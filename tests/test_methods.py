@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import CHECKOUT, FAMILIES
+from helpers import CHECKOUT, FAMILIES
 from test_surgery import small_model
 from transformers import AutoConfig, AutoModelForCausalLM
 

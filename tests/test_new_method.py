@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import CHECKOUT, Checkout
+from helpers import CHECKOUT, Checkout
 
 MODULE = '''
 """The first groups of each layer go."""

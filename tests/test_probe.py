@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import FAMILIES
+from helpers import FAMILIES
 
 from harp_lib import PruningPlan, apply_plan, theory
 from harp_lib.evaluation.probe import observe_layers

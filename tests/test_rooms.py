@@ -4,7 +4,7 @@ import ast
 import graphlib
 
 import pytest
-from conftest import CHECKOUT
+from helpers import CHECKOUT
 
 ORDER = (
     ("config",),
@@ -15,72 +15,81 @@ ORDER = (
     ("evaluation",),
     ("methods",),
     ("experiments", "report"),
+    ("jobs",),
     ("batch",),
     ("cli",),
 )
-"""A room imports from itself and from rooms of earlier lines. Experiments draw nothing, and reports
-compute nothing.
+"""A room imports from itself and from rooms of earlier lines.
+
+Experiments and report stand in one line: experiments draw nothing, and reports compute nothing.
 """
 
 
 def modules_of(root):
-    """The modules of ``root/harp_lib``: name without ``harp_lib.`` ("" is the package itself), and
-    file.
+    """The modules of ``root/harp_lib``: names without ``harp_lib.``, and files.
+
+    The package itself has the name "".
     """
-    files = sorted((root / "harp_lib").rglob("*.py"))
-    parts = {file: file.relative_to(root / "harp_lib").with_suffix("").parts for file in files}
-    return {".".join(part for part in parts[file] if part != "__init__"): file for file in files}
+    package = root / "harp_lib"
+    modules = {}
+    for file in sorted(package.rglob("*.py")):
+        parts = file.relative_to(package).with_suffix("").parts
+        modules[".".join(part for part in parts if part != "__init__")] = file
+    return modules
 
 
-def imports(name, file, everywhere=True):
-    """What a module imports from the library, without ``harp_lib.``; not ``everywhere``: as soon as
-    it is imported.
+def imports(name, file, only_first=False):
+    """What a module imports from the library, as names without ``harp_lib.``.
+
+    With ``only_first``, only what it imports as soon as it is imported itself.
     """
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    full = ["harp_lib", *filter(None, name.split("."))]
-    package = full if file.name == "__init__.py" else full[:-1]
-    found = set()
-    for node in ast.walk(tree) if everywhere else tree.body:
+    package = ["harp_lib", *filter(None, name.split("."))]
+    if file.name != "__init__.py":
+        package.pop()
+    imported = set()
+    for node in tree.body if only_first else ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            home = [node.module] if node.module else []
+            source = [node.module] if node.module else []
             if node.level:
-                home = package[: len(package) - node.level + 1] + home
-            found |= {".".join([*home, alias.name]) for alias in node.names} | {".".join(home)}
-    return {target.removeprefix("harp_lib.") for target in found if target.startswith("harp_lib.")}
+                source = package[: len(package) - node.level + 1] + source
+            imported.add(".".join(source))
+            imported.update(".".join([*source, alias.name]) for alias in node.names)
+    ours = {target for target in imported if target.startswith("harp_lib.")}
+    return {target.removeprefix("harp_lib.") for target in ours}
 
 
 def room(module):
     return module.partition(".")[0]
 
 
-def forbidden(root):
-    """Pairs of a module, and a room that it imports from although that stands no earlier than its
-    own.
-    """
-    place = {name: line for line, names in enumerate(ORDER) for name in names}
+def forbidden_imports(root):
+    """Pairs of a module and a room that the module may not import from, but does."""
+    line_of = {name: line for line, names in enumerate(ORDER) for name in names}
     modules = modules_of(root)
-    rooms = {room(name) for name in modules if name}
-    assert rooms <= set(place), f"ORDER does not say where {rooms - set(place)} belongs"
-    found = set()
-    for name, file in modules.items():
-        for target in {room(target) for target in imports(name, file)} & rooms:
-            if target != room(name) and (not name or place[target] >= place[room(name)]):
-                found.add((name, target))
-    return found
+    rooms = {room(module) for module in modules if module}
+    assert rooms <= set(line_of), f"ORDER does not say where {rooms - set(line_of)} belongs"
+    forbidden = set()
+    for module, file in modules.items():
+        targets = {room(target) for target in imports(module, file)} & rooms
+        for target in targets - {room(module)}:
+            # The package itself imports from no room.
+            if not module or line_of[target] >= line_of[room(module)]:
+                forbidden.add((module, target))
+    return forbidden
 
 
 def test_rooms_import_from_earlier_rooms_only():
-    assert not forbidden(CHECKOUT)
+    assert not forbidden_imports(CHECKOUT)
 
 
-def test_no_modules_wait_for_each_other():
+def test_no_modules_import_each_other():
     modules = modules_of(CHECKOUT)
-    needs = {
-        name: (imports(name, file, everywhere=False) & set(modules)) - {name}
-        for name, file in modules.items()
-    }
+    needs = {}
+    for name, file in modules.items():
+        needs[name] = (imports(name, file, only_first=True) & set(modules)) - {name}
     order = list(graphlib.TopologicalSorter(needs).static_order())
     assert order.index("pruning.plan") < order.index("methods") < order.index("report.scores")
 
@@ -112,14 +121,14 @@ def test_a_wrong_import_is_found(tmp_path, name, code, target):
     file = tmp_path / "harp_lib" / name
     right = "from harp_lib import __version__\nfrom .layers import num_groups\nimport torch\n"
     file.write_text(right, encoding="utf-8")
-    assert not forbidden(tmp_path)
+    assert not forbidden_imports(tmp_path)
     file.write_text(f"{right}{code}\n", encoding="utf-8")
     importer = name.removesuffix(".py").removesuffix("__init__").strip("/").replace("/", ".")
-    assert forbidden(tmp_path) == {(importer, target)}
+    assert forbidden_imports(tmp_path) == {(importer, target)}
 
 
 def test_a_room_without_a_place_is_named(tmp_path):
     (tmp_path / "harp_lib" / "attic").mkdir(parents=True)
     (tmp_path / "harp_lib" / "attic" / "old.py").touch()
     with pytest.raises(AssertionError, match="'attic'"):
-        forbidden(tmp_path)
+        forbidden_imports(tmp_path)

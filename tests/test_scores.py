@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import FAMILIES
+from helpers import FAMILIES
 from test_surgery import small_model
 
 from harp_lib import PruningPlan, apply_plan, perplexity

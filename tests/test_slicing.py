@@ -4,7 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import FAMILIES
+from helpers import FAMILIES
 from test_surgery import SHAPES, logits, make, with_twins
 
 from harp_lib import PruningPlan, apply_plan

@@ -1,6 +1,4 @@
-"""All notebooks on tiny models, once from beginning to end, and some once more: side by side,
-killed, and continued.
-"""
+"""All notebooks on tiny models from beginning to end, and some again, killed and continued."""
 
 import contextlib
 import os
@@ -11,9 +9,9 @@ import time
 import nbformat
 import psutil
 import pytest
-from conftest import CHECKOUT, Checkout
+from helpers import CHECKOUT, Checkout
 
-SEED = "HARP_TEST_SEED"  # in the environment: that of a run that failed
+SEED = "HARP_TEST_SEED"  # an environment variable: the seed of a run that failed
 SOME = ("--only", "01,03,05", "--models", "tiny-llama", "--jobs", "2")
 LEFTOVERS = ("*.tmp", "*.partial", "*.error", "*.unreadable*", "*.unfinished.ipynb")
 
@@ -27,16 +25,21 @@ def test_every_notebook_runs(smoke):
         assert str(smoke.root) not in text, file.name
         cells = nbformat.reads(text, as_version=4).cells
         assert all(cell.execution_count for cell in cells if cell.cell_type == "code")
-    assert not [file for what in LEFTOVERS for file in smoke.root.rglob(what)]
-    drawn = smoke.root / "figures" / "smoke"
-    names = {file.stem for file in drawn.glob("*.png")}
-    assert (
-        names
-        == {file.stem for file in drawn.glob("*.pdf")}
-        == {file.stem for file in drawn.glob("*.svg")}
-    )
-    assert len(names) > 20
-    assert len(list((drawn / "tables").glob("*.csv"))) > 20
+
+
+def test_a_run_leaves_no_temporary_files(smoke):
+    for pattern in LEFTOVERS:
+        assert not list(smoke.root.rglob(pattern))
+
+
+def test_figures_are_drawn_in_three_formats(smoke):
+    folder = smoke.root / "figures" / "smoke"
+    pngs = {file.stem for file in folder.glob("*.png")}
+    pdfs = {file.stem for file in folder.glob("*.pdf")}
+    svgs = {file.stem for file in folder.glob("*.svg")}
+    assert pngs == pdfs == svgs
+    assert len(pngs) > 20
+    assert len(list((folder / "tables").glob("*.csv"))) > 20
 
 
 def test_what_is_done_is_left_alone_and_what_is_gone_comes_back(smoke):
@@ -47,28 +50,30 @@ def test_what_is_done_is_left_alone_and_what_is_gone_comes_back(smoke):
     next(smoke.results.glob("norm_change/tiny-llama/*/*.json")).unlink()
     code, shown = smoke.run("--only", "01,02")
     assert code == 0
-    assert (shown.count("up to date"), shown.count("1 cells computed")) == (1, 1)
+    assert shown.count("up to date") == 1
+    assert shown.count("1 cells computed") == 1
     assert smoke.cells() == before
 
 
 def cells_until_kills(seed):
     """After how many new cells the runner is killed, and then a job."""
-    draw = random.Random(seed)
-    return [draw.randrange(1, 25) for _ in range(2)]
+    generator = random.Random(seed)
+    return [generator.randrange(1, 25) for _ in range(2)]
 
 
 def seed_of_this_run():
-    """Another one in each run, unless the environment says which."""
-    given = os.environ.get(SEED)
-    return int(given) if given else random.SystemRandom().randrange(10**6)
+    """Another seed in each run, unless the environment gives one."""
+    if os.environ.get(SEED):
+        return int(os.environ[SEED])
+    return random.SystemRandom().randrange(10**6)
 
 
 @pytest.fixture
 def seed():
-    """Printed, which pytest shows of a test that fails."""
-    drawn = seed_of_this_run()
-    print(f"again with the same draws: {SEED}={drawn} ./run_all.sh test -k kills")
-    return drawn
+    """The seed of this run; it is printed, because pytest shows what a failing test prints."""
+    seed = seed_of_this_run()
+    print(f"again with the same draws: {SEED}={seed} ./run_all.sh test -k kills")
+    return seed
 
 
 def test_what_is_drawn_can_be_drawn_again(seed, monkeypatch):
@@ -80,53 +85,49 @@ def test_what_is_drawn_can_be_drawn_again(seed, monkeypatch):
     assert seed_of_this_run() == 17
 
 
+def kill(running, name):
+    """Kill a process of a run with this argument, as soon as there is one."""
+    runner = psutil.Process(running.pid)
+    while running.poll() is None:
+        with contextlib.suppress(psutil.NoSuchProcess):  # a process ended meanwhile
+            for process in [runner, *runner.children(recursive=True)]:
+                # The shell around a job is not the job.
+                if process.name() != "bash" and name in process.cmdline():
+                    process.kill()
+                    return
+        time.sleep(0.01)
+    raise AssertionError(f"the run ended, and no {name} was seen")
+
+
 def test_kills_and_another_way_to_run_change_nothing(smoke, tmp_path, seed):
-    """Cells by jobs of their own, two at a time; the runner and then a job killed somewhere, the
-    same command again.
+    """Two jobs at a time compute the cells; the runner and later a job are killed somewhere.
+
+    After each kill the same command is given again.
     """
-    work, written = Checkout(tmp_path / "work"), {}
-
-    def cells():
-        return {file: file.stat().st_mtime_ns for file in work.results.glob("[!.]*/*/*/[!.]*.json")}
-
-    def kill(running, victim):
-        """As soon as there is one: between two jobs there may be none."""
-        runner = psutil.Process(running.pid)
-        while running.poll() is None:
-            with contextlib.suppress(psutil.NoSuchProcess):  # ended while we looked
-                family = [
-                    process
-                    for process in (runner, *runner.children(recursive=True))
-                    if process.name() != "bash"
-                ]
-                if found := [process for process in family if victim in process.cmdline()]:
-                    return found[0].kill()
-            time.sleep(0.01)
-        raise AssertionError(f"the run ended, and no {victim} was seen")
-
-    for victim, new in zip(
-        ("harp_lib.cli", "harp_lib.batch"), cells_until_kills(seed), strict=True
-    ):
+    work = Checkout(tmp_path / "work")
+    finished = {}  # cells, and when they were written
+    until_runner, until_job = cells_until_kills(seed)
+    for name, num_new_cells in (("harp_lib.cli", until_runner), ("harp_lib.jobs", until_job)):
         running = work.start(*SOME)
-        wanted = len(written) + new
-        while len(cells()) < wanted:
+        enough = len(finished) + num_new_cells
+        while len(work.cell_files()) < enough:
             assert running.poll() is None
             time.sleep(0.1)
-        kill(running, victim)
+        kill(running, name)
         assert running.wait(600) != 0
-        assert written.items() <= cells().items()  # no finished cell is computed again
-        written = cells()
+        now_finished = work.cell_files()
+        assert finished.items() <= now_finished.items(), "a finished cell was computed again"
+        finished = now_finished
     code, shown = work.run(*SOME)
     assert code == 0, shown
-    found, whole = work.cells(), smoke.cells()
-    assert len(found) > 100
-    assert {name: whole[name] for name in found} == found
+    cells = work.cells()
+    undisturbed = smoke.cells()
+    assert len(cells) > 100
+    assert cells == {name: undisturbed[name] for name in cells}
 
 
 def test_the_book_reads_offline(smoke):
-    """Of the smoke run's notebooks; every page that a page of it links to is there, and nothing is
-    loaded from afar.
-    """
+    """The pages of the smoke run load scripts and pictures of the book only, and these exist."""
     pytest.importorskip("myst_nb")
     pytest.importorskip("sphinx_book_theme")
     front = (CHECKOUT / "README.md").read_text(encoding="utf-8")

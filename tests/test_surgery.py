@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import FAMILIES
+from helpers import FAMILIES
 from safetensors.torch import load_file
 from transformers import (
     AutoConfig,

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from conftest import FAMILIES
+from helpers import FAMILIES
 from tokenizers.processors import TemplateProcessing
 
 from harp_lib import perplexity, word_perplexity

@@ -1,7 +1,7 @@
-"""What is computed: a *unit* is what one job computes for one model, and a notebook asks for units.
+"""What is computed: a *unit* is what one job computes for one model; a notebook shows units.
 
-Each module of this folder says what the cells of its units are, and computes one. Experiments know
-of each other only what they read from the result store.
+Each module of this folder says which cells its units have, and computes one of them. Experiments
+know of each other only what they read from the result store.
 """
 
 from collections import Counter
@@ -15,12 +15,10 @@ class Unit(NamedTuple):
     """What one job computes for one model."""
 
     store: str  # the folder of its cells
-    module: str  # of this folder; its function has the unit's name
+    module: str  # the module of this folder with a function that has the unit's name
     needs: tuple[str, ...]  # units that the same model has to have first
-    notebooks: tuple[str, ...]  # that ask for it
-    section: str = (
-        ""  # of the profile, where it says which tasks are asked: several jobs may share these
-    )
+    notebooks: tuple[str, ...]  # notebooks that show it
+    section: str = ""  # of the profile, which lists its tasks; several jobs may share these
 
 
 UNITS = {
@@ -41,19 +39,26 @@ UNITS = {
     "frontier": Unit("frontier", "frontier", ("search",), ("09",)),
 }
 """Units in the order in which they may be computed."""
-NOTEBOOKS = {
-    f"{number:02d}": tuple(
-        name for name, unit in UNITS.items() if f"{number:02d}" in unit.notebooks
-    )
-    for number in range(10)
-}
-"""The units that each notebook asks for; what these need comes first by itself."""
+
+
+def _shown_in(notebook: str) -> tuple[str, ...]:
+    return tuple(name for name, unit in UNITS.items() if notebook in unit.notebooks)
+
+
+NOTEBOOKS = {f"{number:02d}": _shown_in(f"{number:02d}") for number in range(10)}
+"""The units that each notebook shows; the units that these need are computed by themselves."""
 IN_PARTS = tuple(name for name, unit in UNITS.items() if unit.section)
 """Units whose tasks several jobs may share."""
 
 
 def models_of(profile: dict[str, Any], unit: str) -> list[str]:
-    """The models that a unit is computed for; ``theory`` has a name that is no model's."""
+    """The models that a unit is computed for; ``theory`` has a name that is no model's.
+
+    Raises
+    ------
+    ValueError
+        If there is no such unit; the message lists the units.
+    """
     if unit not in UNITS:
         raise ValueError(f"unknown unit {unit!r}; choose from {', '.join(UNITS)}")
     if unit == "theory":
@@ -62,62 +67,113 @@ def models_of(profile: dict[str, Any], unit: str) -> list[str]:
         return [*profile["models"], *profile["alpha_search"]["extra_models"]]
     if unit == "efficiency":
         return profile["efficiency"]["shapes"] or profile["models"]
-    of_section = profile.get("ablations" if unit == "layers" else unit, {}).get("models")
-    return [model for model in profile["models"] if of_section is None or model in of_section]
+    section = "ablations" if unit == "layers" else unit
+    models_of_section = profile.get(section, {}).get("models")
+    if models_of_section is None:
+        return list(profile["models"])
+    return [model for model in profile["models"] if model in models_of_section]
 
 
 def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False) -> None:
-    """Compute what is missing of some units, for all of their models, and what they need first;
-    read the rest.
+    """Compute the missing cells of some units and of the units that they need, for all models.
 
-    ``units`` are keys of ``UNITS``, and ``seed`` is that of everything that is drawn. ``force``
-    computes every cell of ``units`` again, whatever is stored; what they need is read all the same.
-    Afterwards the report reads exactly the cells of this run.
+    Cells that are stored are read. Afterwards the report reads exactly the cells of this run.
+
+    Parameters
+    ----------
+    *units : str
+        Keys of ``UNITS``.
+    profile : dict
+        As ``config.load_profile`` returns it.
+    seed : int
+        Seed of everything that is drawn.
+    force : bool
+        Compute every cell of ``units`` again, whatever is stored. The cells that they need are
+        read all the same.
     """
-    wanted = {(unit, model) for unit in units for model in models_of(profile, unit)}
-    for unit in reversed(UNITS):
-        models = [model for model in models_of(profile, unit) if (unit, model) in wanted]
-        wanted |= {
-            (need, model)
-            for need in UNITS[unit].needs
-            for model in models
-            if model in models_of(profile, need)
-        }
+    from harp_lib.experiments.job import release  # here, because it imports torch
+
+    needed = _with_needs(units, profile)
     stores: dict[str, dict[str, Any]] = {unit: {} for unit in UNITS}
-    for model in dict.fromkeys(model for unit in UNITS for model in models_of(profile, unit)):
+    for model in _all_models(profile):
         for unit in UNITS:
-            if (unit, model) in wanted:
-                compute(unit, profile, model, seed, force and unit in units, stores=stores[unit])
-        import_module(f"{__name__}.job").release()
+            if (unit, model) in needed:
+                again = force and unit in units
+                compute(unit, profile, model, seed, again, stores=stores[unit])
+        release()
     counts: Counter[str] = Counter()
-    for unit, opened in stores.items():
-        for store in opened.values():
+    for unit, stores_of_unit in stores.items():
+        for store in stores_of_unit.values():
             store.finish(unit, models_of(profile, unit))
-            counts += store.counts
+            counts.update(store.counts)
     failed = f", {counts['failed']} failed" if counts["failed"] else ""
     print(f"{counts['computed']} cells computed, {counts['read']} read{failed}")
 
 
+def _with_needs(units: tuple[str, ...], profile: dict[str, Any]) -> set[tuple[str, str]]:
+    """Pairs (unit, model): ``units`` for all of their models, and the units that these need."""
+    needed = {(unit, model) for unit in units for model in models_of(profile, unit)}
+    for unit in reversed(UNITS):  # a unit comes after the units that it needs
+        for need in UNITS[unit].needs:
+            for model in models_of(profile, need):
+                if (unit, model) in needed:
+                    needed.add((need, model))
+    return needed
+
+
+def _all_models(profile: dict[str, Any]) -> list[str]:
+    """Every model that some unit is computed for, once."""
+    models = []
+    for unit in UNITS:
+        for model in models_of(profile, unit):
+            if model not in models:
+                models.append(model)
+    return models
+
+
 def compute(
     unit: str,
-    profile: dict,
+    profile: dict[str, Any],
     model: str,
     seed: int = 0,
     force: bool = False,
-    part=(0, 1),
-    stores: dict | None = None,
+    part: tuple[int, int] = (0, 1),
+    stores: dict[str, Any] | None = None,
 ) -> dict[str, int]:
-    """One unit for one model, what it needs being stored; how many cells were ``computed``,
-    ``read`` and ``failed``.
+    """Compute one unit for one model; the units that it needs must be stored.
 
-    ``part`` ``(i, n)`` is the i-th, from 0, of n groups of tasks, for a unit of ``IN_PARTS``.
-    ``stores`` are those that are open; new ones are added.
+    Parameters
+    ----------
+    unit : str
+        A key of ``UNITS``.
+    profile : dict
+        As ``config.load_profile`` returns it.
+    model : str
+        One of ``models_of(profile, unit)``.
+    seed : int
+        Seed of everything that is drawn.
+    force : bool
+        Compute every cell again, whatever is stored.
+    part : tuple of int
+        ``(i, n)`` computes the i-th, from 0, of n groups of tasks, for a unit of ``IN_PARTS``.
+    stores : dict, optional
+        Result stores that are open; stores that this unit opens are added.
+
+    Returns
+    -------
+    dict
+        How many cells of ``stores`` were ``computed``, ``read`` and ``failed``.
     """
-    stores = {} if stores is None else stores
-    job = import_module(f"{__name__}.job")  # here, because it imports torch
-    work = job.Job(
-        UNITS[unit].store, config.asked_of(model, profile), model, seed, force, part, stores
-    )
-    getattr(import_module(f"{__name__}.{UNITS[unit].module}"), unit)(work)
-    counts = sum((store.counts for store in stores.values()), Counter())
-    return {what: counts[what] for what in ("computed", "read", "failed")}
+    from harp_lib.experiments.job import Job  # here, because it imports torch
+
+    if stores is None:
+        stores = {}
+    settings = config.profile_for(model, profile)
+    job = Job(UNITS[unit].store, settings, model, seed, force, part, stores)
+    module = import_module(f"{__name__}.{UNITS[unit].module}")
+    compute_cells = getattr(module, unit)
+    compute_cells(job)
+    counts: Counter[str] = Counter()
+    for store in stores.values():
+        counts.update(store.counts)
+    return {outcome: counts[outcome] for outcome in ("computed", "read", "failed")}

@@ -1,0 +1,229 @@
+"""What one rule of Snakefile runs: cells, a notebook, or the figures.
+
+Snakemake starts ``python -m harp_lib.jobs FLAG BEGAN WHAT …`` in the folder of a profile's results.
+FLAG is the file to write at the end, BEGAN is when the run began, and WHAT is
+``cells UNIT MODEL [PART PARTS]``, ``notebook NAME`` or ``figures``.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+from filelock import FileLock, Timeout
+
+from harp_lib import config, report
+from harp_lib.experiments import NOTEBOOKS, UNITS, compute, models_of
+from harp_lib.results import BEGAN, read_results, write_json
+
+RUN_FILE = ".run.json"
+"""Settings of a run, for Snakefile and jobs; in the folder of a profile's results."""
+KILLED = "its process was killed: as a rule the machine ran out of memory"
+
+_held_locks: list[FileLock] = []  # a lock that nobody refers to is released
+
+
+class Made(NamedTuple):
+    """What a job made."""
+
+    files: list[Path]
+    failed_cells: list[str]  # each with the reason, where it is known
+
+
+def main(arguments: list[str]) -> int:
+    """Do a job and return the exit code.
+
+    The flag, a JSON file, says which files the job made, how long it took and which cells failed.
+    A job that does not come to its end leaves the reason in a file ``.error`` beside the flag.
+    """
+    flag_name, began, what, *names = arguments
+    run_file = Path(RUN_FILE).absolute()  # papermill changes the working directory
+    settings = json.loads(run_file.read_bytes())
+    if settings["began"] != began:
+        return 1  # this job's run was killed, and another has begun
+    threading.Thread(target=_die_with_run, args=(settings, run_file), daemon=True).start()
+    begin = time.monotonic()
+    flag = Path(flag_name).absolute()
+    error_file = flag.with_suffix(".error")
+    error_file.write_text(KILLED, encoding="utf-8")  # true until something else is written
+    os.environ[BEGAN] = began  # cells that failed in this run are not tried again in it
+    if not os.isatty(1):
+        os.environ["TQDM_MININTERVAL"] = "30"  # each update of a progress bar is a line of the log
+    print("──", *(names or [what]), flush=True)
+    try:
+        _take_gpu(settings["gpus"])
+        made = JOBS[what](settings, *names)
+        contents = {
+            "began": began,
+            "seconds": time.monotonic() - begin,
+            "failed": made.failed_cells,
+            "made": [os.path.relpath(file, config.ROOT) for file in made.files],
+        }
+        write_json(flag, contents)
+        error_file.unlink()
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except SystemExit as stop:  # a notebook that did not come to its end
+        error_file.write_text(str(stop), encoding="utf-8")
+    except Exception as error:
+        traceback.print_exc()
+        error_file.write_text(f"{type(error).__name__}: {error}".strip(), encoding="utf-8")
+    return 1
+
+
+def _cells(
+    settings: dict[str, Any], unit: str, model_slug: str, part: str = "1", parts: str = "1"
+) -> Made:
+    """Compute the cells of one unit for one model, or of one group of its tasks."""
+    profile = config.load_profile(settings["profile"], **settings["overrides"])
+    (model,) = (name for name in models_of(profile, unit) if config.slug(name) == model_slug)
+    shown = any(unit in NOTEBOOKS.get(name[:2], ()) for name in settings["notebooks"])
+    force = settings["force"] and shown
+    counts = compute(unit, profile, model, settings["seed"], force, (int(part) - 1, int(parts)))
+    print(", ".join(f"{number} {outcome}" for outcome, number in counts.items()))
+    folder = config.RESULTS / settings["profile"] / UNITS[unit].store / model_slug
+    failed = []
+    if counts["failed"]:
+        failed.append(f"{unit} of {model}: {counts['failed']}")
+    return Made(list(folder.glob("*/[!.]*.json")), failed)
+
+
+def _notebook(settings: dict[str, Any], name: str) -> Made:
+    """Execute a notebook; what it made includes the cells that it shows."""
+    profile = settings["profile"]
+    source = config.NOTEBOOKS / f"{name}.ipynb"
+    output = config.NOTEBOOKS / "executed" / profile / source.name
+    parameters = dict(settings["notebooks"][name])
+    if settings["force"]:
+        parameters["force"] = True
+    execute(source, output, parameters)
+    made = Made([output], [])
+    for store in dict.fromkeys(UNITS[unit].store for unit in NOTEBOOKS.get(name[:2], ())):
+        folder = config.RESULTS / profile / store
+        if not folder.is_dir():
+            continue
+        for (model, method, task), cell in read_results(profile, store).items():
+            made.files.append(folder / config.slug(model) / method / f"{task}.json")
+            if "failed" in cell["result"]:
+                reason = cell["result"]["failed"]
+                made.failed_cells.append(f"{store}/{model}/{method}/{task}: {reason}")
+    return made
+
+
+def _figures(settings: dict[str, Any]) -> Made:
+    """Draw every figure and table that has stored results."""
+    profile = config.load_profile(settings["profile"], **settings["overrides"])
+    return Made(report.redraw(profile), [])
+
+
+JOBS = {"cells": _cells, "notebook": _notebook, "figures": _figures}
+
+
+def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
+    """Run a notebook in its folder, and write it with outputs but without paths of this machine.
+
+    Parameters
+    ----------
+    source : Path
+        The notebook.
+    output : Path
+        Where it goes with its outputs. A notebook that fails is left beside it, as
+        ``….unfinished.ipynb``.
+    parameters : dict
+        Values for its cell of parameters.
+
+    Raises
+    ------
+    SystemExit
+        If a cell raises or the kernel dies; the message says where and why.
+    """
+    import nbformat
+    import papermill
+    from nbclient.exceptions import DeadKernelError
+    from traitlets.config import Config
+
+    papermill.log.logger.setLevel("CRITICAL")  # errors are reported once, below
+    output.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = output.with_suffix(".unfinished.ipynb")
+    try:
+        notebook = papermill.execute_notebook(
+            source,
+            unfinished,
+            parameters,
+            kernel_name="python3",
+            cwd=source.parent,
+            coalesce_streams=True,
+            stdout_file=sys.stdout,
+            stderr_file=sys.stdout,
+            progress_bar=False,  # a notebook has its own
+            # Without this each kernel prints a warning.
+            config=Config({"KernelManager": {"transport_encryption": "auto"}}),
+        )
+    except DeadKernelError as error:
+        raise SystemExit(
+            f"the kernel died: {KILLED}; choose a smaller model (--models) or profile"
+        ) from error
+    except papermill.exceptions.PapermillExecutionError as error:
+        where = f"cell [{error.exec_count}] raised {error.ename}: {error.evalue}"
+        raise SystemExit(f"{where}; see {os.path.relpath(unfinished, config.ROOT)}") from error
+    notebook.metadata.pop("papermill", None)  # times, and paths of this machine
+    notebook.metadata["harp"] = {"source_sha256": hashlib.sha256(source.read_bytes()).hexdigest()}
+    text = _without_local_paths(nbformat.writes(notebook), parameters.get("datasets"))
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(output)
+
+
+def _without_local_paths(text: str, datasets: str | None) -> str:
+    """Replace paths that depend on the machine by names that do not."""
+    folder_of_rows = Path(datasets or "")
+    replacements = [(config.ROOT, "."), (Path(sys.prefix), "<environment>"), (Path.home(), "~")]
+    if folder_of_rows.is_absolute():
+        replacements.insert(0, (folder_of_rows, folder_of_rows.name))
+    for folder, name in replacements:
+        text = re.sub(rf"(?<![\w./-]){re.escape(str(folder))}(?![\w-])", name, text)
+    return text
+
+
+def _take_gpu(gpus: list[str]) -> None:
+    """Wait for one of the GPUs that the jobs share, and hold it until this process ends."""
+    for gpu in itertools.cycle(gpus):
+        lock = FileLock(config.RESULTS / f".gpu-{gpu}.lock")
+        try:
+            lock.acquire(timeout=0.2)
+        except Timeout:
+            continue  # another job has it
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+        _held_locks.append(lock)
+        return
+
+
+def _die_with_run(settings: dict[str, Any], run_file: Path) -> None:
+    """Once the run is killed or replaced, kill this job and the engine that would start others."""
+    with suppress(OSError, ValueError, psutil.Error):
+        while _is_under_way(settings, run_file):
+            time.sleep(1)
+    os.killpg(0, signal.SIGKILL)  # a kernel follows by itself
+
+
+def _is_under_way(settings: dict[str, Any], run_file: Path) -> bool:
+    """Whether the runner lives, where it is on this machine, and no other run has begun."""
+    if json.loads(run_file.read_bytes())["began"] != settings["began"]:
+        return False
+    if settings["runner"] is None:
+        return True
+    return psutil.Process(settings["runner"]).status() != psutil.STATUS_ZOMBIE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
