@@ -71,7 +71,9 @@ def make_variants(model: PreTrainedModel, plan: PruningPlan) -> dict[str, Varian
     """
     plans = {HARP: plan, TAIL: plan}
     layers = decoder_layers(model)
-    if any(alpha and repeats_values(layers[layer].self_attn) for layer, alpha in plan.alphas.items()):
+    if any(
+        alpha and repeats_values(layers[layer].self_attn) for layer, alpha in plan.alphas.items()
+    ):
         plans[FOLDED] = plan
     thinned = thinned_plan(model.config, plan)
     with suppress(ValueError):  # as of a norm over all heads
