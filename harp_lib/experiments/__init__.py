@@ -5,54 +5,69 @@ know of each other only what they read from the result store.
 """
 
 from collections import Counter
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
+
+import yaml
 
 from harp_lib import config
 
 
-class Unit(NamedTuple):
-    """What one job computes for one model."""
+@dataclass(frozen=True)
+class Unit:
+    """What one job computes for one model; an entry of ``data/experiments.yaml``.
 
-    store: str  # the folder of its cells
-    module: str  # the module of this folder with a function that has the unit's name
-    needs: tuple[str, ...]  # units that the same model has to have first
-    notebooks: tuple[str, ...]  # notebooks that show it
-    section: str = ""  # of the profile, which lists its tasks; several jobs may share these
+    Attributes
+    ----------
+    store : str
+        The folder of its cells.
+    module : str
+        The module of this folder with a function that has the unit's name.
+    needs : tuple of str
+        Units that the same model has to have first.
+    notebooks : tuple of str
+        The numbers of the notebooks that show it.
+    section : str
+        The section of the profile that lists its tasks; several jobs may share these.
+    model : str
+        In place of the profile's models, a name for cells that are of no model.
+    """
+
+    store: str
+    module: str
+    needs: tuple[str, ...] = ()
+    notebooks: tuple[str, ...] = ()
+    section: str = ""
+    model: str = ""
 
 
-UNITS = {
-    "theory": Unit("theory", "theory", (), ("01", "02")),
-    "similarity": Unit("similarity", "theory", (), ("01",)),
-    "search": Unit("alpha_search", "plans", (), ("03",)),
-    "alpha": Unit("alpha_search", "plans", ("search",), ("03",)),
-    "norms": Unit("norm_change", "theory", ("search",), ("02",)),
-    "plans": Unit("baselines", "plans", ("search",), ("04",)),
-    "baselines": Unit("baselines", "plans", ("plans", "alpha"), ("04",)),
-    "scores": Unit("main_tables", "scores", ("plans",), ("05",), "evaluation"),
-    "likelihoods": Unit("likelihoods", "scores", ("plans",), ("05",), "likelihoods"),
-    "longbench": Unit("longbench", "scores", ("plans",), ("07",), "longbench"),
-    "longbench_likelihoods": Unit("likelihoods", "scores", ("plans",), ("07",), "likelihoods"),
-    "layers": Unit("ablations", "ablations", ("search",), ("06",)),
-    "ablations": Unit("ablations", "ablations", ("layers",), ("06",), "evaluation"),
-    "efficiency": Unit("efficiency", "efficiency", ("search",), ("08",)),
-    "frontier": Unit("frontier", "frontier", ("search",), ("09",)),
-}
+def _read_units() -> dict[str, Unit]:
+    text = (config.DATA / "experiments.yaml").read_text(encoding="utf-8")
+    return {name: Unit(**about) for name, about in yaml.safe_load(text).items()}
+
+
+UNITS = _read_units()
 """Units in the order in which they may be computed."""
 
 
-def _shown_in(notebook: str) -> tuple[str, ...]:
-    return tuple(name for name, unit in UNITS.items() if notebook in unit.notebooks)
+def _by_notebook() -> dict[str, tuple[str, ...]]:
+    """The units that each notebook shows, by the notebook's number."""
+    notebooks: dict[str, tuple[str, ...]] = {}
+    for name, unit in UNITS.items():
+        for number in unit.notebooks:
+            notebooks[number] = (*notebooks.get(number, ()), name)
+    return notebooks
 
 
-NOTEBOOKS = {f"{number:02d}": _shown_in(f"{number:02d}") for number in range(10)}
+NOTEBOOKS = _by_notebook()
 """The units that each notebook shows; the units that these need are computed by themselves."""
 IN_PARTS = tuple(name for name, unit in UNITS.items() if unit.section)
 """Units whose tasks several jobs may share."""
 
 
 def models_of(profile: dict[str, Any], unit: str) -> list[str]:
-    """The models that a unit is computed for; ``theory`` has a name that is no model's.
+    """The models that a unit is computed for.
 
     Raises
     ------
@@ -61,8 +76,8 @@ def models_of(profile: dict[str, Any], unit: str) -> list[str]:
     """
     if unit not in UNITS:
         raise ValueError(f"unknown unit {unit!r}; choose from {', '.join(UNITS)}")
-    if unit == "theory":
-        return ["synthetic"]
+    if UNITS[unit].model:
+        return [UNITS[unit].model]
     if unit == "search":
         return [*profile["models"], *profile["alpha_search"]["extra_models"]]
     if unit == "efficiency":
