@@ -20,7 +20,7 @@ from harp_lib.evaluation.benchmarks import (
     CATEGORIES,
     LONGBENCH,
     MissingTaskError,
-    at_hand,
+    available_tasks,
     check_rows,
     rows_digest,
     task_title,
@@ -68,11 +68,11 @@ class TestBenchmarks:
 
     def test_the_hub_has_every_official_task(self):
         counts = {
-            name: len(at_hand(task, "hub")) for name, task in BENCHMARKS.items() if task.subtask
+            name: len(available_tasks(task, "hub")) for name, task in BENCHMARKS.items() if task.subtask
         }
         assert counts == {"leaderboard_math_hard": 7, "bbh_cot_fewshot": 27, "mmlu": 57}
         for benchmark in ALL_BENCHMARKS.values():
-            for name, official in at_hand(benchmark, "hub").items():
+            for name, official in available_tasks(benchmark, "hub").items():
                 assert f"task: {name}" in official.read_text().replace('"', ""), (
                     "the file is that task's"
                 )
@@ -80,19 +80,19 @@ class TestBenchmarks:
 
     def test_a_folder_has_what_it_has(self, folder):
         mmlu, before = BENCHMARKS["mmlu"], rows_digest(BENCHMARKS["mmlu"], str(folder))
-        assert list(at_hand(mmlu, str(folder))) == ["mmlu_anatomy", "mmlu_astronomy"]
-        assert list(at_hand(mmlu, str(folder), 1)) == ["mmlu_anatomy"]
-        assert list(at_hand(mmlu, str(folder), ["mmlu_astronomy"])) == ["mmlu_astronomy"]
+        assert list(available_tasks(mmlu, str(folder))) == ["mmlu_anatomy", "mmlu_astronomy"]
+        assert list(available_tasks(mmlu, str(folder), 1)) == ["mmlu_anatomy"]
+        assert list(available_tasks(mmlu, str(folder), ["mmlu_astronomy"])) == ["mmlu_astronomy"]
         with pytest.raises(
             ValueError,
             match="mmlu has no subtask 'mmlu_alchemy'; choose from mmlu_abstract_algebra",
         ):
-            at_hand(mmlu, str(folder), ["mmlu_alchemy"])
+            available_tasks(mmlu, str(folder), ["mmlu_alchemy"])
         assert before != rows_digest(mmlu, str(folder), 1)
         write(folder / "mmlu_astronomy", dev=[{}])
         assert before != rows_digest(mmlu, str(folder)), "the digest follows the rows"
         with pytest.raises(MissingTaskError, match=r"has no folder bbh_cot_fewshot_\*"):
-            at_hand(BENCHMARKS["bbh_cot_fewshot"], str(folder))
+            available_tasks(BENCHMARKS["bbh_cot_fewshot"], str(folder))
         (folder / "piqa" / "train.jsonl").unlink()
         with pytest.raises(MissingTaskError, match=r"piqa has no train\.jsonl"):
             Evaluator(load_profile("smoke", datasets=str(folder))).inputs(BENCHMARKS["piqa"])
@@ -134,7 +134,7 @@ class TestBenchmarks:
             loaded = load_tasks(benchmark, "embedded", {"shots": 2, "new_tokens": 7}, tmp_path)[
                 "tasks"
             ]
-            assert list(loaded) == list(at_hand(benchmark, "embedded"))
+            assert list(loaded) == list(available_tasks(benchmark, "embedded"))
             name = next(iter(loaded))
             official = TaskManager(
                 include_path=benchmark.subtasks()[name].parent, include_defaults=False

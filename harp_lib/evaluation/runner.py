@@ -18,7 +18,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib.evaluation import longbench
-from harp_lib.evaluation.benchmarks import LONGBENCH, Benchmark, Subtasks, at_hand, folder_of
+from harp_lib.evaluation.benchmarks import LONGBENCH, Benchmark, Subtasks, available_tasks, folder_of
 from harp_lib.evaluation.likelihood import reference_answer
 from harp_lib.evaluation.prefix_lm import PrefixLM
 from harp_lib.models.registry import quiet
@@ -174,7 +174,7 @@ def load_tasks(
     is lm-eval's own limit).
     """
     rows, tasks = folder_of(source), []
-    for name, official in at_hand(benchmark, source, subtasks).items():
+    for name, official in available_tasks(benchmark, source, subtasks).items():
         task = load_yaml(official) | {"task": name, "num_fewshot": settings.get("shots", 0)}
         if name in LONGBENCH:
             task = longbench.official_task(benchmark, task)
