@@ -74,6 +74,14 @@ def _read_benchmarks() -> dict[str, Benchmark]:
     return benchmarks
 
 
+def _tasks_by_kind(benchmarks: dict[str, Benchmark]) -> dict[str, list[str]]:
+    """Names of benchmarks, by their kind."""
+    tasks: dict[str, list[str]] = {}
+    for name, benchmark in benchmarks.items():
+        tasks.setdefault(benchmark.kind, []).append(name)
+    return tasks
+
+
 ALL_BENCHMARKS = _read_benchmarks()
 BENCHMARKS = {
     name: benchmark
@@ -83,9 +91,7 @@ BENCHMARKS = {
 LONGBENCH = {
     name: benchmark for name, benchmark in ALL_BENCHMARKS.items() if name not in BENCHMARKS
 }
-CATEGORIES: dict[str, list[str]] = {}  # of LongBench, with the names of their tasks
-for _name, _benchmark in LONGBENCH.items():
-    CATEGORIES.setdefault(_benchmark.kind, []).append(_name)
+CATEGORIES = _tasks_by_kind(LONGBENCH)
 
 
 def task_title(task: str, source: str) -> str:
