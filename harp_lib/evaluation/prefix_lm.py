@@ -97,7 +97,7 @@ class PrefixLM(HFLM):
                     for index in requests_by_tokens[tokens]:
                         continuation = requests[index][2]
                         answer_rows = rows[-len(continuation) :]
-                        answers[index] = score(log_probs[answer_rows], continuation)
+                        answers[index] = score_continuation(log_probs[answer_rows], continuation)
         return answers
 
     # Written answers
@@ -392,7 +392,7 @@ class ReadPrompt(NamedTuple):
     layers: list[tuple[torch.Tensor, torch.Tensor]]  # keys and values (K, N, Dh) of each layer
 
 
-def score(log_probs: torch.Tensor, continuation: list[int]) -> tuple[float, bool]:
+def score_continuation(log_probs: torch.Tensor, continuation: list[int]) -> tuple[float, bool]:
     """Log-likelihood of a continuation of N tokens, and whether each is the likeliest one.
 
     ``log_probs`` (N, V) are those before each token.
