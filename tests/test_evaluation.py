@@ -1,18 +1,23 @@
-"""Scores: which rows, which examples, and that they are those of lm-eval (choices by hand: notebook
-05).
+"""Scores: which rows and examples they are of, and that lm-eval's own command finds the same.
+
+Scores of choices by hand are in notebook 05.
 """
 
+import ast
+import graphlib
 import json
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
 from lm_eval.tasks import TaskManager
-from test_text import adding_bos
+from tokenizers.processors import TemplateProcessing
 
-from harp_lib import config
+from harp_lib import config, evaluation
 from harp_lib.config import load_profile
 from harp_lib.evaluation.benchmarks import (
     ALL_BENCHMARKS,
@@ -20,7 +25,7 @@ from harp_lib.evaluation.benchmarks import (
     CATEGORIES,
     LONGBENCH,
     MissingTaskError,
-    at_hand,
+    available_tasks,
     check_rows,
     rows_digest,
     task_title,
@@ -31,71 +36,105 @@ from harp_lib.models.registry import tiny_tokenizer
 from harp_lib.report.data import paper
 
 PIQA = {"goal": "To dry a plate,", "sol1": "use a towel.", "sol2": "use a hose.", "label": 0}
+MMLU = {"question": "2 + 2?", "subject": "algebra", "choices": ["1", "2", "3", "4"], "answer": 3}
 
 
-def write(folder, **splits):
+def write_rows(folder, **splits):
+    """Rows of each split, as JSONL."""
     folder.mkdir(exist_ok=True, parents=True)
     for split, rows in splits.items():
-        (folder / f"{split}.jsonl").write_text(
-            "\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8"
+        lines = [json.dumps(row) for row in rows]
+        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+class TestModules:
+    def test_benchmarks_are_listed_without_torch(self):
+        code = "import sys, harp_lib.evaluation.benchmarks; print('torch' in sys.modules)"
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
         )
+        assert done.stdout == "False\n"
+
+    def test_none_imports_one_that_imports_it(self):
+        """Not even late, within a function."""
+        room = "harp_lib.evaluation."
+        imports = {}
+        for file in Path(evaluation.__file__).parent.glob("*.py"):
+            modules = set()
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ImportFrom):
+                    modules.add(node.module)
+                    modules.update(f"{node.module}.{alias.name}" for alias in node.names)
+                elif isinstance(node, ast.Import):
+                    modules.update(alias.name for alias in node.names)
+            imports[room + file.stem] = {name for name in modules if name.startswith(room)}
+        order = list(graphlib.TopologicalSorter(imports).static_order())
+        for earlier, later in (
+            ("benchmarks", "longbench"),
+            ("longbench", "runner"),
+            ("prefix_lm", "runner"),
+            ("runner", "evaluator"),
+        ):
+            assert order.index(room + earlier) < order.index(room + later)
 
 
 class TestBenchmarks:
     @pytest.fixture
     def folder(self, tmp_path):
         """A folder of benchmarks: PIQA, and two subjects of MMLU."""
-        question = {
-            "question": "2 + 2?",
-            "subject": "algebra",
-            "choices": ["1", "2", "3", "4"],
-            "answer": 3,
-        }
-        write(tmp_path / "piqa", train=[PIQA] * 3, validation=[PIQA] * 2)
-        write(tmp_path / "mmlu_anatomy", dev=[question], test=[question])
-        write(tmp_path / "mmlu_astronomy", dev=[question], test=[question])
+        write_rows(tmp_path / "piqa", train=[PIQA] * 3, validation=[PIQA] * 2)
+        write_rows(tmp_path / "mmlu_anatomy", dev=[MMLU], test=[MMLU])
+        write_rows(tmp_path / "mmlu_astronomy", dev=[MMLU], test=[MMLU])
         return tmp_path
 
     def test_they_are_the_papers(self):
-        assert set(BENCHMARKS) == {
-            *paper("generation")["task"],
-            *paper("discriminative")["task"],
-        } - {"all", "average"}
+        in_tables = {*paper("generation")["task"], *paper("discriminative")["task"]}
+        assert set(BENCHMARKS) == in_tables - {"all", "average"}
         assert set(LONGBENCH) <= set(paper("longbench")["task"])
         assert [len(tasks) for tasks in CATEGORIES.values()] == [3, 3, 3, 3, 2, 2]
+
+    def test_embedded_rows_have_a_title_of_their_own(self):
         assert task_title("triviaqa", "hub") == "TriviaQA"
         assert task_title("longbench_trec", "embedded") == "mini-TREC"
 
     def test_the_hub_has_every_official_task(self):
         counts = {
-            name: len(at_hand(task, "hub")) for name, task in BENCHMARKS.items() if task.subtask
+            name: len(available_tasks(benchmark, "hub"))
+            for name, benchmark in BENCHMARKS.items()
+            if benchmark.subtask
         }
         assert counts == {"leaderboard_math_hard": 7, "bbh_cot_fewshot": 27, "mmlu": 57}
-        for benchmark in ALL_BENCHMARKS.values():
-            for name, official in at_hand(benchmark, "hub").items():
-                assert f"task: {name}" in official.read_text().replace('"', ""), (
-                    "the file is that task's"
-                )
         assert rows_digest(BENCHMARKS["mmlu"], "hub") == "hub"
 
-    def test_a_folder_has_what_it_has(self, folder):
-        mmlu, before = BENCHMARKS["mmlu"], rows_digest(BENCHMARKS["mmlu"], str(folder))
-        assert list(at_hand(mmlu, str(folder))) == ["mmlu_anatomy", "mmlu_astronomy"]
-        assert list(at_hand(mmlu, str(folder), 1)) == ["mmlu_anatomy"]
-        assert list(at_hand(mmlu, str(folder), ["mmlu_astronomy"])) == ["mmlu_astronomy"]
-        with pytest.raises(
-            ValueError,
-            match="mmlu has no subtask 'mmlu_alchemy'; choose from mmlu_abstract_algebra",
-        ):
-            at_hand(mmlu, str(folder), ["mmlu_alchemy"])
-        assert before != rows_digest(mmlu, str(folder), 1)
-        write(folder / "mmlu_astronomy", dev=[{}])
-        assert before != rows_digest(mmlu, str(folder)), "the digest follows the rows"
+    @pytest.mark.parametrize("benchmark", ALL_BENCHMARKS.values(), ids=list(ALL_BENCHMARKS))
+    def test_the_official_file_is_that_of_the_task(self, benchmark):
+        for name, official in available_tasks(benchmark, "hub").items():
+            assert f"task: {name}" in official.read_text().replace('"', "")
+
+    def test_a_folder_has_the_tasks_that_it_has_rows_of(self, folder):
+        mmlu = BENCHMARKS["mmlu"]
+        source = str(folder)
+        assert list(available_tasks(mmlu, source)) == ["mmlu_anatomy", "mmlu_astronomy"]
+        assert list(available_tasks(mmlu, source, 1)) == ["mmlu_anatomy"]
+        assert list(available_tasks(mmlu, source, ["mmlu_astronomy"])) == ["mmlu_astronomy"]
+        complaint = "mmlu has no subtask 'mmlu_alchemy'; choose from mmlu_abstract_algebra"
+        with pytest.raises(ValueError, match=complaint):
+            available_tasks(mmlu, source, ["mmlu_alchemy"])
+
+    def test_the_digest_follows_the_rows(self, folder):
+        mmlu = BENCHMARKS["mmlu"]
+        before = rows_digest(mmlu, str(folder))
+        assert rows_digest(mmlu, str(folder), 1) != before
+        write_rows(folder / "mmlu_astronomy", dev=[{}])
+        assert rows_digest(mmlu, str(folder)) != before
+
+    def test_missing_folders_and_files_are_named(self, folder):
         with pytest.raises(MissingTaskError, match=r"has no folder bbh_cot_fewshot_\*"):
-            at_hand(BENCHMARKS["bbh_cot_fewshot"], str(folder))
+            available_tasks(BENCHMARKS["bbh_cot_fewshot"], str(folder))
         (folder / "piqa" / "train.jsonl").unlink()
+        evaluator = Evaluator(load_profile("smoke", datasets=str(folder)))
         with pytest.raises(MissingTaskError, match=r"piqa has no train\.jsonl"):
-            Evaluator(load_profile("smoke", datasets=str(folder))).inputs(BENCHMARKS["piqa"])
+            evaluator.inputs(BENCHMARKS["piqa"])
 
     @pytest.mark.parametrize(
         ("line", "complaint"),
@@ -115,149 +154,193 @@ class TestBenchmarks:
         with pytest.raises(ValueError, match=rf"piqa/validation\.jsonl, {complaint}"):
             check_rows(str(folder))
 
-    def test_folders_without_benchmarks_or_nested_fields(self, tmp_path):
-        with pytest.raises(
-            MissingTaskError, match="holds no benchmark and no text; expected folders such as piqa"
-        ):
+    def test_a_folder_without_benchmarks_is_refused_unless_it_has_a_text(self, tmp_path):
+        complaint = "holds no benchmark and no text; expected folders such as piqa"
+        with pytest.raises(MissingTaskError, match=complaint):
             check_rows(str(tmp_path))
         (tmp_path / "wikitext").mkdir()
         check_rows(str(tmp_path))
-        write(tmp_path / "triviaqa", train=[{"question": "Who?", "answer": {"aliases": ["me"]}}])
-        with pytest.raises(
-            ValueError, match=r"triviaqa/train\.jsonl, line 1: no field 'answer\.value'"
-        ):
+
+    def test_a_missing_nested_field_is_named(self, tmp_path):
+        row = {"question": "Who?", "answer": {"aliases": ["me"]}}
+        write_rows(tmp_path / "triviaqa", train=[row])
+        complaint = r"triviaqa/train\.jsonl, line 1: no field 'answer\.value'"
+        with pytest.raises(ValueError, match=complaint):
             check_rows(str(tmp_path))
 
-    def test_rows_shots_and_length_alone_are_ours(self, tmp_path):
+    @pytest.mark.parametrize("benchmark", BENCHMARKS.values(), ids=list(BENCHMARKS))
+    def test_rows_examples_and_length_alone_are_ours(self, benchmark, tmp_path):
         """Everything else of a task is as in lm-eval's own file."""
-        for benchmark in BENCHMARKS.values():
-            loaded = load_tasks(benchmark, "embedded", {"shots": 2, "new_tokens": 7}, tmp_path)[
-                "tasks"
-            ]
-            assert list(loaded) == list(at_hand(benchmark, "embedded"))
-            name = next(iter(loaded))
-            official = TaskManager(
-                include_path=benchmark.subtasks()[name].parent, include_defaults=False
-            )
-            official, task = official.task_index[name].cfg, loaded[name].config
-            assert task.num_fewshot == 2
-            for key in (
-                "doc_to_text",
-                "doc_to_choice",
-                "description",
-                "filter_list",
-                "metric_list",
-            ):
-                if isinstance(value := official.get(key), str | list) and "utils" not in str(value):
-                    assert getattr(task, key) == value or callable(getattr(task, key)), key
-            if benchmark.choices == 0:
-                assert task.generation_kwargs == {
-                    **official["generation_kwargs"],
-                    "max_gen_toks": 7,
-                }
+        settings = {"shots": 2, "new_tokens": 7}
+        loaded = load_tasks(benchmark, "embedded", settings, tmp_path)["tasks"]
+        assert list(loaded) == list(available_tasks(benchmark, "embedded"))
+        name = next(iter(loaded))
+        task = loaded[name].config
+        folder = benchmark.subtasks()[name].parent
+        manager = TaskManager(include_path=folder, include_defaults=False)
+        official = manager.task_index[name].cfg
+        assert task.num_fewshot == 2
+        for key in ("doc_to_text", "doc_to_choice", "description", "filter_list", "metric_list"):
+            value = official.get(key)
+            if isinstance(value, str | list) and "utils" not in str(value):
+                ours = getattr(task, key)
+                assert ours == value or callable(ours), key
+        if benchmark.choices == 0:
+            assert task.generation_kwargs == {**official["generation_kwargs"], "max_gen_toks": 7}
 
     def test_commits_of_hub_datasets_are_recorded(self):
-        class Split:
-            info = type(
-                "",
-                (),
-                {"download_checksums": {f"hf://datasets/Xn/Long@{'a' * 40}/qasper.jsonl": {}}},
-            )
+        def task_from(checksums):
+            split = SimpleNamespace(info=SimpleNamespace(download_checksums=checksums))
+            return SimpleNamespace(dataset={"test": split})
 
-        task = type("", (), {"dataset": {"test": Split}})
-        local = type(
-            "",
-            (),
-            {
-                "dataset": {
-                    "test": type("", (), {"info": type("", (), {"download_checksums": None})})
-                }
-            },
-        )
-        assert _revisions([task, local]) == {"Xn/Long": "a" * 40}
+        commit = "a" * 40
+        from_hub = task_from({f"hf://datasets/Xn/Long@{commit}/qasper.jsonl": {}})
+        from_folder = task_from(None)
+        assert _revisions([from_hub, from_folder]) == {"Xn/Long": commit}
+
+
+def tokenizer_with_bos():
+    """The tiny tokenizer, putting a BOS token before each text as Llama's does."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 1)]
+    )
+    assert tokenizer("a").input_ids[0] == tokenizer.bos_token_id == 1
+    return tokenizer
 
 
 class TestScores:
     def test_the_same_seed_draws_the_same_examples(self, tiny):
-        model, tokenizer, task = tiny(), tiny_tokenizer(), BENCHMARKS["nq_open"]
-        first, second, other = (
-            Evaluator(load_profile("smoke", limit=6), seed=seed) for seed in (0, 0, 1)
-        )
-        answers = [
-            e.evaluate(model, tokenizer, task)["answers"] for e in (first, first, second, other)
-        ]
-        assert answers[0] == answers[1] == answers[2], "also when tasks are used again"
-        assert answers[3] != answers[0]
+        model = tiny()
+        tokenizer = tiny_tokenizer()
+        task = BENCHMARKS["nq_open"]
+
+        def evaluator(seed):
+            return Evaluator(load_profile("smoke", limit=6), seed=seed)
+
+        def answers(evaluator):
+            return evaluator.evaluate(model, tokenizer, task)["answers"]
+
+        first = evaluator(0)
+        once = answers(first)
+        assert answers(first) == once, "also when tasks are used again"
+        assert answers(evaluator(0)) == once
+        other = evaluator(1)
+        assert answers(other) != once
         assert other.inputs(task)["shots_seed"] == 1235
-        for e in (first, other):
-            e.settings["same_shots"] = True
-            e._loaded.clear()
-        assert first.inputs(task) == other.inputs(task)
-        assert first.evaluate(model, tokenizer, task) == other.evaluate(model, tokenizer, task), (
-            "the first ones"
-        )
+
+    def test_the_same_examples_for_all_questions_depend_on_no_seed(self, tiny):
+        model = tiny()
+        tokenizer = tiny_tokenizer()
+        task = BENCHMARKS["nq_open"]
+        inputs = []
+        results = []
+        for seed in (0, 1):
+            evaluator = Evaluator(load_profile("smoke", limit=6), seed=seed)
+            evaluator.settings["same_shots"] = True
+            inputs.append(evaluator.inputs(task))
+            results.append(evaluator.evaluate(model, tokenizer, task))
+        assert inputs[0] == inputs[1]
+        assert results[0] == results[1]
 
     def test_a_group_is_its_subtasks_and_nothing_is_printed(self, tiny, capfd):
         profile = load_profile("smoke", limit=3)
         profile["evaluation"]["subtasks"] = None
-        found = Evaluator(profile).evaluate(tiny(), tiny_tokenizer(), BENCHMARKS["mmlu"])
-        asked = [(row["subtask"], row["question"]) for row in found["rows"]]
-        assert asked == [
-            (subtask, question) for subtask in found["versions"] for question in range(3)
-        ]
-        assert len(found["versions"]) >= 4
-        assert "answers" not in found
+        result = Evaluator(profile).evaluate(tiny(), tiny_tokenizer(), BENCHMARKS["mmlu"])
+        subtasks = list(result["versions"])
+        assert len(subtasks) >= 4
+        questions = [(row["subtask"], row["question"]) for row in result["rows"]]
+        assert questions == [(subtask, number) for subtask in subtasks for number in range(3)]
+        assert "answers" not in result
         assert capfd.readouterr() == ("", "")
 
-    @pytest.mark.parametrize("family", ["tiny-llama", "tiny-gemma2"])
-    def test_a_token_begins_the_prompts_of_gemma_and_of_longbench_alone(self, tiny, family):
-        tokenizer = adding_bos()
-        for context in (None, 64):
-            begins = Runner(tiny(family), tokenizer, context=context).tok_encode("a")[0] == 1
-            assert begins == (family == "tiny-gemma2" or context is not None)
+    @pytest.mark.parametrize(
+        ("family", "context", "begins_with_bos"),
+        [
+            ("tiny-llama", None, False),
+            ("tiny-gemma2", None, True),
+            ("tiny-llama", 64, True),
+            ("tiny-gemma2", 64, True),
+        ],
+    )
+    def test_a_token_begins_the_prompts_of_gemma_and_of_longbench_alone(
+        self, tiny, family, context, begins_with_bos
+    ):
+        runner = Runner(tiny(family), tokenizer_with_bos(), context=context)
+        assert (runner.tok_encode("a")[0] == 1) == begins_with_bos
 
-    def test_scores_are_those_of_the_lm_eval_command(self, tiny, tmp_path):
-        """Question by question: chosen answers with and without a normalisation, and written ones."""
-        tasks, limit, rows = ("piqa", "arc_challenge", "triviaqa"), 4, config.DATA / "mini"
-        profile = load_profile("smoke", limit=limit)
-        profile["evaluation"]["tasks"] |= {
-            task: {"shots": 1, "rows": limit, "new_tokens": 12} for task in tasks
-        }
-        model, tokenizer, evaluator = tiny(), tiny_tokenizer(), Evaluator(profile)
-        ours = {task: evaluator.evaluate(model, tokenizer, BENCHMARKS[task]) for task in tasks}
-        (tmp_path / "tasks").mkdir()
-        model.save_pretrained(tmp_path / "model")
-        tokenizer.save_pretrained(tmp_path / "model")
-        for task in tasks:  # by hand, not by our overlays
-            splits = {file.stem: str(file) for file in (rows / task).glob("*.jsonl")}
-            official = next(iter(BENCHMARKS[task].subtasks().values()))
-            data = {
+
+class TestCommand:
+    """Question by question: chosen answers with and without a normalisation, and written ones."""
+
+    TASKS = ("piqa", "arc_challenge", "triviaqa")
+    LIMIT = 4
+
+    def our_results(self, model, tokenizer):
+        profile = load_profile("smoke", limit=self.LIMIT)
+        for task in self.TASKS:
+            settings = {"shots": 1, "rows": self.LIMIT, "new_tokens": 12}
+            profile["evaluation"]["tasks"][task] = settings
+        evaluator = Evaluator(profile)
+        return {task: evaluator.evaluate(model, tokenizer, BENCHMARKS[task]) for task in self.TASKS}
+
+    def write_tasks(self, folder):
+        """YAML files of the tasks over our rows, written by hand and not by ``load_tasks``."""
+        folder.mkdir()
+        for task in self.TASKS:
+            (official,) = BENCHMARKS[task].subtasks().values()
+            files = (config.DATA / "mini" / task).glob("*.jsonl")
+            overlay = {
+                "include": str(official),
+                "task": task,
                 "dataset_path": "json",
                 "dataset_name": None,
-                "dataset_kwargs": {"data_files": splits},
+                "dataset_kwargs": {"data_files": {file.stem: str(file) for file in files}},
             }
-            overlay = {"include": str(official), "task": task} | data
-            (tmp_path / "tasks" / f"{task}.yaml").write_text(yaml.safe_dump(overlay))
-        command = f"""-m lm_eval --model hf --model_args pretrained={tmp_path / "model"},dtype=float32
-            --device {model.device} --tasks {",".join(tasks)} --include_path {tmp_path / "tasks"} --num_fewshot 1
-            --gen_kwargs max_gen_toks=12 --limit {limit} --batch_size 8 --log_samples
-            --output_path {tmp_path / "out"}""".split()
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+            (folder / f"{task}.yaml").write_text(yaml.safe_dump(overlay))
+
+    def samples_of_the_command(self, model, tokenizer, folder):
+        """What ``lm_eval`` logs of each question, by task."""
+        model.save_pretrained(folder / "model")
+        tokenizer.save_pretrained(folder / "model")
+        self.write_tasks(folder / "tasks")
+        command = [
+            *(sys.executable, "-m", "lm_eval", "--model", "hf"),
+            *("--model_args", f"pretrained={folder / 'model'},dtype=float32"),
+            *("--device", str(model.device)),
+            *("--tasks", ",".join(self.TASKS)),
+            *("--include_path", str(folder / "tasks")),
+            *("--num_fewshot", "1"),
+            *("--gen_kwargs", "max_gen_toks=12"),
+            *("--limit", str(self.LIMIT)),
+            *("--batch_size", "8"),
+            "--log_samples",
+            *("--output_path", str(folder / "out")),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        for task in tasks:
-            samples = (
-                next((tmp_path / "out").rglob(f"samples_{task}_*.jsonl")).read_text().splitlines()
-            )
-            rows = sorted(map(json.loads, samples), key=lambda row: row["doc_id"])
-            asked = ours[task]["rows"]
-            assert [row["score"] for row in asked] == [row[BENCHMARKS[task].metric] for row in rows]
-            if name := BENCHMARKS[task].beside:
-                assert [row["beside"] for row in asked] == [row[name] for row in rows]
-            if BENCHMARKS[task].choices:
-                for row, sample in zip(asked, rows, strict=True):
+        samples = {}
+        for task in self.TASKS:
+            (file,) = (folder / "out").rglob(f"samples_{task}_*.jsonl")
+            lines = file.read_text().splitlines()
+            samples[task] = sorted(map(json.loads, lines), key=lambda sample: sample["doc_id"])
+        return samples
+
+    def test_scores_are_those_of_the_lm_eval_command(self, tiny, tmp_path):
+        model = tiny()
+        tokenizer = tiny_tokenizer()
+        results = self.our_results(model, tokenizer)
+        samples = self.samples_of_the_command(model, tokenizer, tmp_path)
+        for task in self.TASKS:
+            benchmark = BENCHMARKS[task]
+            for row, sample in zip(results[task]["rows"], samples[task], strict=True):
+                assert row["score"] == sample[benchmark.metric]
+                if benchmark.beside:
+                    assert row["beside"] == sample[benchmark.beside]
+                if benchmark.choices:
                     others = [float(response[0][0]) for response in sample["resps"]]
                     right = others.pop(int(sample["target"]))
-                    assert abs(row["margin"] - (right - np.logaddexp.reduce(others))) < 1e-3
-        assert ours["triviaqa"]["answers"] == {"triviaqa": [row["resps"][0][0] for row in rows]}, (
-            "also what was written"
-        )
+                    margin = right - np.logaddexp.reduce(others)
+                    assert abs(row["margin"] - margin) < 1e-3
+        written = [sample["resps"][0][0] for sample in samples["triviaqa"]]
+        assert results["triviaqa"]["answers"] == {"triviaqa": written}

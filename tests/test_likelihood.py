@@ -1,6 +1,4 @@
-"""The likelihood of the right answer: its definitions, and slow twins that read one prompt at a
-time.
-"""
+"""Likelihoods of right answers: their definitions, and slow twins that read prompts one by one."""
 
 import math
 
@@ -17,18 +15,18 @@ from harp_lib.evaluation.likelihood import (
     reasoning_before_conclusion,
     reference_answer,
 )
+from harp_lib.evaluation.runner import ReferenceAnswer, Runner
 from harp_lib.models.registry import tiny_tokenizer
 
 
 def test_the_margin_is_the_log_odds_of_the_right_choice():
     probabilities = [0.2, 0.5, 0.3]
-    logs = [math.log(p / 7) for p in probabilities]  # a common factor is no matter
+    logs = [math.log(p / 7) for p in probabilities]  # a common factor does not matter
     for right, p in enumerate(probabilities):
         assert log_odds_margin(logs, right) == pytest.approx(math.log(p / (1 - p)))
     assert log_odds_margin([-3.0, -3.0], 0) == 0
-    assert log_odds_margin([-3.0] * 5, 2) == pytest.approx(-math.log(4)), (
-        "what a guess among five has"
-    )
+    guess_among_five = log_odds_margin([-3.0] * 5, 2)
+    assert guess_among_five == pytest.approx(-math.log(4))
 
 
 def test_bits_per_byte_count_bytes_not_letters():
@@ -62,77 +60,86 @@ def test_a_reference_is_found_by_its_path():
     assert reference_answer(row, "target") == "4"
 
 
-def evaluator(rows=3):
-    profile = load_profile("smoke", limit=rows)
+def evaluator():
+    """For three questions of two subtasks."""
+    profile = load_profile("smoke", limit=3)
     profile["likelihoods"]["subtasks"] = 2
     return Evaluator(profile_for("tiny-llama", profile), section="likelihoods")
 
 
 @torch.no_grad()
 def log_likelihood(model, tokenizer, prompt, answer):
-    """One sequence, read whole."""
-    begins = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids[0]
-    ends = tokenizer(answer, return_tensors="pt", add_special_tokens=False).input_ids[0]
-    logs = model(torch.cat([begins, ends])[None]).logits[0].log_softmax(-1)
-    return sum(logs[len(begins) - 1 + i, token].item() for i, token in enumerate(ends))
+    """Of an answer after its prompt, read as one sequence."""
+    prompt_ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids[0]
+    answer_ids = tokenizer(answer, return_tensors="pt", add_special_tokens=False).input_ids[0]
+    logits = model(torch.cat([prompt_ids, answer_ids])[None]).logits[0]  # (N, V)
+    log_probs = logits.log_softmax(-1)
+    total = 0.0
+    for place, token in enumerate(answer_ids, start=len(prompt_ids) - 1):
+        total += log_probs[place, token].item()
+    return total
 
 
 @pytest.mark.parametrize("task", ["triviaqa", "gsm8k", "leaderboard_math_hard"])
 def test_references_stand_where_an_answer_would_be_written(tiny, task):
     """The prompt is the very one that an answer is written after; each is read alone here."""
-    model, tokenizer, ours = tiny(), tiny_tokenizer(), evaluator()
+    model = tiny()
+    tokenizer = tiny_tokenizer()
+    ours = evaluator()
     benchmark = ALL_BENCHMARKS[task]
-    found = ours.likelihoods(model, tokenizer, benchmark)
-    assert found["dropped"] == 0
-    assert len(found["rows"]) == 3 * len(ours._loaded[task]["tasks"])
-    prompts = {}
-    for subtask, loaded in ours._loaded[task]["tasks"].items():
+    result = ours.likelihoods(model, tokenizer, benchmark)
+    tasks = ours._loaded[task]["tasks"]
+    assert result["dropped"] == 0
+    assert len(result["rows"]) == 3 * len(tasks)
+
+    requests = {}
+    for subtask, loaded in tasks.items():
         loaded.set_fewshot_seed(1234)
         loaded.build_all_requests(limit=3, rank=0, world_size=1)
         for request in loaded.instances:
             assert request.request_type == "generate_until"
-            prompts[subtask, request.doc_id] = request.args[0], request.doc
-    for row in found["rows"]:
-        prompt, question = prompts[row["subtask"], row["question"]]
-        answer = " " + reference_answer(question, benchmark.reference)
-        alone = bits_per_byte(log_likelihood(model, tokenizer, prompt, answer), answer)
-        assert row["bits_per_byte"] == pytest.approx(alone, abs=1e-4)
+            requests[subtask, request.doc_id] = request
+    for row in result["rows"]:
+        request = requests[row["subtask"], row["question"]]
+        answer = " " + reference_answer(request.doc, benchmark.reference)
+        alone = log_likelihood(model, tokenizer, request.args[0], answer)
+        assert row["bits_per_byte"] == pytest.approx(bits_per_byte(alone, answer), abs=1e-4)
 
 
-def test_a_chain_of_thought_is_the_dense_models_own(tiny):
-    model, tokenizer, ours = tiny(), tiny_tokenizer(), evaluator()
+def test_a_reference_follows_the_reasoning_of_a_reply(tiny):
+    model = tiny()
+    tokenizer = tiny_tokenizer()
+    ours = evaluator()
     benchmark = ALL_BENCHMARKS["bbh_cot_fewshot"]
-    written = ours.evaluate(model, tokenizer, benchmark)["answers"]
-    thoughts = {
-        subtask: ["Thus. So the answer is 3.", "no end", "Hm. So the answer is"]
-        for subtask in written
-    }
-    found = ours.likelihoods(model, tokenizer, benchmark, thoughts)
-    assert found["dropped"] == len(written), "one of three has no conclusion"
-    assert [row["question"] for row in found["rows"]] == [0, 2] * len(written)
-    other = ours.likelihoods(
-        model, tokenizer, benchmark, {name: ["So the answer is"] * 3 for name in written}
-    )
-    assert other["rows"][0]["bits_per_byte"] != found["rows"][0]["bits_per_byte"], (
-        "the reasoning is read"
-    )
-    nothing = ours.likelihoods(model, tokenizer, benchmark, {name: [""] * 3 for name in written})
-    assert nothing == {"rows": [], "dropped": 3 * len(written)}
+    subtasks = list(ours.evaluate(model, tokenizer, benchmark)["answers"])
+
+    def likelihoods_after(*replies):
+        return ours.likelihoods(
+            model, tokenizer, benchmark, {subtask: replies for subtask in subtasks}
+        )
+
+    result = likelihoods_after("Thus. So the answer is 3.", "no end", "Hm. So the answer is")
+    assert result["dropped"] == len(subtasks), "one of three has no conclusion"
+    assert [row["question"] for row in result["rows"]] == [0, 2] * len(subtasks)
+
+    other = likelihoods_after(*["So the answer is"] * 3)
+    bits = result["rows"][0]["bits_per_byte"]
+    assert other["rows"][0]["bits_per_byte"] != bits, "the reasoning is read"
+
+    without_conclusion = likelihoods_after("", "", "")
+    assert without_conclusion == {"rows": [], "dropped": 3 * len(subtasks)}
 
 
-def test_white_space_at_the_end_of_a_prompt_is_the_prompts(tiny):
+def test_white_space_at_the_end_of_a_prompt_belongs_to_the_prompt(tiny):
     """lm-eval would count it to the answer; LongBench's prompts of code end in a newline."""
-    from harp_lib.evaluation.runner import ReferenceAnswer, Runner
-
-    model, tokenizer = tiny(), tiny_tokenizer()
-    runner = Runner(model, tokenizer)
-    asked = [
+    model = tiny()
+    tokenizer = tiny_tokenizer()
+    questions = [
         ReferenceAnswer("lcc", 0, "Next line of code:\n", "return x"),
         ReferenceAnswer("qa", 0, "Answer:", "Rome"),
     ]
-    found = runner.answer_log_likelihoods(asked)
-    assert [question.answer for question in asked] == ["return x", " Rome"]
-    for question, value in zip(asked, found, strict=True):
-        assert value == pytest.approx(
-            log_likelihood(model, tokenizer, question.prompt, question.answer), abs=1e-3
-        )
+    values = Runner(model, tokenizer).answer_log_likelihoods(questions)
+    assert [question.answer for question in questions] == ["return x", " Rome"]
+    for question, value in zip(questions, values, strict=True):
+        alone = log_likelihood(model, tokenizer, question.prompt, question.answer)
+        assert value == pytest.approx(alone, abs=1e-3)

@@ -1,9 +1,9 @@
 """LongBench by its protocol: prompts, cuts, what ends an answer, metrics."""
 
+import json
+
 import pytest
 import torch
-from test_evaluation import write
-from test_fast import WORDS
 
 from harp_lib.config import load_profile
 from harp_lib.evaluation import longbench
@@ -12,54 +12,75 @@ from harp_lib.evaluation.evaluator import Evaluator
 from harp_lib.evaluation.runner import load_tasks
 from harp_lib.models.registry import tiny_tokenizer
 
+WORDS = [
+    "river",
+    "stone",
+    "lantern",
+    "orchard",
+    "copper",
+    "meadow",
+    "harbour",
+    "window",
+    "saddle",
+    "thunder",
+]
 
-def row(number, **fields):
-    context = " ".join(f"{WORDS[(number + i * i) % 10]} {i}." for i in range(120))
-    whole = {
+
+def question_row(number, **fields):
+    """A row in the hub's schema, with ``fields`` of one's own."""
+    words = [f"{WORDS[(number + i * i) % 10]} {i}." for i in range(120)]
+    row = {
         "question": f"What about {number}?",
-        "context": context,
+        "context": " ".join(words),
         "answers": ["river stone"],
         "length": 240,
+        "dataset": "ours",
+        "language": "en",
+        "all_classes": None,
+        "_id": str(number),
     }
-    return (
-        whole
-        | {"dataset": "ours", "language": "en", "all_classes": None, "_id": str(number)}
-        | fields
-    )
+    row.update(fields)
+    return row
 
 
-ROWS = (
-    row(3),
-    row(8, context="There is a river.", question="Where?"),
-)  # a prompt to cut, and one to pad
+TOO_LONG = question_row(3)
+SHORT = question_row(8, context="There is a river.", question="Where?")
+
+
+def write_rows(folder, rows):
+    """Rows of the split ``test``, in which LongBench has its questions."""
+    folder.mkdir(exist_ok=True, parents=True)
+    lines = [json.dumps(row) for row in rows]
+    (folder / "test.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two rows of three tasks that differ in how they are generated."""
+    """Two rows of three tasks that differ in how answers are generated."""
     for task in ("hotpotqa", "samsum", "lcc"):
-        write(tmp_path / f"longbench_{task}", test=ROWS)
+        write_rows(tmp_path / f"longbench_{task}", [TOO_LONG, SHORT])
     return str(tmp_path)
 
 
-def evaluator(folder, **tasks):
+def evaluator(folder, **new_tokens):
+    """LongBench's evaluator for a folder, with lengths of answers by task."""
     profile = load_profile("smoke", datasets=folder, limit=2)
-    new_tokens = {"hotpotqa": 4, "samsum": 4, "lcc": 4} | tasks
-    settings = {
+    new_tokens = {"hotpotqa": 4, "samsum": 4, "lcc": 4} | new_tokens
+    profile["longbench"]["context"] = 400
+    profile["longbench"]["tasks"] = {
         f"longbench_{name}": {"rows": 2, "new_tokens": number}
         for name, number in new_tokens.items()
     }
-    profile["longbench"] |= {"context": 400, "tasks": settings}
     return Evaluator(profile, section="longbench")
 
 
 def test_the_paper_profile_is_the_official_protocol(tmp_path):
     """All sixteen tasks: lengths, no stop strings; prompts end as the official ones do."""
     section = load_profile("paper")["longbench"]
-    assert (section["context"], set(section["tasks"])) == (4096, set(LONGBENCH))
-    assert all(
-        settings == {"rows": None, "new_tokens": None} for settings in section["tasks"].values()
-    )
+    assert section["context"] == 4096
+    assert set(section["tasks"]) == set(LONGBENCH)
+    for settings in section["tasks"].values():
+        assert settings == {"rows": None, "new_tokens": None}
     ends = {
         "longbench_triviaqa": "\n\nquestion",
         "longbench_samsum": "\n\nquestion",
@@ -70,25 +91,28 @@ def test_the_paper_profile_is_the_official_protocol(tmp_path):
         "longbench_repobench-p": "contextquestionNext line of code:\n",
     }
     lengths = (128, 128, 64, 32, 32, 32, 512, 512, 512, 64, 32, 128, 32, 32, 64, 64)
+    row = question_row(
+        0, question="question", context="context", all_classes=["x"], answers=["Paragraph 3"]
+    )
     for (name, benchmark), length in zip(LONGBENCH.items(), lengths, strict=True):
-        asked = row(
-            0, question="question", context="context", all_classes=["x"], answers=["Paragraph 3"]
-        )
-        write(tmp_path / name, test=[asked])
-        task = load_tasks(
-            benchmark, str(tmp_path), {"new_tokens": None}, tmp_path / "tasks" / name
-        )["tasks"][name]
+        write_rows(tmp_path / name, [row])
+        cache = tmp_path / "tasks" / name
+        loaded = load_tasks(benchmark, str(tmp_path), {"new_tokens": None}, cache)
+        task = loaded["tasks"][name]
+        doc = task.dataset["test"][0]
         settings = task.config.generation_kwargs
-        assert (settings["max_gen_toks"], settings["until"], settings["do_sample"]) == (
-            length,
-            [],
-            False,
-        ), name
-        prompt = task.doc_to_text(task.dataset["test"][0])
-        assert prompt.endswith(ends.get(name, prompt)), name
+        assert settings["max_gen_toks"] == length, name
+        assert settings["until"] == [], name
+        assert settings["do_sample"] is False, name
+        prompt = task.doc_to_text(doc)
         assert "context" in prompt
+        if name in ends:
+            assert prompt.endswith(ends[name]), name
         assert task.config.num_fewshot == 0
-        assert task.process_results(task.dataset["test"][0], ["river stone"]).keys() == {"score"}
+        assert task.process_results(doc, ["river stone"]).keys() == {"score"}
+
+
+def test_a_prompt_of_another_lm_eval_is_refused():
     with pytest.raises(ValueError, match="longbench_lcc ends with"):
         longbench.official_task(
             LONGBENCH["longbench_lcc"], {"doc_to_text": "Complete: {{context}}"}
@@ -107,66 +131,69 @@ def test_the_middle_is_cut():
         longbench.cut_middle(prompt, tokenizer, 1)
 
 
+@torch.no_grad()
+def written_without_cache(model, tokenizer, prompt, end_tokens, ends_first):
+    """Six tokens at most, each chosen after reading everything again."""
+    ids = tokenizer(prompt, return_tensors="pt").input_ids[0]
+    written = []
+    for step in range(6):
+        so_far = torch.cat([ids, torch.tensor(written, dtype=torch.long)])
+        logits = model(so_far[None]).logits[0, -1]
+        if step == 0 and not ends_first:
+            logits[end_tokens] = -torch.inf
+        written.append(int(logits.argmax()))
+        if written[-1] in end_tokens:
+            break
+    return tokenizer.decode(written, skip_special_tokens=True)
+
+
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma2"])
 def test_answers_are_those_of_one_row_at_a_time_without_a_cache(folder, tiny, name):
-    model, tokenizer = tiny(name), tiny_tokenizer()
+    model = tiny(name)
+    tokenizer = tiny_tokenizer()
     ours = evaluator(folder, hotpotqa=6, samsum=6)
     newline = tokenizer.encode("\n")[-1]
     for task in ("longbench_hotpotqa", "longbench_samsum"):
-        found = ours.evaluate(model, tokenizer, LONGBENCH[task])
-        config = ours._loaded[task]["tasks"][task]
-        for asked, answer in zip(ROWS, found["answers"][task], strict=True):
-            prompt = longbench.cut_middle(config.doc_to_text(asked), tokenizer, 400)
-            ids = tokenizer(prompt, return_tensors="pt").input_ids
-            written = []
-            for step in range(6):
-                with torch.no_grad():
-                    logits = model(
-                        torch.cat([ids[0], torch.tensor(written, dtype=torch.long)])[None]
-                    ).logits[0, -1]
-                ends = {tokenizer.eos_token_id} | (
-                    {newline} if task == longbench.ENDS_AT_NEWLINE else set()
-                )
-                if task == longbench.ENDS_AT_NEWLINE and step == 0:
-                    logits[list(ends)] = -torch.inf
-                written.append(int(logits.argmax()))
-                if written[-1] in ends:
-                    break
-            assert answer == tokenizer.decode(written, skip_special_tokens=True)
-        assert found["rows"][0]["prompt_tokens"] > 400, "cut"
-        assert found["rows"][1]["prompt_tokens"] < 390, "padded"
+        end_tokens = [tokenizer.eos_token_id]
+        if task == longbench.ENDS_AT_NEWLINE:
+            end_tokens.append(newline)
+        result = ours.evaluate(model, tokenizer, LONGBENCH[task])
+        loaded = ours._loaded[task]["tasks"][task]
+        for row, answer in zip([TOO_LONG, SHORT], result["answers"][task], strict=True):
+            prompt = longbench.cut_middle(loaded.doc_to_text(row), tokenizer, 400)
+            assert answer == written_without_cache(
+                model, tokenizer, prompt, end_tokens, task != longbench.ENDS_AT_NEWLINE
+            )
+        assert result["rows"][0]["prompt_tokens"] > 400, "cut"
+        assert result["rows"][1]["prompt_tokens"] < 390, "padded"
 
 
 def test_a_newline_ends_samsum_from_the_second_token_on(folder, tiny):
-    model, tokenizer = tiny(), tiny_tokenizer()
+    model = tiny()
+    tokenizer = tiny_tokenizer()
     newline = tokenizer.encode("\n")[-1]
-    seen = []
+    num_logits = []
 
     def prefer_newlines(module, inputs, logits):
-        seen.append(logits.shape[1])
+        num_logits.append(logits.shape[1])
         logits[..., newline] += 1000
         return logits
 
     model.lm_head.register_forward_hook(prefer_newlines)
     ours = evaluator(folder, hotpotqa=5, samsum=5)
-    for answer in ours.evaluate(model, tokenizer, LONGBENCH["longbench_samsum"])["answers"][
-        "longbench_samsum"
-    ]:
+    samsum = ours.evaluate(model, tokenizer, LONGBENCH["longbench_samsum"])
+    for answer in samsum["answers"]["longbench_samsum"]:
         assert len(answer) > 1
         assert answer.count("\n") == 1
         assert answer.endswith("\n")
-    name = "longbench_hotpotqa"
-    assert ours.evaluate(model, tokenizer, LONGBENCH[name])["answers"] == {name: ["\n" * 5] * 2}
-    assert max(seen) <= 2, "of both prompts in a pass, logits are computed for the last token alone"
+    hotpotqa = ours.evaluate(model, tokenizer, LONGBENCH["longbench_hotpotqa"])
+    assert hotpotqa["answers"] == {"longbench_hotpotqa": ["\n" * 5] * 2}
+    assert max(num_logits) <= 2, "the last token alone, of both prompts in a pass"
 
 
+# Scores by hand, from the definitions of the official metrics.
 @pytest.mark.parametrize(
-    (
-        "task",
-        "answer",
-        "references",
-        "score",
-    ),  # by hand, from the definitions of the official metrics
+    ("task", "answer", "references", "score"),
     [
         # F1 of bags of words: "The" and the comma go; 2 words in common, 4 written, 2 wanted
         (
@@ -199,46 +226,50 @@ def test_a_newline_ends_samsum_from_the_second_token_on(folder, tiny):
         ("trec", "Update", ["Date"], 0.0),
     ],
 )
-def test_metrics(task, answer, references, score):
+def test_answers_are_scored_by_the_official_metrics(task, answer, references, score):
+    benchmark = LONGBENCH[f"longbench_{task}"]
     doc = {"answers": references, "all_classes": ["Date", "Event", "Person", "Other entity"]}
-    assert longbench.score(LONGBENCH[f"longbench_{task}"], doc, [answer]) == {
-        "score": pytest.approx(score, abs=1e-8)
-    }
+    assert longbench.score(benchmark, doc, [answer]) == {"score": pytest.approx(score, abs=1e-8)}
 
 
 def test_a_short_context_leaves_room_for_the_answer(folder, tiny, capfd):
-    """The tiny models read 512 tokens; scores are those of the answers, and nothing is said on the
-    way.
-    """
-    ours, model, tokenizer, read = evaluator(folder, lcc=100), tiny(), tiny_tokenizer(), []
-    ours.settings |= {"context": 4096, "batch_size": 1}
-    model.model.register_forward_pre_hook(
-        lambda _, a, inputs: read.append(inputs["input_ids"][0]), with_kwargs=True
-    )
-    found = ours.evaluate(model, tokenizer, LONGBENCH["longbench_lcc"])
-    before = [asked["prompt_tokens"] for asked in found["rows"]]
-    assert sorted(length > 412 for length in before) == [False, True], "one to be cut, one short"
-    assert sum(len(ids) for ids in read if len(ids) > 1) <= sum(
-        min(length, 412) for length in before
-    )
-    assert found["context"] == 412
-    assert [asked["score"] for asked in found["rows"]] == [
-        longbench.score(LONGBENCH["longbench_lcc"], row(0), [answer])["score"]
-        for answer in found["answers"]["longbench_lcc"]
-    ]
+    """The tiny models read 512 tokens; 100 of them are for the answer, and nothing is printed."""
+    model = tiny()
+    tokenizer = tiny_tokenizer()
+    num_read = []
+
+    def count(module, args, kwargs):
+        num_tokens = len(kwargs["input_ids"][0])
+        if num_tokens > 1:  # a single one is part of the answer
+            num_read.append(num_tokens)
+
+    model.model.register_forward_pre_hook(count, with_kwargs=True)
+    ours = evaluator(folder, lcc=100)
+    ours.settings["context"] = 4096
+    ours.settings["batch_size"] = 1
+    benchmark = LONGBENCH["longbench_lcc"]
+    result = ours.evaluate(model, tokenizer, benchmark)
+
+    assert result["context"] == 412
+    lengths = [row["prompt_tokens"] for row in result["rows"]]
+    assert sorted(length > 412 for length in lengths) == [False, True], "one cut, one short"
+    assert sum(num_read) <= sum(min(length, 412) for length in lengths)
+    for row, answer in zip(result["rows"], result["answers"]["longbench_lcc"], strict=True):
+        assert row["score"] == longbench.score(benchmark, question_row(0), [answer])["score"]
     assert capfd.readouterr() == ("", "")
 
 
-def test_real_rows(shared, tiny):
-    """The official rows in the hub's schema go through all sixteen tasks."""
-    check_rows(str(shared / "benchmarks"))
-    names = (name.removeprefix("longbench_") for name in LONGBENCH)
-    ours = evaluator(str(shared / "benchmarks"), **dict.fromkeys(names, 2))
-    ours.settings |= {
-        "tasks": {name: s | {"rows": 1} for name, s in ours.settings["tasks"].items()}
-    }
-    model, tokenizer = tiny(), tiny_tokenizer()
+def test_official_rows_go_through_all_tasks(shared, tiny):
+    """They have the hub's schema."""
+    folder = str(shared / "benchmarks")
+    check_rows(folder)
+    names = [name.removeprefix("longbench_") for name in LONGBENCH]
+    ours = evaluator(folder, **dict.fromkeys(names, 2))
+    for settings in ours.settings["tasks"].values():
+        settings["rows"] = 1
+    model = tiny()
+    tokenizer = tiny_tokenizer()
     for name, benchmark in LONGBENCH.items():
-        found = ours.evaluate(model, tokenizer, benchmark)
-        assert 0 <= found["rows"][0]["score"] <= 1, name
-        assert found["rows"][0]["prompt_tokens"] > 1000, name
+        (row,) = ours.evaluate(model, tokenizer, benchmark)["rows"]
+        assert 0 <= row["score"] <= 1, name
+        assert row["prompt_tokens"] > 1000, name

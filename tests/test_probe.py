@@ -1,4 +1,4 @@
-"""Looking into a model: what is seen is what the model computes, and looking changes nothing."""
+"""A look into a model shows what the model computes, and changes nothing."""
 
 import pytest
 import torch
@@ -10,74 +10,81 @@ from harp_lib.pruning.architecture import branch_exit, decoder_layers, output_no
 from harp_lib.pruning.surgery import temporarily_value_only
 
 
-def views(model, ids):
-    seen = []
-    observe_layers(model, ids, seen.append)
-    return seen
+def views_of(model, ids):
+    """The view of each layer, bottom to top."""
+    views = []
+    observe_layers(model, ids, views.append)
+    return views
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 class TestViews:
-    def test_streams_are_transformers_own(self, tiny, tokens, family):
+    def test_streams_are_those_of_transformers(self, tiny, tokens, family):
         model = tiny(family)
-        seen = views(model, tokens)
+        views = views_of(model, tokens)
         with torch.no_grad():
             hidden = model(tokens, output_hidden_states=True, use_cache=False).hidden_states
-        assert [view.layer for view in seen] == list(range(6))
-        for view, entering, leaving in zip(seen, hidden[:-1], [*hidden[1:-1], None], strict=True):
-            assert torch.allclose(view.entering, entering, atol=1e-4)
-            assert leaving is None or torch.allclose(view.leaving, leaving, atol=1e-4)
+        assert [view.layer for view in views] == list(range(6))
+        for view in views:
+            assert torch.allclose(view.entering, hidden[view.layer], atol=1e-4)
+        for view in views[:-1]:
+            assert torch.allclose(view.leaving, hidden[view.layer + 1], atol=1e-4)
         with torch.no_grad():
-            normed = model.get_decoder().norm(seen[-1].leaving)
-        assert torch.allclose(normed, hidden[-1], atol=1e-4), (
-            "transformers' last hidden state is after the norm"
-        )
+            normed = model.get_decoder().norm(views[-1].leaving)
+        assert torch.allclose(normed, hidden[-1], atol=1e-4), "the last one is after the norm"
 
     def test_branch_is_attention_times_values(self, tiny, tokens, family):
         model = tiny(family)
-        for view in views(model, tokens):
+        for view in views_of(model, tokens):
             layer = decoder_layers(model)[view.layer]
-            mixed = (view.attention @ view.value_states).transpose(1, 2).flatten(2)  # (B, N, H·Dh)
-            branch = layer.self_attn.o_proj(mixed)
-            branch = output_norm(layer)(branch) if output_norm(layer) else branch
+            mixed = view.attention @ view.value_states  # (B, H, N, Dh)
+            branch = layer.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))  # (B, N, d)
+            norm = output_norm(layer)
+            if norm is not None:
+                branch = norm(branch)
             assert torch.allclose(branch, view.branch, atol=1e-4)
             assert theory.attention_entropies(view.attention, view.visible).shape == (4, 4)
 
     def test_value_only_branch_is_what_pruning_leaves(self, tiny, tokens, family):
         model = tiny(family)
-        view = views(model, tokens)[5]
+        view = views_of(model, tokens)[5]
         branches = []
+
+        def keep(module, args, output):
+            branches.append(output[0] if isinstance(output, tuple) else output)
+
         with temporarily_value_only(model, {5: 1.0}), torch.no_grad():
-            place = branch_exit(decoder_layers(model)[5])
-            handle = place.register_forward_hook(
-                lambda module, args, output: branches.append(output)
-            )
+            handle = branch_exit(decoder_layers(model)[5]).register_forward_hook(keep)
             model(tokens, use_cache=False)
             handle.remove()
         (branch,) = branches
-        branch = branch[0] if isinstance(branch, tuple) else branch
         assert torch.allclose(view.value_only_branch, branch, atol=1e-4)
 
     def test_looking_changes_nothing(self, tiny, tokens, family):
         model = tiny(family).train()
         implementation = model.config._attn_implementation
         before = {name: value.clone() for name, value in model.state_dict().items()}
-        views(model, tokens)
+
+        def fail(view):
+            raise RuntimeError("stop")
+
+        views_of(model, tokens)
         with pytest.raises(RuntimeError, match="stop"):
-            observe_layers(model, tokens, lambda view: (_ for _ in ()).throw(RuntimeError("stop")))
+            observe_layers(model, tokens, fail)
         assert model.training
         assert model.config._attn_implementation == implementation
-        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-        assert not any(
-            module._forward_hooks or module._forward_pre_hooks for module in model.modules()
-        )
+        for name, value in model.state_dict().items():
+            assert torch.equal(before[name], value)
+        for module in model.modules():
+            assert not module._forward_hooks
+            assert not module._forward_pre_hooks
 
 
 def test_windows_are_seen(tiny, tokens):
-    seen = views(tiny("tiny-gemma2"), tokens)
-    assert seen[0].visible.max() == 32
-    assert seen[1].visible.max() == 48
-    assert (seen[0].attention > 0).sum(-1).max() == 32
+    first, second, *_ = views_of(tiny("tiny-gemma2"), tokens)
+    assert first.visible.max() == 32
+    assert second.visible.max() == 48
+    assert (first.attention > 0).sum(-1).max() == 32
 
 
 def test_a_pruned_model_is_refused(tiny, tokens):

@@ -1,11 +1,8 @@
-"""The harness of notebook 08: order, hooks, caches and bytes. No test depends on how fast the
-machine is.
-"""
-
-from types import SimpleNamespace
+"""Timing for notebook 08: order, hooks, caches, bytes. No test depends on the machine's speed."""
 
 import pytest
 import torch
+from torch import nn
 
 from harp_lib import PruningPlan, apply_plan
 from harp_lib.evaluation import timing
@@ -36,6 +33,8 @@ FAMILIES = ("tiny-llama", "tiny-qwen2", "tiny-gemma2")
 
 
 class Bar:
+    """A progress bar that counts."""
+
     moves = 0
 
     def update(self):
@@ -43,72 +42,91 @@ class Bar:
 
 
 def test_each_repetition_begins_with_another():
-    calls, bar = [], Bar()
+    calls = []
+    bar = Bar()
 
     def measurement(name):
-        return lambda: calls.append(name) or (name, len(calls))
+        def measure():
+            calls.append(name)
+            return name, len(calls)
 
-    found = interleaved({name: measurement(name) for name in "abc"}, 4, bar)
+        return measure
+
+    results = interleaved({name: measurement(name) for name in "abc"}, 4, bar)
     assert calls[:3] == list("bac"), "the warm-up"
     assert calls[3:] == list("abc" + "acb" + "cab" + "cba")
     assert bar.moves == len(calls) == 15
-    assert {name: len(results) for name, results in found.items()} == dict.fromkeys("abc", 4)
-    for name, results in found.items():
-        assert all(result[0] == name for result in results)
-    first, second = ([place for _, place in found[name]] for name in "ab")
-    assert all(abs(one - other) < 3 for one, other in zip(first, second, strict=True)), (
-        "one repetition, side by side"
-    )
+    assert list(results) == ["a", "b", "c"]
+    for name, of_name in results.items():
+        assert [result[0] for result in of_name] == [name] * 4
+    for (_, first), (_, second) in zip(results["a"], results["b"], strict=True):
+        assert abs(first - second) < 3, "measured in the same repetition"
 
 
-def test_module_times_are_those_of_the_modules(tiny, tokens, monkeypatch):
-    model, clock = tiny(), SimpleNamespace(now=0.0)
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    for layer in model.model.layers:
-        layer.mlp.act_fn = torch.nn.Sequential(layer.mlp.act_fn, Takes(2, clock))
-        layer.self_attn.o_proj = torch.nn.Sequential(layer.self_attn.o_proj, Takes(3, clock))
-        layer.self_attn.forward = after(7, clock, layer.self_attn.forward)
-    model.model.norm = torch.nn.Sequential(model.model.norm, Takes(5, clock))
-    parts = module_seconds(model, lambda: prefill(model, tokens[:1]), CPU)
-    assert parts == {"attention": 6 * 7, "projections": 6 * 3, "ffn": 6 * 2, "rest": 5}
-    assert not hooks(model)
+class Clock:
+    """A clock that goes on only when it is told to."""
+
+    now = 0.0
+
+    def perf_counter(self):
+        return self.now
 
 
-class Takes(torch.nn.Module):
-    """Some seconds of a clock pass in it."""
+class TakesTime(nn.Module):
+    """A module that returns its input some seconds later."""
 
     def __init__(self, seconds, clock):
         super().__init__()
-        self.seconds, self.clock = float(seconds), clock
+        self.seconds = float(seconds)
+        self.clock = clock
 
     def forward(self, x):
         self.clock.now += self.seconds
         return x
 
 
-def after(seconds, clock, run):
-    """``run``, some seconds of a clock later."""
+def delayed(seconds, clock, run):
+    """``run``, some seconds later."""
 
-    def late(*args, **kwargs):
+    def run_later(*args, **kwargs):
         clock.now += seconds
         return run(*args, **kwargs)
 
-    return late
+    return run_later
 
 
-def hooks(model):
+def test_module_times_are_those_of_the_modules(tiny, tokens, monkeypatch):
+    model = tiny()
+    clock = Clock()
+    monkeypatch.setattr(timing, "time", clock)
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        layer.mlp.act_fn = nn.Sequential(layer.mlp.act_fn, TakesTime(2, clock))
+        attention.o_proj = nn.Sequential(attention.o_proj, TakesTime(3, clock))
+        attention.forward = delayed(7, clock, attention.forward)
+    model.model.norm = nn.Sequential(model.model.norm, TakesTime(5, clock))
+    seconds = module_seconds(model, lambda: prefill(model, tokens[:1]), CPU)
+    assert seconds == {"attention": 6 * 7, "projections": 6 * 3, "ffn": 6 * 2, "rest": 5}
+    assert not modules_with_hooks(model)
+
+
+def modules_with_hooks(model):
     return [
         module for module in model.modules() if module._forward_hooks or module._forward_pre_hooks
     ]
 
 
-def pruned(tiny, family, which):
+def pruned(tiny, family, plan):
+    """A tiny model, pruned by one of the plans."""
     model = tiny(family)
-    return apply_plan(model, PruningPlan(6, PLANS[which])) if PLANS[which] else model
+    if PLANS[plan]:
+        model = apply_plan(model, PruningPlan(6, PLANS[plan]))
+    return model
 
 
 def test_a_prefill_computes_one_position(tiny, tokens):
-    model, shapes = tiny(), []
+    model = tiny()
+    shapes = []
     model.lm_head.register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
     cache = prefill(model, tokens[:1])
     assert shapes == [(1, 1, 512)]
@@ -117,37 +135,36 @@ def test_a_prefill_computes_one_position(tiny, tokens):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("which", PLANS)
-def test_a_filled_cache_is_like_that_of_a_prefill(tiny, tokens, family, which):
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_filled_cache_is_like_that_of_a_prefill(tiny, tokens, family, plan):
     """The same entries and shapes, and tokens that come after it are placed and masked right."""
-    model, ids = pruned(tiny, family, which), tokens[:1]
-    filled, real = filled_cache(model, 48), prefill(model, ids)
-    assert [type(layer) for layer in filled.layers] == [type(layer) for layer in real.layers]
-    assert [layer.keys.shape for layer in filled.layers] == [
-        layer.keys.shape for layer in real.layers
-    ]
-    assert [layer.values.shape for layer in filled.layers] == [
-        layer.values.shape for layer in real.layers
-    ]
+    model = pruned(tiny, family, plan)
+    ids = tokens[:1]
+    filled = filled_cache(model, 48)
+    real = prefill(model, ids)
+    for filled_layer, real_layer in zip(filled.layers, real.layers, strict=True):
+        assert type(filled_layer) is type(real_layer)
+        assert filled_layer.keys.shape == real_layer.keys.shape
+        assert filled_layer.values.shape == real_layer.values.shape
     assert filled.get_seq_length() == 48
     assert cache_bytes(filled) == cache_bytes(real)
+
+    next_ids = ids[:, :5]
     with torch.no_grad():
-        at_once = model(ids[:, :5], past_key_values=continued(filled), use_cache=True).logits[:, -1]
-    torch.testing.assert_close(
-        decode(model, continued(filled), ids[:, :5]), at_once, atol=2e-5, rtol=1e-4
-    )
+        output = model(next_ids, past_key_values=continued(filled), use_cache=True)
+    one_by_one = decode(model, continued(filled), next_ids)
+    torch.testing.assert_close(one_by_one, output.logits[:, -1], atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_repetition_begins_with_the_same_cache(tiny, tokens, family):
     model = pruned(tiny, family, "value-only")
     filled = filled_cache(model, 40)
-    kept = [layer.keys.clone() for layer in filled.layers]
+    keys_before = [layer.keys.clone() for layer in filled.layers]
     first = decode(model, continued(filled), tokens[:1, :4])
     assert filled.get_seq_length() == 40
-    assert all(
-        torch.equal(layer.keys, keys) for layer, keys in zip(filled.layers, kept, strict=True)
-    )
+    for layer, keys in zip(filled.layers, keys_before, strict=True):
+        assert torch.equal(layer.keys, keys)
     assert torch.equal(decode(model, continued(filled), tokens[:1, :4]), first)
 
 

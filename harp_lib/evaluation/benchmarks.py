@@ -1,11 +1,12 @@
-"""The benchmarks of ``data/benchmarks.yaml``, and where their rows are: embedded, on the hub, or in
-a folder.
+"""The benchmarks of ``data/benchmarks.yaml``, and the places where their rows are.
+
+Rows are embedded in this repository, on the hub, or in a folder.
 """
 
 import hashlib
 import importlib.util
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import islice
 from pathlib import Path
 
 import yaml
@@ -13,7 +14,8 @@ import yaml
 from harp_lib import config
 from harp_lib.text.rows import read_rows
 
-DISCRIMINATIVE, GENERATION = "discriminative", "generation"
+DISCRIMINATIVE = "discriminative"
+GENERATION = "generation"
 Subtasks = int | list[str] | None  # of a group: the first so many, or those named, or all
 
 
@@ -23,9 +25,7 @@ class MissingTaskError(ValueError):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One task, or one group of tasks, of lm-eval; ``data/benchmarks.yaml`` says what the fields
-    mean.
-    """
+    """One task, or one group of tasks, of lm-eval; ``data/benchmarks.yaml`` explains the fields."""
 
     name: str  # as lm-eval calls it
     title: str  # as the paper prints it
@@ -47,123 +47,160 @@ class Benchmark:
 
     @property
     def splits(self) -> list[str]:
-        return [self.split, self.shots_split] if self.shots_split else [self.split]
+        """The splits whose rows are needed: of questions, and of examples if there are any."""
+        if self.shots_split:
+            return [self.split, self.shots_split]
+        return [self.split]
 
     def subtasks(self) -> dict[str, Path]:
-        """Every official task of it, and its YAML file: one, unless it is a group."""
-        folder = importlib.util.find_spec("lm_eval").submodule_search_locations[
-            0
-        ]  # not imported, which takes seconds
-        files = sorted(
-            file
-            for file in Path(folder, "tasks").glob(self.configs)
-            if not file.name.startswith("_")
-        )
-        return {self.subtask.format(file.stem) or self.name: file for file in files}
+        """Each official task by name, with its YAML file: one task, unless this is a group."""
+        package = importlib.util.find_spec("lm_eval")  # importing it would take seconds
+        folder = Path(package.submodule_search_locations[0], "tasks")
+        subtasks = {}
+        for file in sorted(folder.glob(self.configs)):
+            if not file.name.startswith("_"):
+                name = self.subtask.format(file.stem) or self.name
+                subtasks[name] = file
+        return subtasks
 
 
-ALL_BENCHMARKS = {
-    name: Benchmark(name=name, kind=kind, **settings)
-    for kind, tasks in yaml.safe_load(
-        (config.DATA / "benchmarks.yaml").read_text(encoding="utf-8")
-    ).items()
-    for name, settings in tasks.items()
-}
+def _read_benchmarks() -> dict[str, Benchmark]:
+    """Benchmarks by name, in the order of the file."""
+    content = (config.DATA / "benchmarks.yaml").read_text(encoding="utf-8")
+    benchmarks = {}
+    for kind, tasks in yaml.safe_load(content).items():
+        for name, settings in tasks.items():
+            benchmarks[name] = Benchmark(name=name, kind=kind, **settings)
+    return benchmarks
+
+
+def _tasks_by_kind(benchmarks: dict[str, Benchmark]) -> dict[str, list[str]]:
+    """Names of benchmarks, by their kind."""
+    tasks: dict[str, list[str]] = {}
+    for name, benchmark in benchmarks.items():
+        tasks.setdefault(benchmark.kind, []).append(name)
+    return tasks
+
+
+ALL_BENCHMARKS = _read_benchmarks()
 BENCHMARKS = {
-    name: one for name, one in ALL_BENCHMARKS.items() if one.kind in (GENERATION, DISCRIMINATIVE)
+    name: benchmark
+    for name, benchmark in ALL_BENCHMARKS.items()
+    if benchmark.kind in (GENERATION, DISCRIMINATIVE)
 }
-LONGBENCH = {name: one for name, one in ALL_BENCHMARKS.items() if name not in BENCHMARKS}
-CATEGORIES = {
-    one.kind: [n for n, task in LONGBENCH.items() if task.kind == one.kind]
-    for one in LONGBENCH.values()
+LONGBENCH = {
+    name: benchmark for name, benchmark in ALL_BENCHMARKS.items() if name not in BENCHMARKS
 }
+CATEGORIES = _tasks_by_kind(LONGBENCH)
 
 
 def task_title(task: str, source: str) -> str:
-    """What tables and figures call a benchmark: the paper's name, or *mini-* and that where rows
-    are ``embedded``.
-    """
-    return (
-        f"mini-{ALL_BENCHMARKS[task].title}" if source == "embedded" else ALL_BENCHMARKS[task].title
-    )
+    """What tables and figures call a benchmark: the paper's name, *mini-* before it if embedded."""
+    title = ALL_BENCHMARKS[task].title
+    if source == "embedded":
+        return f"mini-{title}"
+    return title
 
 
 def folder_of(datasets: str) -> Path | None:
     """The folder that a data source reads from; None is the hub."""
-    return (
-        None
-        if datasets == "hub"
-        else config.DATA / "mini"
-        if datasets == "embedded"
-        else Path(datasets)
-    )
+    if datasets == "hub":
+        return None
+    if datasets == "embedded":
+        return config.DATA / "mini"
+    return Path(datasets)
 
 
-def at_hand(benchmark: Benchmark, datasets: str, subtasks: Subtasks = None) -> dict[str, Path]:
+def available_tasks(
+    benchmark: Benchmark, datasets: str, subtasks: Subtasks = None
+) -> dict[str, Path]:
     """Tasks of a benchmark that a data source has rows of, and their official YAML files.
 
-    ``datasets`` is ``embedded``, ``hub`` or a folder with ``<lm-eval task>/<split>.jsonl``. Of a
-    group ``subtasks`` takes those that it names, or the first so many. MissingTaskError if there is
-    no task, or a file with rows is missing; ValueError if a subtask is named that the benchmark
-    does not have.
+    Parameters
+    ----------
+    benchmark : Benchmark
+    datasets : str
+        ``embedded``, ``hub``, or a folder with ``<lm-eval task>/<split>.jsonl``.
+    subtasks : int or list of str, optional
+        Of a group: the first so many tasks, or those named. All by default.
+
+    Raises
+    ------
+    MissingTaskError
+        If there is no task, or a file with rows is missing.
+    ValueError
+        If a subtask is named that the benchmark does not have.
     """
     folder = folder_of(datasets)
-    found = benchmark.subtasks()
+    tasks = benchmark.subtasks()
     if isinstance(subtasks, list):
-        if unknown := [name for name in subtasks if name not in found]:
-            raise ValueError(
-                f"{benchmark.name} has no subtask {unknown[0]!r}; choose from {', '.join(found)}"
-            )
-        found = {name: found[name] for name in subtasks}
+        for name in subtasks:
+            if name not in tasks:
+                raise ValueError(
+                    f"{benchmark.name} has no subtask {name!r}; choose from {', '.join(tasks)}"
+                )
+        tasks = {name: tasks[name] for name in subtasks}
     if folder is not None:
-        found = {name: file for name, file in found.items() if (folder / name).is_dir()}
+        tasks = {name: file for name, file in tasks.items() if (folder / name).is_dir()}
     if isinstance(subtasks, int):
-        found = dict(islice(found.items(), subtasks))
-    if folder is None:
-        return found
-    if not found:
-        raise MissingTaskError(
-            f"{folder.name} has no folder {benchmark.subtask.format('*') or benchmark.name}"
-        )
-    for name, split in product(found, benchmark.splits):
-        if not (folder / name / f"{split}.jsonl").is_file():
-            raise MissingTaskError(f"{folder.name}/{name} has no {split}.jsonl")
-    return found
+        tasks = dict(islice(tasks.items(), subtasks))
+    if folder is not None:
+        _check_files(benchmark, folder, list(tasks))
+    return tasks
+
+
+def _check_files(benchmark: Benchmark, folder: Path, tasks: list[str]) -> None:
+    """MissingTaskError if there is no task, or a task lacks one of its files."""
+    if not tasks:
+        missing = benchmark.subtask.format("*") or benchmark.name
+        raise MissingTaskError(f"{folder.name} has no folder {missing}")
+    for name in tasks:
+        for split in benchmark.splits:
+            if not (folder / name / f"{split}.jsonl").is_file():
+                raise MissingTaskError(f"{folder.name}/{name} has no {split}.jsonl")
 
 
 def check_rows(datasets: str) -> None:
-    """Read every row that the benchmarks would use; as :func:`read_rows`.
+    """Read every row that the benchmarks would use.
 
-    MissingTaskError if there is no row of any benchmark, and no text either.
+    Parameters
+    ----------
+    datasets : str
+        As in :func:`available_tasks`; the hub is not checked.
+
+    Raises
+    ------
+    MissingTaskError
+        If there is no row of any benchmark, and no text either.
+    ValueError
+        At the first bad row, as :func:`~harp_lib.text.rows.read_rows`.
     """
-    if (folder := folder_of(datasets)) is None:
+    folder = folder_of(datasets)
+    if folder is None:
         return
-    tasks = [
-        (benchmark, folder / name)
-        for benchmark in ALL_BENCHMARKS.values()
-        for name in benchmark.subtasks()
-    ]
-    files = [
-        (benchmark, task / f"{split}.jsonl")
-        for benchmark, task in tasks
-        for split in benchmark.splits
-    ]
-    found = [(benchmark, file) for benchmark, file in files if file.is_file()]
-    if not found and not (folder / "wikitext").is_dir():
+    files = []
+    for benchmark in ALL_BENCHMARKS.values():
+        for name in benchmark.subtasks():
+            for split in benchmark.splits:
+                file = folder / name / f"{split}.jsonl"
+                if file.is_file():
+                    files.append((benchmark, file))
+    if not files and not (folder / "wikitext").is_dir():
         expected = (
             "folders such as piqa, with validation.jsonl and train.jsonl, named as in data/mini"
         )
         raise MissingTaskError(f"{folder} holds no benchmark and no text; expected {expected}")
-    for benchmark, file in found:
+    for benchmark, file in files:
         read_rows(file, benchmark.fields, benchmark.title)
 
 
 def rows_digest(benchmark: Benchmark, datasets: str, subtasks: Subtasks = None) -> str:
     """SHA-256 of the files that a benchmark reads; ``hub`` for the hub."""
-    folder, digest = folder_of(datasets), hashlib.sha256()
+    folder = folder_of(datasets)
     if folder is None:
         return "hub"
-    for name in at_hand(benchmark, datasets, subtasks):
+    digest = hashlib.sha256()
+    for name in available_tasks(benchmark, datasets, subtasks):
         for file in sorted((folder / name).glob("*.jsonl")):
             digest.update(f"{name}/{file.name}".encode() + file.read_bytes())
     return digest.hexdigest()

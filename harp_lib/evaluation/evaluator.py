@@ -1,11 +1,9 @@
-"""Scores of a model on the benchmarks of ``data/benchmarks.yaml``, by lm-eval, over embedded, hub
-or local rows.
-"""
+"""Scores of a model on the benchmarks of ``data/benchmarks.yaml``, by lm-eval."""
 
 import importlib.metadata
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,44 +24,65 @@ NO_ANSWER = ("[invalid]", "")  # what lm-eval's filters make of a reply without 
 
 
 class Evaluator:
-    """Runs benchmarks as a profile's section asks (``evaluation``, or ``longbench`` for its tasks);
-    loads each once.
+    """Runs benchmarks as a section of a profile asks, and loads the tasks of each once.
 
-    ``seed`` chooses the few-shot examples.
+    Parameters
+    ----------
+    profile : dict
+    seed : int
+        Chooses the few-shot examples.
+    section : str
+        ``evaluation``, ``likelihoods``, or ``longbench`` for its tasks.
     """
 
     def __init__(self, profile: dict[str, Any], seed: int = 0, section: str = "evaluation") -> None:
-        self.seed, self.datasets, self.settings = seed, profile["datasets"], profile[section]
+        self.seed = seed
+        self.datasets = profile["datasets"]
+        self.settings = profile[section]
         self._folder = tempfile.TemporaryDirectory(prefix="harp-tasks-")
         self._loaded: dict[str, dict[str, Any]] = {}
 
     def inputs(self, benchmark: Benchmark) -> dict[str, Any]:
-        """Everything but the model that a score depends on; MissingTaskError if there are no rows
-        of the benchmark.
+        """Everything but the model that a score depends on.
+
+        Raises
+        ------
+        MissingTaskError
+            If there are no rows of the benchmark.
         """
-        of_longbench = benchmark.name in LONGBENCH
-        inputs = {
-            "task": benchmark.name,
-            **self.settings["tasks"][benchmark.name],
-            **({"context": self.settings["context"]} if of_longbench else {}),
-            "subtasks": self._subtasks(benchmark),
-            "source": self.datasets
-            if self.datasets in ("embedded", "hub")
-            else Path(self.datasets).name,
-            "sha256": rows_digest(benchmark, self.datasets, self._subtasks(benchmark)),
-            "batch_size": self.settings["batch_size"],
-            "bos": "tokenizer" if of_longbench else "gemma",  # who puts a token before each prompt
-            "shots_seed": None if self.settings.get("same_shots") else SHOTS_SEED + self.seed,
-            "lm_eval": importlib.metadata.version("lm_eval"),
-        }
+        subtasks = self._subtasks(benchmark)
+        source = self.datasets
+        if source not in ("embedded", "hub"):
+            source = Path(source).name
+        shots_seed = SHOTS_SEED + self.seed
+        if self.settings.get("same_shots"):
+            shots_seed = None
+
+        inputs = {"task": benchmark.name, **self.settings["tasks"][benchmark.name]}
+        # A BOS token begins the prompts of Gemma alone, or of any tokenizer that puts it there.
+        bos = "gemma"
+        if benchmark.name in LONGBENCH:
+            bos = "tokenizer"
+            inputs["context"] = self.settings["context"]
+        inputs.update(
+            subtasks=subtasks,
+            source=source,
+            sha256=rows_digest(benchmark, self.datasets, subtasks),
+            batch_size=self.settings["batch_size"],
+            bos=bos,
+            shots_seed=shots_seed,
+            lm_eval=importlib.metadata.version("lm_eval"),
+        )
         if benchmark.choices and self.settings.get("margins", True):
             inputs["measures"] = ["score", "margin"]
         return inputs
 
     def _subtasks(self, benchmark: Benchmark) -> Subtasks:
-        """Which tasks of a group are asked: the task's own setting, or the section's; None is all."""
-        own = self.settings["tasks"][benchmark.name].get("subtasks")
-        return (own or self.settings["subtasks"]) if benchmark.subtask else None
+        """Which tasks of a group are run, by its own setting or the section's; None is all."""
+        if not benchmark.subtask:
+            return None
+        settings = self.settings["tasks"][benchmark.name]
+        return settings.get("subtasks") or self.settings["subtasks"]
 
     def _load(self, benchmark: Benchmark) -> dict[str, Any]:
         """lm-eval's tasks of a benchmark, loaded once."""
@@ -71,9 +90,8 @@ class Evaluator:
 
         name = benchmark.name
         if name not in self._loaded:
-            settings = self.settings["tasks"][name] | {
-                "same_shots": self.settings.get("same_shots")
-            }
+            settings = dict(self.settings["tasks"][name])
+            settings["same_shots"] = self.settings.get("same_shots")
             subtasks = self._subtasks(benchmark)
             self._loaded[name] = load_tasks(
                 benchmark, self.datasets, settings, self._folder.name, subtasks
@@ -107,42 +125,38 @@ class Evaluator:
         """
         from harp_lib.evaluation.runner import Runner, evaluate
 
-        inputs, loaded = self.inputs(benchmark), self._load(benchmark)
+        inputs = self.inputs(benchmark)
+        loaded = self._load(benchmark)
         runner = Runner(model, tokenizer, inputs["batch_size"], inputs.get("context"))
-        found = evaluate(runner, loaded, inputs["rows"], SHOTS_SEED + self.seed)
+        results = evaluate(runner, loaded, inputs["rows"], SHOTS_SEED + self.seed)
         samples = {
-            subtask: sorted(
-                (row for row in rows if row["filter"] == benchmark.filter),
-                key=lambda row: row["doc_id"],
-            )
-            for subtask, rows in found["samples"].items()
+            subtask: _in_order(subtask_samples, benchmark.filter)
+            for subtask, subtask_samples in results["samples"].items()
         }
+
         rows = []
-        for subtask, answered in samples.items():
-            for sample in answered:
-                row = {
-                    "subtask": subtask,
-                    "question": sample["doc_id"],
-                    "score": float(sample[benchmark.metric]),
-                }
-                if benchmark.beside:
-                    row["beside"] = float(sample[benchmark.beside])
+        for subtask, subtask_samples in samples.items():
+            task = loaded["tasks"][subtask]
+            for sample in subtask_samples:
+                row = _score(benchmark, subtask, sample)
                 if benchmark.choices:
-                    row |= _choice(loaded["tasks"][subtask], sample)
+                    row.update(_choice(task, sample))
                 else:
-                    row |= _reply(benchmark, tokenizer, sample)
+                    row.update(_reply(benchmark, tokenizer, sample))
                 if "context" in inputs:
-                    row["prompt_tokens"] = len(tokenizer(sample["arguments"][0][0]).input_ids)
+                    prompt = sample["arguments"][0][0]
+                    row["prompt_tokens"] = len(tokenizer(prompt).input_ids)
                 rows.append(row)
+
         result = {
             "rows": rows,
-            "versions": {subtask: found["versions"][subtask] for subtask in samples},
+            "versions": {subtask: results["versions"][subtask] for subtask in samples},
             "revisions": _revisions(loaded["tasks"].values()),
         }
         if not benchmark.choices:
             result["answers"] = {
-                subtask: [sample["resps"][0][0] for sample in answered]
-                for subtask, answered in samples.items()
+                subtask: [_written(sample) for sample in subtask_samples]
+                for subtask, subtask_samples in samples.items()
             }
         if "context" in inputs:
             result["context"] = runner.cut_to
@@ -155,12 +169,19 @@ class Evaluator:
         benchmark: Benchmark,
         replies: Mapping[str, Sequence[str]] | None = None,
     ) -> dict[str, Any]:
-        """Likelihood of the reference answers of a benchmark whose answers are written; nothing is
-        written.
+        """Likelihood of the reference answers, for a benchmark whose answers are written.
 
-        The reference (``Benchmark.reference``) stands where the answer would: after the same
-        prompt, or, with ``replies`` (by subtask, one for each question), after the prompt and the
-        chain of thought of that reply.
+        The model writes nothing. The reference (``Benchmark.reference``) stands where the answer
+        would be.
+
+        Parameters
+        ----------
+        model : PreTrainedModel
+        tokenizer : PreTrainedTokenizerBase
+        benchmark : Benchmark
+        replies : mapping of str to sequence of str, optional
+            Replies by subtask, one for each question. The chain of thought of the reply then stands
+            between the prompt and the reference.
 
         Returns
         -------
@@ -171,45 +192,64 @@ class Evaluator:
         """
         from harp_lib.evaluation.runner import Runner, reference_answers
 
-        inputs, loaded = self.inputs(benchmark), self._load(benchmark)
+        inputs = self.inputs(benchmark)
+        loaded = self._load(benchmark)
         runner = Runner(model, tokenizer, inputs["batch_size"], inputs.get("context"))
-        asked = reference_answers(runner, loaded, benchmark, inputs["rows"], SHOTS_SEED + self.seed)
-        dropped = 0
+        questions = reference_answers(
+            runner, loaded, benchmark, inputs["rows"], SHOTS_SEED + self.seed
+        )
+        num_questions = len(questions)
         if replies is not None:
-            asked, dropped = _after_reasoning(asked, replies)
+            questions = _after_reasoning(questions, replies)
+        log_likelihoods = runner.answer_log_likelihoods(questions)
+
         rows = []
-        for question, log_likelihood in zip(
-            asked, runner.answer_log_likelihoods(asked), strict=True
-        ):
-            value = round(bits_per_byte(log_likelihood, question.answer), 6)
-            rows.append(
-                {"subtask": question.subtask, "question": question.number, "bits_per_byte": value}
-            )
-        return {"rows": rows, "dropped": dropped}
+        for question, log_likelihood in zip(questions, log_likelihoods, strict=True):
+            row = {
+                "subtask": question.subtask,
+                "question": question.number,
+                "bits_per_byte": round(bits_per_byte(log_likelihood, question.answer), 6),
+            }
+            rows.append(row)
+        return {"rows": rows, "dropped": num_questions - len(questions)}
 
 
-def _after_reasoning(
-    asked: Sequence[Any], replies: Mapping[str, Sequence[str]]
-) -> tuple[list[Any], int]:
-    """Questions with the reasoning of a reply at the end of their prompts, and how many replies had
-    no conclusion.
-    """
+def _after_reasoning(questions: Sequence[Any], replies: Mapping[str, Sequence[str]]) -> list[Any]:
+    """Questions with the reasoning of a reply after their prompts; none without a conclusion."""
     continued = []
-    for question in asked:
-        reasoning = reasoning_before_conclusion(replies[question.subtask][question.number])
+    for question in questions:
+        reply = replies[question.subtask][question.number]
+        reasoning = reasoning_before_conclusion(reply)
         if reasoning is not None:
             continued.append(question.after(reasoning))
-    return continued, len(asked) - len(continued)
+    return continued
+
+
+def _in_order(samples: Sequence[Mapping[str, Any]], filter_name: str) -> list[Mapping[str, Any]]:
+    """lm-eval's samples of one filter, in the order of the rows."""
+    samples = [sample for sample in samples if sample["filter"] == filter_name]
+    return sorted(samples, key=lambda sample: sample["doc_id"])
+
+
+def _score(benchmark: Benchmark, subtask: str, sample: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of a question, with what lm-eval's metrics say of the answer."""
+    row = {
+        "subtask": subtask,
+        "question": sample["doc_id"],
+        "score": float(sample[benchmark.metric]),
+    }
+    if benchmark.beside:
+        row["beside"] = float(sample[benchmark.beside])
+    return row
 
 
 def _choice(task: Any, sample: Mapping[str, Any]) -> dict[str, float]:
-    """What a multiple-choice question adds to its row, from lm-eval's log-likelihoods of the
-    choices.
-    """
+    """What a multiple-choice question adds to its row, from the likelihoods of its choices."""
     log_likelihoods = [log_likelihood for log_likelihood, _ in sample["filtered_resps"]]
+    right = right_choice(task, sample["doc"])
     return {
         "chance": 1 / len(log_likelihoods),
-        "margin": round(log_odds_margin(log_likelihoods, right_choice(task, sample["doc"])), 5),
+        "margin": round(log_odds_margin(log_likelihoods, right), 5),
         "choice": int(np.argmax(log_likelihoods)),
     }
 
@@ -218,23 +258,30 @@ def _reply(
     benchmark: Benchmark, tokenizer: PreTrainedTokenizerBase, sample: Mapping[str, Any]
 ) -> dict[str, float]:
     """What a question with a written answer adds to its row."""
-    reply = sample["resps"][0][0]
+    chance = 0.0
+    if benchmark.chain_of_thought:
+        chance = guess_rate(sample["doc"])
+    tokens = tokenizer(_written(sample), add_special_tokens=False).input_ids
     return {
-        "chance": guess_rate(sample["doc"]) if benchmark.chain_of_thought else 0.0,
+        "chance": chance,
         "answered": float(sample["filtered_resps"][0] not in NO_ANSWER),
-        "answer_tokens": len(tokenizer(reply, add_special_tokens=False).input_ids),
+        "answer_tokens": len(tokens),
     }
 
 
-def _revisions(tasks: Iterator[Any]) -> dict[str, str]:
-    """Repository → commit of the hub datasets that tasks were read from, as the datasets remember
-    it.
-    """
-    urls = (
-        url
-        for task in tasks
-        for split in task.dataset.values()
-        for url in split.info.download_checksums or ()
-    )
-    found = (re.match(r"hf://datasets/([^@]+)@([0-9a-f]{40})/", url) for url in urls)
-    return {match[1]: match[2] for match in found if match}
+def _written(sample: Mapping[str, Any]) -> str:
+    """The reply that a model wrote, before filters."""
+    return sample["resps"][0][0]
+
+
+def _revisions(tasks: Iterable[Any]) -> dict[str, str]:
+    """Commit of each hub dataset that tasks were read from, as the datasets remember it."""
+    revisions = {}
+    for task in tasks:
+        for split in task.dataset.values():
+            for url in split.info.download_checksums or ():
+                match = re.match(r"hf://datasets/([^@]+)@([0-9a-f]{40})/", url)
+                if match:
+                    repository, commit = match.groups()
+                    revisions[repository] = commit
+    return revisions

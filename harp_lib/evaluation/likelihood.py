@@ -18,8 +18,7 @@ CONCLUSION = "So the answer is"  # how every worked example of BBH ends its reas
 
 
 def log_odds_margin(log_likelihoods: Sequence[float], right: int) -> float:
-    """Log-odds of the right choice against all others together; 0 of two choices is a toss of a
-    coin.
+    """Log-odds of the right choice against all others together; a coin toss between two has 0.
 
     Parameters
     ----------
@@ -42,47 +41,57 @@ def log_odds_margin(log_likelihoods: Sequence[float], right: int) -> float:
 def bits_per_byte(log_likelihood: float, answer: str) -> float:
     """Bits that a model needs for each byte of an answer; less is better.
 
-    ``log_likelihood`` is in nats, summed over the answer's tokens. ``answer`` is what follows the
-    prompt, with the blank between them; its bytes are those of its UTF-8 form, so that models with
-    different vocabularies are comparable.
+    Parameters
+    ----------
+    log_likelihood : float
+        In nats, summed over the answer's tokens.
+    answer : str
+        What follows the prompt, with the blank between them. Its bytes are counted in UTF-8, so
+        that models with different vocabularies are comparable.
     """
     return -log_likelihood / (math.log(2) * len(answer.encode("utf-8")))
 
 
 def right_choice(task: Any, row: Mapping[str, Any]) -> int:
-    """Index of the right choice of a multiple-choice question, as lm-eval's ``process_results``
-    finds it.
-    """
+    """Index of the right choice of a question, as lm-eval's ``process_results`` finds it."""
     target = task.doc_to_text(row) if task.multiple_input else task.doc_to_target(row)
-    return target if isinstance(target, int) else task.doc_to_choice(row).index(target)
+    if isinstance(target, int):
+        return target
+    return task.doc_to_choice(row).index(target)
 
 
 def reference_answer(row: Mapping[str, Any], path: str) -> str:
-    """The reference answer of a row; a dot in ``path`` leads into a nested field or to an item of a
-    list.
+    """The reference answer of a row.
+
+    A dot in ``path`` leads into a nested field, or to an item of a list: ``answer.aliases.0``.
     """
     value: Any = row
     for key in path.split("."):
-        value = value[int(key)] if isinstance(value, list) else value[key]
+        place: str | int = key
+        if isinstance(value, list):
+            place = int(key)
+        value = value[place]
     return str(value).strip()
 
 
 def guess_rate(row: Mapping[str, Any]) -> float:
-    """How often a guess in the right format is right, for a row of BBH: from its own list of
-    options.
+    """How often a guess in the right format is right, for a row of BBH.
 
-    Where the question lists "(A) …", the target is one of these letters; yes or no, true or false,
-    valid or invalid are one of two; all other targets (numbers, words, brackets) cannot be guessed.
+    Where the question lists options "(A) …" and the target is one of these letters, a guess is one
+    of the options. Yes or no, true or false, valid or invalid are one of two. All other targets
+    (numbers, words, brackets) cannot be guessed.
     """
     options = re.findall(r"^\([A-Z]\) ", row["input"], re.MULTILINE)
     if options and re.fullmatch(r"\([A-Z]\)", row["target"]):
         return 1 / len(options)
-    return 0.5 if row["target"].lower() in ONE_OF_TWO else 0.0
+    if row["target"].lower() in ONE_OF_TWO:
+        return 0.5
+    return 0.0
 
 
 def reasoning_before_conclusion(reply: str) -> str | None:
-    """A written chain of thought up to and with "So the answer is", after which the target follows;
-    or None.
-    """
-    reasoning, found, _ = reply.partition(CONCLUSION)
-    return reasoning + found if found else None
+    """A chain of thought up to and with "So the answer is"; None if the reply does not say so."""
+    reasoning, conclusion, _ = reply.partition(CONCLUSION)
+    if not conclusion:
+        return None
+    return reasoning + conclusion

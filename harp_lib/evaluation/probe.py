@@ -1,5 +1,6 @@
-"""Looking into the attention of a real model, one layer at a time, so that memory holds one layer's
-attention.
+"""A look into the attention of a real model, one layer at a time.
+
+Memory holds the attention matrices of a single layer.
 """
 
 from collections.abc import Callable
@@ -19,19 +20,15 @@ from harp_lib.theory import visible_positions
 
 
 class LayerView(NamedTuple):
-    """What passes through one decoder layer. B texts, N tokens, width d, H heads of width Dh."""
+    """What passes through one decoder layer: B texts, N tokens, width d, H heads of width Dh."""
 
-    layer: int
+    layer: int  # index from the bottom
     entering: torch.Tensor  # (B, N, d), the residual stream before the layer
-    projected: (
-        torch.Tensor
-    )  # (B, N, d), what queries, keys and values are projected from: normalised
+    projected: torch.Tensor  # (B, N, d), normalised: queries, keys and values are projected from it
     attention: torch.Tensor  # (B, H, N, N)
     value_states: torch.Tensor  # (B, H, N, Dh), of each query head
     branch: torch.Tensor  # (B, N, d), what attention adds to the residual stream
-    value_only_branch: (
-        torch.Tensor
-    )  # (B, N, d), what it would add without queries and keys, at alpha = 1
+    value_only_branch: torch.Tensor  # (B, N, d), the same without queries and keys, at alpha = 1
     leaving: torch.Tensor  # (B, N, d), the residual stream after the layer
     visible: torch.Tensor  # (N,), positions that each token attends to
 
@@ -40,12 +37,24 @@ class LayerView(NamedTuple):
 def observe_layers(
     model: PreTrainedModel, ids: torch.Tensor, visit: Callable[[LayerView], None]
 ) -> None:
-    """Run a dense model over texts (B, N) of equal length and call ``visit`` for each layer, from
-    the bottom.
+    """Run a dense model over texts and call ``visit`` for each layer, bottom to top.
 
     What ``visit`` does not keep is freed. The last layer's output is taken before the final norm;
     the ``hidden_states`` of transformers have it after. Attention is computed eagerly meanwhile,
     because other kernels keep no weights.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    ids : torch.Tensor
+        Texts of equal length (B, N).
+    visit : callable
+        Takes a :class:`LayerView`.
+
+    Raises
+    ------
+    ValueError
+        If the model is pruned already, or could not be made value-only.
     """
     layers = decoder_layers(model)
     check_plan(model, PruningPlan.value_only(len(layers), [1.0] * len(layers)))
@@ -64,43 +73,62 @@ def _watch(
     config: PreTrainedConfig,
     visit: Callable[[LayerView], None],
 ) -> None:
-    seen: dict[str, torch.Tensor] = {}
-    attention, window = layer.self_attn, attention_window(config, index)
+    """Hook onto a layer, its attention and the end of its attention branch."""
+    attention = layer.self_attn
+    window = attention_window(config, index)
     multiplier = getattr(config, "residual_multiplier", 1.0)  # Granite has one
+    seen: dict[str, torch.Tensor] = {}
 
-    def attend(_: nn.Module, args: tuple, kwargs: dict, output: tuple) -> None:
+    def after_attention(module: nn.Module, args: tuple, kwargs: dict, output: tuple) -> None:
         seen["projected"] = args[0] if args else kwargs["hidden_states"]
-        seen["weights"] = output[1]
+        seen["weights"] = output[1]  # (B, H, N, N)
 
-    def exit_branch(_: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
-        seen["branch"] = multiplier * (output[0] if isinstance(output, tuple) else output)
+    def after_branch(module: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
+        seen["branch"] = multiplier * _first(output)
 
-    def leave(_: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
-        leaving = output[0] if isinstance(output, tuple) else output
-        projected, weights, norm = seen["projected"], seen["weights"], output_norm(layer)
-        alone = LoneAttention(index, attention)(projected)[0]
-        values = (
-            attention.v_proj(projected).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
-        )  # (B, K, N, Dh)
-        visit(
-            LayerView(
-                layer=index,
-                entering=args[0].to(
-                    leaving.device
-                ),  # another one, where a model is spread over several
-                projected=projected,
-                attention=weights,
-                value_states=values.repeat_interleave(
-                    weights.shape[1] // values.shape[1], dim=1
-                ),  # (B, H, N, Dh)
-                branch=seen["branch"],
-                value_only_branch=multiplier * (norm(alone) if norm else alone),
-                leaving=leaving,
-                visible=visible_positions(weights.shape[-1], window),
-            )
+    def after_layer(module: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
+        leaving = _first(output)
+        entering = args[0].to(leaving.device)  # a model may be spread over several devices
+        projected = seen["projected"]
+        weights = seen["weights"]
+        num_tokens = weights.shape[-1]
+        view = LayerView(
+            layer=index,
+            entering=entering,
+            projected=projected,
+            attention=weights,
+            value_states=_value_states(attention, projected, weights.shape[1]),
+            branch=seen["branch"],
+            value_only_branch=multiplier * _value_only_branch(index, layer, projected),
+            leaving=leaving,
+            visible=visible_positions(num_tokens, window),
         )
+        visit(view)
         seen.clear()
 
-    hooks.enter_context(attention.register_forward_hook(attend, with_kwargs=True))
-    hooks.enter_context(branch_exit(layer).register_forward_hook(exit_branch))
-    hooks.enter_context(layer.register_forward_hook(leave))
+    hooks.enter_context(attention.register_forward_hook(after_attention, with_kwargs=True))
+    hooks.enter_context(branch_exit(layer).register_forward_hook(after_branch))
+    hooks.enter_context(layer.register_forward_hook(after_layer))
+
+
+def _first(output: torch.Tensor | tuple) -> torch.Tensor:
+    """The hidden states that a module returns, alone or before other things."""
+    if isinstance(output, tuple):
+        return output[0]
+    return output
+
+
+def _value_states(attention: nn.Module, projected: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Values (B, H, N, Dh), repeated for the query heads that share them."""
+    values = attention.v_proj(projected)  # (B, N, K·Dh)
+    values = values.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)  # (B, K, N, Dh)
+    return values.repeat_interleave(num_heads // values.shape[1], dim=1)  # (B, H, N, Dh)
+
+
+def _value_only_branch(index: int, layer: nn.Module, projected: torch.Tensor) -> torch.Tensor:
+    """The attention branch (B, N, d) if every token attended to itself alone."""
+    branch, _ = LoneAttention(index, layer.self_attn)(projected)
+    norm = output_norm(layer)
+    if norm is None:
+        return branch
+    return norm(branch)

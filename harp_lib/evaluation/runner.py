@@ -5,7 +5,7 @@ Prompts, few-shot format, filters and metrics stay lm-eval's own; LongBench's be
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,13 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib.evaluation import longbench
-from harp_lib.evaluation.benchmarks import LONGBENCH, Benchmark, Subtasks, at_hand, folder_of
+from harp_lib.evaluation.benchmarks import (
+    LONGBENCH,
+    Benchmark,
+    Subtasks,
+    available_tasks,
+    folder_of,
+)
 from harp_lib.evaluation.likelihood import reference_answer
 from harp_lib.evaluation.prefix_lm import PrefixLM
 from harp_lib.models.registry import quiet
@@ -26,34 +32,49 @@ from harp_lib.models.registry import quiet
 
 @contextmanager
 def quiet_lm_eval() -> Iterator[None]:
-    """One progress bar counts the cells: those of lm-eval and datasets, and their remarks, stay out
-    of sight.
-    """
-    logger, bar = logging.getLogger("lm_eval"), lm_eval.api.task.tqdm
-    before, shown = logger.level, datasets.is_progress_bar_enabled()
+    """Without the progress bars and remarks of lm-eval and datasets: one bar counts our cells."""
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    progress_bar = lm_eval.api.task.tqdm
+    datasets_show_bars = datasets.is_progress_bar_enabled()
     logger.setLevel(logging.ERROR)
     datasets.disable_progress_bars()
-    lm_eval.api.task.tqdm = lambda items, **_: items
+    lm_eval.api.task.tqdm = _without_bar
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", module="fuzzywuzzy"
-            )  # its slow matcher is LongBench's
+            # LongBench wants the slow matcher that this module warns of.
+            warnings.filterwarnings("ignore", module="fuzzywuzzy")
             yield
     finally:
-        logger.setLevel(before)
-        lm_eval.api.task.tqdm = bar
-        if shown:
+        logger.setLevel(level)
+        lm_eval.api.task.tqdm = progress_bar
+        if datasets_show_bars:
             datasets.enable_progress_bars()
 
 
-class Runner(PrefixLM):
-    """lm-eval's model, without a progress bar for each task, and with LongBench's prompts and
-    settings.
+def _without_bar(items: Iterable, **options: Any) -> Iterable:
+    """In place of tqdm."""
+    return items
 
-    ``context`` is what LongBench's prompts are cut to, in their middle; None for all other tasks.
-    On LongBench the tokenizer puts a BOS token before a prompt if it likes; else only Gemma's does,
-    as in lm-eval 0.4.7, which the paper used.
+
+class Runner(PrefixLM):
+    """lm-eval's model without a progress bar for each task, and with LongBench's own prompts.
+
+    On LongBench a prompt begins with a BOS token if the tokenizer puts one there. On all other
+    tasks only Gemma's does, as in lm-eval 0.4.7, which the paper used.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    tokenizer : PreTrainedTokenizerBase
+    batch_size : int
+    context : int, optional
+        How many tokens LongBench's prompts are cut to, in their middle; None on all other tasks.
+
+    Attributes
+    ----------
+    cut_to : int or None
+        What LongBench's prompts were cut to: less than ``context`` if the model reads less.
     """
 
     @quiet_lm_eval()
@@ -64,30 +85,35 @@ class Runner(PrefixLM):
         batch_size: int = 1,
         context: int | None = None,
     ) -> None:
-        bos = "gemma" in model.config.model_type if context is None else None
+        add_bos_token = None  # as the tokenizer does
+        if context is None:
+            add_bos_token = "gemma" in model.config.model_type
         super().__init__(
-            pretrained=model, tokenizer=tokenizer, batch_size=batch_size, add_bos_token=bos
+            pretrained=model,
+            tokenizer=tokenizer,
+            batch_size=batch_size,
+            add_bos_token=add_bos_token,
         )
         self.context = context
-        self.cut_to: int | None = (
-            None  # what prompts were cut to, where the model reads less than ``context``
-        )
+        self.cut_to: int | None = None
 
     def loglikelihood(self, requests: list, disable_tqdm: bool = True) -> list:
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def generate_until(self, requests: list, disable_tqdm: bool = True) -> list[str]:
-        return super().generate_until(self.officially(requests), disable_tqdm=True)
+        return super().generate_until(self.official_requests(requests), disable_tqdm=True)
 
-    def answer_log_likelihoods(self, asked: list["ReferenceAnswer"]) -> list[float]:
-        """Log-likelihood of each answer after its prompt, in nats.
+    def answer_log_likelihoods(self, questions: list["ReferenceAnswer"]) -> list[float]:
+        """Log-likelihood of each reference answer after its prompt, in nats.
 
         A prompt's tokens are those after which an answer would be written. lm-eval's
         ``loglikelihood`` would count white space at its end to the answer, or lose it where a
         tokenizer joins it to what stands before.
         """
+        if not questions:
+            return []
         requests = []
-        for question in asked:
+        for question in questions:
             prompt = self.tok_encode(question.prompt)
             whole = self.tok_encode(question.prompt + question.answer)
             if whole[: len(prompt)] == prompt and len(whole) > len(prompt):
@@ -95,17 +121,16 @@ class Runner(PrefixLM):
             else:
                 answer = self.tok_encode(question.answer, add_special_tokens=False)
             requests.append(((question.prompt, question.answer), prompt, answer))
-        answers = self._loglikelihood_tokens(requests, disable_tqdm=True) if requests else []
+        answers = self._loglikelihood_tokens(requests, disable_tqdm=True)
         return [log_likelihood for log_likelihood, _ in answers]
 
-    def officially(self, requests: list) -> list:
-        """LongBench's generation requests as its authors make them; those of other tasks as they
-        are.
-        """
+    def official_requests(self, requests: list) -> list:
+        """LongBench's generation requests as its authors make them; those of other tasks as is."""
         if self.context is None:
             return requests
         # A model with a short context reads what leaves room for the answer.
-        self.cut_to = min(self.context, self.max_length - requests[0].args[1]["max_gen_toks"])
+        new_tokens = requests[0].args[1]["max_gen_toks"]
+        self.cut_to = min(self.context, self.max_length - new_tokens)
         return [
             longbench.official_request(request, self.tokenizer, self.cut_to) for request in requests
         ]
@@ -123,7 +148,7 @@ def evaluate(
 
 
 class ReferenceAnswer(NamedTuple):
-    """A prompt, and the reference answer in the place where a model would write its own."""
+    """A question's prompt, and the reference answer where a model would write its own."""
 
     subtask: str
     number: int  # of the question, in its subtask
@@ -132,10 +157,10 @@ class ReferenceAnswer(NamedTuple):
 
     @property
     def answer(self) -> str:
-        """The reference as it follows the prompt: after a blank, unless the prompt ends in white
-        space.
-        """
-        return self.reference if self.prompt[-1:].isspace() else f" {self.reference}"
+        """The reference after a blank, or without one where the prompt ends in white space."""
+        if self.prompt[-1:].isspace():
+            return self.reference
+        return f" {self.reference}"
 
     def after(self, reasoning: str) -> "ReferenceAnswer":
         """The same with a chain of thought at the end of the prompt."""
@@ -148,14 +173,15 @@ def reference_answers(
     runner: Runner, loaded: dict[str, Any], benchmark: Benchmark, rows: int | None, shots_seed: int
 ) -> list[ReferenceAnswer]:
     """The reference answer of each question, after the very prompt that a model would answer."""
-    found = []
+    questions = []
     for subtask, task in loaded["tasks"].items():
         task.set_fewshot_seed(shots_seed)
         task.build_all_requests(limit=rows, rank=0, world_size=1)
-        for request in runner.officially(task.instances):
+        for request in runner.official_requests(task.instances):
+            prompt = request.args[0]
             reference = reference_answer(request.doc, benchmark.reference)
-            found.append(ReferenceAnswer(subtask, request.doc_id, request.args[0], reference))
-    return found
+            questions.append(ReferenceAnswer(subtask, request.doc_id, prompt, reference))
+    return questions
 
 
 @quiet_lm_eval()
@@ -166,29 +192,48 @@ def load_tasks(
     cache: str | Path,
     subtasks: Subtasks = None,
 ) -> dict[str, Any]:
-    """A benchmark's tasks, as lm-eval loads them from its own files, with other settings.
+    """A benchmark's tasks, as lm-eval loads them from its own files, with some settings replaced.
 
-    Replaced are where the rows come from (``source``: ``embedded``, ``hub`` or a folder), how many
-    of them are examples (``shots``), whether these are the same for all questions (``same_shots``;
-    else lm-eval draws them for each, as it pleases), and how long answers get (``new_tokens``; None
-    is lm-eval's own limit).
+    Parameters
+    ----------
+    benchmark : Benchmark
+    source : str
+        Where the rows come from: ``embedded``, ``hub`` or a folder.
+    settings : dict
+        ``shots``: how many examples stand before a question, by default none. ``same_shots``:
+        whether these are the first ones for all questions; lm-eval draws them for each question
+        otherwise, unless the task's file says how. ``new_tokens``: how long answers get; None is
+        lm-eval's own limit.
+    cache : str or Path
+        Folder for the datasets' copies of local rows.
+    subtasks : int or list of str, optional
+        As in :func:`~harp_lib.evaluation.benchmarks.available_tasks`.
+
+    Returns
+    -------
+    dict
+        What ``lm_eval.evaluate`` takes; ``tasks`` holds the tasks by name.
     """
-    rows, tasks = folder_of(source), []
-    for name, official in at_hand(benchmark, source, subtasks).items():
-        task = load_yaml(official) | {"task": name, "num_fewshot": settings.get("shots", 0)}
+    folder = folder_of(source)
+    tasks = []
+    for name, official_file in available_tasks(benchmark, source, subtasks).items():
+        task = load_yaml(official_file)
+        task["task"] = name
+        task["num_fewshot"] = settings.get("shots", 0)
         if name in LONGBENCH:
             task = longbench.official_task(benchmark, task)
         if settings.get("same_shots"):
             task.setdefault("fewshot_config", {"sampler": "first_n"})
         if settings.get("new_tokens"):
-            task["generation_kwargs"] = task.get("generation_kwargs", {}) | {
-                "max_gen_toks": settings["new_tokens"]
+            generation = task.get("generation_kwargs", {})
+            task["generation_kwargs"] = {**generation, "max_gen_toks": settings["new_tokens"]}
+        if folder is not None:
+            files = sorted((folder / name).glob("*.jsonl"))
+            task["dataset_path"] = "json"
+            task["dataset_name"] = None
+            task["dataset_kwargs"] = {
+                "data_files": {file.stem: str(file.resolve()) for file in files},
+                "cache_dir": str(cache),
             }
-        if rows is not None:
-            files = {
-                file.stem: str(file.resolve()) for file in sorted((rows / name).glob("*.jsonl"))
-            }
-            task |= {"dataset_path": "json", "dataset_name": None}
-            task["dataset_kwargs"] = {"data_files": files, "cache_dir": str(cache)}
         tasks.append(task)
     return TaskManager(include_defaults=False).load(tasks)

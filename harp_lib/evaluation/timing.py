@@ -1,8 +1,5 @@
-"""How long a model takes and how much memory: what is measured, and how; the experiment is
-elsewhere.
-"""
+"""How time and memory of a model are measured; ``experiments/efficiency.py`` says of what."""
 
-import copy
 import ctypes
 import re
 import time
@@ -12,9 +9,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from tqdm import tqdm
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+# efficiency.py continues filled caches
+from harp_lib.evaluation.prefix_lm import continued as continued
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import ATTENTION_PARTS, count_tokens, num_groups
 
@@ -24,20 +24,31 @@ T = TypeVar("T")
 def interleaved(
     measurements: Mapping[str, Callable[[], T]], repetitions: int, bar: tqdm, warm_up: bool = True
 ) -> dict[str, list[T]]:
-    """Results by name, measured in turn: what stands at one place in two lists was measured side by
-    side.
+    """Call measurements in turn, and return the results of each, one for each repetition.
 
-    Each repetition calls every measurement once, begins with another one than the last and goes the
-    other way round, so that what one leaves behind (heat, memory) meets them all. ``warm_up`` calls
-    every one once before and forgets the result: the first call chooses kernels and asks for
-    memory.
+    Results at one place of two lists were measured side by side. Each repetition begins with
+    another measurement than the one before and goes the other way round, so that what a measurement
+    leaves behind (heat, memory) meets all of them.
+
+    Parameters
+    ----------
+    measurements : mapping of str to callable
+    repetitions : int
+    bar : tqdm
+        Is moved after each call.
+    warm_up : bool
+        Call each measurement once before, and forget the result: the first call chooses kernels and
+        asks for memory.
     """
     names = list(measurements)
     results: dict[str, list[T]] = {name: [] for name in names}
-    for repetition in range(-int(warm_up), repetitions):
+    first_repetition = -1 if warm_up else 0
+    for repetition in range(first_repetition, repetitions):
         first = repetition % len(names)
         order = names[first:] + names[:first]
-        for name in reversed(order) if repetition % 2 else order:
+        if repetition % 2:
+            order.reverse()
+        for name in order:
             result = measurements[name]()
             if repetition >= 0:
                 results[name].append(result)
@@ -50,38 +61,52 @@ def seconds_of(run: Callable[[], Any], device: torch.device) -> float:
     begin = _now(device)
     result = run()
     seconds = _now(device) - begin
-    del result  # whose memory is given back after the clock has stopped
+    del result  # its memory is given back after the clock has stopped
     return seconds
 
 
 def module_seconds(
     model: PreTrainedModel, run: Callable[[], Any], device: torch.device
 ) -> dict[str, float]:
-    """Seconds that ``run``, which calls ``model``, spends in each part of it.
+    """Seconds that ``run``, which calls ``model``, spends in each part of the model.
 
-    ``attention`` is scores, weighted sum of values, rotary embedding and cache; ``projections`` Q,
-    K, V and O; ``rest`` norms, residual sums, embeddings and output head.
+    Returns
+    -------
+    dict
+        ``attention``: scores, weighted sum of values, rotary embedding and cache; ``projections``:
+        Q, K, V and O; ``ffn``; ``rest``: norms, residual sums, embeddings and output head.
     """
     stamps: dict[str, list[float]] = {"attention": [], "projections": [], "ffn": []}
+
+    def watch(part: str, module: nn.Module) -> None:
+        def stamp(*_: object) -> None:
+            stamps[part].append(_now(device))
+
+        hooks.enter_context(module.register_forward_pre_hook(stamp))
+        hooks.enter_context(module.register_forward_hook(stamp))
+
     with ExitStack() as hooks:
         for layer in decoder_layers(model):
-            inner = [getattr(layer.self_attn, name, None) for name in ATTENTION_PARTS]
-            timed = [("projections", module) for module in inner if module is not None]
-            for part, module in (*timed, ("attention", layer.self_attn), ("ffn", layer.mlp)):
-
-                def stamp(*_: object, part: str = part) -> None:
-                    stamps[part].append(_now(device))
-
-                hooks.enter_context(module.register_forward_pre_hook(stamp))
-                hooks.enter_context(module.register_forward_hook(stamp))
+            for name in ATTENTION_PARTS:
+                projection = getattr(layer.self_attn, name, None)
+                if projection is not None:
+                    watch("projections", projection)
+            watch("attention", layer.self_attn)
+            watch("ffn", layer.mlp)
         whole = seconds_of(run, device)
-    parts = {part: sum(marks[1::2]) - sum(marks[::2]) for part, marks in stamps.items()}
-    rest = whole - parts["attention"] - parts["ffn"]
-    return parts | {"attention": parts["attention"] - parts["projections"], "rest": rest}
+
+    seconds = {}
+    for part, times in stamps.items():
+        begins = times[::2]
+        ends = times[1::2]
+        seconds[part] = sum(ends) - sum(begins)
+    seconds["rest"] = whole - seconds["attention"] - seconds["ffn"]
+    seconds["attention"] -= seconds["projections"]  # which are inside attention
+    return seconds
 
 
 def _now(device: torch.device) -> float:
-    """A point in time, in seconds: on a GPU, after it has done what it was given so far."""
+    """A point in time, in seconds; on a GPU, once it has done what it was given so far."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -89,60 +114,47 @@ def _now(device: torch.device) -> float:
 
 @torch.no_grad()
 def prefill(model: PreTrainedModel, ids: torch.Tensor) -> Cache:
-    """Read ``ids`` (1, N) as ``generate`` does before the first new token, with logits of the last
-    position alone.
-    """
+    """Read ``ids`` (1, N) as ``generate`` does: with logits of the last position alone."""
     return model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
 
 
 @torch.no_grad()
 def decode(model: PreTrainedModel, cache: Cache, ids: torch.Tensor) -> torch.Tensor:
-    """Read ``ids`` (1, S) one by one after what ``cache`` holds, as they would be generated: the
-    last logits (1, V).
-    """
+    """Read ``ids`` (1, S) one by one after what ``cache`` holds; return the last logits (1, V)."""
     for token in ids.split(1, dim=1):
         logits = model(input_ids=token, past_key_values=cache, use_cache=True).logits
     return logits[:, -1]
 
 
 def filled_cache(model: PreTrainedModel, tokens: int) -> DynamicCache:
-    """A cache of the kind that ``generate`` makes, filled with random keys and values of so many
-    tokens.
+    """A cache such as ``generate`` makes, with random keys and values of ``tokens`` tokens.
 
-    Layers without keys count tokens only; a sliding window keeps what it would keep.
+    Layers without keys only count tokens; a sliding window keeps what it would keep.
     """
-    cache, place = DynamicCache(config=model.config), {"dtype": model.dtype, "device": model.device}
+    cache = DynamicCache(config=model.config)
     for index, layer in enumerate(decoder_layers(model)):
         attention = layer.self_attn
         if hasattr(attention, "k_proj"):
             shape = (1, num_groups(attention), tokens, attention.head_dim)  # (1, K, N, Dh)
-            cache.update(torch.randn(shape, **place), torch.randn(shape, **place), index)
+            keys = torch.randn(shape, dtype=model.dtype, device=model.device)
+            values = torch.randn(shape, dtype=model.dtype, device=model.device)
+            cache.update(keys, values, index)
         else:
-            count_tokens(cache, index, torch.empty(1, tokens, 0, **place))
+            hidden_states = torch.empty(1, tokens, 0, dtype=model.dtype, device=model.device)
+            count_tokens(cache, index, hidden_states)
     return cache
 
 
-def continued(cache: DynamicCache) -> DynamicCache:
-    """A cache that begins with what ``cache`` holds and leaves it as it is: new tokens make new
-    tensors.
-    """
-    twin = copy.copy(cache)
-    twin.layers = [copy.copy(layer) for layer in cache.layers]
-    return twin
-
-
 def cache_bytes(cache: Cache) -> int:
-    """Bytes of the keys and values in a cache; a sliding window of W tokens refers to the last W -
-    1.
-    """
+    """Bytes of keys and values in a cache; a sliding window of W tokens holds the last W - 1."""
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
 
 
 def peak_memory(run: Callable[[], T], device: torch.device) -> tuple[T, int | None]:
-    """What ``run`` returns, and how many bytes it has at most beyond those in use before.
+    """What ``run`` returns, and the most bytes it uses beyond those in use before.
 
-    On a GPU, of tensors. Elsewhere of the whole process, in resident memory, which Linux alone
-    tells; else None.
+    On a GPU these are bytes of tensors. Elsewhere they are resident memory of the whole process,
+    which only Linux reports; on other systems the second value is None.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -150,17 +162,18 @@ def peak_memory(run: Callable[[], T], device: torch.device) -> tuple[T, int | No
         result = run()
         return result, torch.cuda.max_memory_allocated(device) - before
     try:
-        ctypes.CDLL(None).malloc_trim(
-            0
-        )  # what was freed before would be used again, and not be seen
+        # Memory that was freed before would be used again, and not be seen.
+        ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
-        before = _resident("VmRSS")
+        before = _resident_bytes("VmRSS")
     except (AttributeError, OSError, TypeError):  # another C library, another system
         return run(), None
     result = run()
-    return result, _resident("VmHWM") - before
+    return result, _resident_bytes("VmHWM") - before
 
 
-def _resident(field: str) -> int:
+def _resident_bytes(field: str) -> int:
+    """A field of the kernel's status of this process, in bytes."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
-    return 1024 * int(re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE).group(1))
+    kilobytes = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE).group(1)
+    return 1024 * int(kilobytes)
