@@ -7,6 +7,7 @@ from scipy import stats
 
 from harp_lib import accounting
 from harp_lib.names import CORPUS_TITLES
+from harp_lib.report.claims.registry import claim_test
 from harp_lib.report.claims.score_tests import (
     NOTHING,
     PLANS,
@@ -42,6 +43,7 @@ def exactly(value: float, n: int) -> Interval:
     return Interval(float(value), float(value), float(value), int(n))
 
 
+@claim_test
 def of_documents(source, method, quantities, of, goal, depth=0.0):
     """What the layers above a share of the depth have in a document, on average of each corpus."""
     take, unit, about = OF[of]
@@ -57,6 +59,7 @@ def of_documents(source, method, quantities, of, goal, depth=0.0):
             yield Finding(found, unit, f"{about} on {CORPUS_TITLES[text]}", goal)
 
 
+@claim_test
 def small_bound(source):
     """Share of the layers with v < 1 in which d(H) decreases.
 
@@ -88,6 +91,7 @@ def _stream(source, plan: str) -> np.ndarray:
     return np.log(np.divide(own, dense))[:, min(map(int, alphas)) + 1 :]
 
 
+@claim_test
 def stream_changed(source):
     """How much larger the residual stream is at the top with α = 1."""
     larger = mean_interval(np.expm1(_stream(source, "alpha-1")[:, -1]))
@@ -96,6 +100,7 @@ def stream_changed(source):
     yield Finding(larger, "%", "at the top, α = 1", goal, less=is_smaller)
 
 
+@claim_test
 def norm_restored(source, goal):
     """Which share of the deviation from the dense norm is gone with the searched α, at the top and
     over the layers.
@@ -111,6 +116,7 @@ def norm_restored(source, goal):
         yield Finding(gone, "share", f"of the deviation is gone {where}", goal, reason=reason)
 
 
+@claim_test
 def alphas_alike(source):
     """The rank correlation of the α searched on two corpora."""
     found = [result["alphas"] for result in source.of("harp", "search-").values()]
@@ -123,6 +129,7 @@ def alphas_alike(source):
     yield Finding(rank_correlation(*found[:2]), "ρ", paper=(told,))
 
 
+@claim_test
 def similar_layers(source):
     """Share of the layers picked by the similarity metric that are top layers: at least the paper's
     share is needed.
@@ -141,6 +148,7 @@ def _worse(source, text: str, plan: str, than: str) -> Interval:
     return change(before["nll"], after["nll"], after["tokens"])
 
 
+@claim_test
 def norm_reason(source):
     """Is the α that keeps the norm better than others that shrink, and no worse than the searched
     α?
@@ -160,6 +168,7 @@ def norm_reason(source):
     yield weakest([*pieces, norm]) if won.interval.low > 0 else won
 
 
+@claim_test
 def perplexity_change(source, worse, better, splits, at_most=None):
     """How much higher perplexity is with some plans than with another, on each text: ``{own}`` is
     its corpus.
@@ -187,6 +196,7 @@ def perplexity_change(source, worse, better, splits, at_most=None):
         yield weakest(pieces)
 
 
+@claim_test
 def tuned_ranges(source, at_most):
     """How much higher perplexity is with the paper's range of each baseline than with the best of
     ours.
@@ -199,6 +209,7 @@ def tuned_ranges(source, at_most):
     yield weakest(pieces, "one of the paper's models")
 
 
+@claim_test
 def exact(source, pairs, within):
     """Share of the printed numbers of each of the paper's models that follow from its config, to
     the printed digit.
@@ -221,6 +232,7 @@ def _prefills(source, against: str) -> dict[int, list[list[float]]]:
     return {length: pair for length, pair in pairs.items() if min(map(len, pair)) > 1}
 
 
+@claim_test
 def time_saved(source, against, at="every", goal=0.0, only=None):
     """Which share of the time of a prefill HARP saves, where it is least of every length, at the
     longest, or at one.
@@ -242,6 +254,7 @@ def time_saved(source, against, at="every", goal=0.0, only=None):
     yield weakest(pieces, f"repeated prefills of {against}")
 
 
+@claim_test
 def time_saved_grows(source):
     """How much less of the dense model's time HARP takes at the longest prefill than at the
     shortest (Welch's t).
@@ -257,6 +270,7 @@ def time_saved_grows(source):
     yield Finding(Interval(*fall, sum(map(len, logs))), "%", about)
 
 
+@claim_test
 def attention_share(source):
     """Attention's share of the time of attention and FFN, on both sides of N = d_ff: less than
     half, then more.
@@ -283,6 +297,7 @@ def attention_share(source):
         yield weakest(found) if found else missing
 
 
+@claim_test
 def overtaking(source):
     """From how many times d_ff on attention takes as many operations as the FFN, all query-key
     pairs counted.
