@@ -28,7 +28,7 @@ MODULES = (  # in which figures and tables are registered
     "figures_harp",
     "figures_costs",
     "figures_scores",
-    "scores",
+    "score_tables",
     "likelihoods",
     "tables",
     "claims",
@@ -201,10 +201,10 @@ def rendered(text: str, profile: dict) -> str:
     A block stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` and is made for
     ``profile``. A block that begins with ``NAME of PROFILE`` is made for that profile.
     """
-    from harp_lib.report import claims, figures_costs, figures_harp, scores
+    from harp_lib.report import claims, figures_costs, figures_harp, score_tables
 
     def results(profile: dict) -> str:
-        shown, _ = scores.at_a_glance(profile)
+        shown, _ = score_tables.at_a_glance(profile)
         return f"{claims.headline(profile)}\n\n{markdown(shown)}"
 
     def frontier(profile: dict) -> str:
