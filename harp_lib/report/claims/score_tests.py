@@ -44,6 +44,8 @@ SPELLINGS = {  # in the paper's tables, by a model's name on the hub
     **{hub: name for name, hub in PAPER_MODELS.items()},
     "Llama-3.1-70B": "LLaMA3.1-70B",
 }
+# The paper's models for which it claims that the searched α rises with the layer.
+RISING_ALPHAS = ("LLaMA3.1-8B", "Mistral-7B-v0.3", "Qwen2-7B")
 REMOVED = {  # what a single layer loses, by its α
     "1": "queries and keys removed",
     "0": "all attention removed",
@@ -306,12 +308,11 @@ def _by_layer(source: Source, store: str, method: str, quantities: Sequence[str]
 def _printed_alpha_trends(model: str) -> tuple[float, ...]:
     """The rank correlation of the α that the paper prints with the layer index.
 
-    It is of the model, or else of the first three of the paper's models: Gemma2-9B and LLaMA3.1-70B
-    are left out.
+    It is of the model, or else of each of the paper's models in ``RISING_ALPHAS``.
     """
     rhos = {}
     rows = paper("alpha_search").query("task == 'wikitext'")
     for name, part in rows.groupby("model", sort=False):
         rhos[name] = comparisons.rank_correlation(part["layer"], part["value"]).value
     rho = rhos.get(paper_model(model))
-    return (rho,) if rho else tuple(rhos.values())[:3]
+    return (rho,) if rho else tuple(rhos[name] for name in RISING_ALPHAS)
