@@ -1,5 +1,6 @@
-"""The judge: three made-up worlds, in which every claim is right, wrong or open; the one rule; the
-words.
+"""The judge of claims: three made-up worlds in which every claim is right, wrong or open.
+
+Also the rule of one finding, what follows from several, and the words.
 """
 
 import inspect
@@ -11,19 +12,25 @@ from harp_lib import config
 from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS, BENCHMARKS, LONGBENCH
 from harp_lib.names import BASELINES
 from harp_lib.report import claims, data
-from harp_lib.report.claims import TESTS, likelihood_tests
-from harp_lib.report.claims.score_tests import Finding, Outcome, weakest
+from harp_lib.report.claims.findings import Finding, Outcome, weakest
+from harp_lib.report.claims.registry import LIKELIHOOD_TESTS, TESTS
 from harp_lib.report.comparisons import Interval
 
-R, N, O = Outcome.REPRODUCED, Outcome.NOT, Outcome.INCONCLUSIVE  # noqa: E741
+RIGHT = Outcome.REPRODUCED
+WRONG = Outcome.NOT
+OPEN = Outcome.INCONCLUSIVE
 MODEL = "meta-llama/Llama-3.1-8B"  # so that claims about the paper's models are judged
-MINI, NONE = ({"name": name, "datasets": "embedded"} for name in ("mini", "none"))
-DOCUMENTS, LAYERS = 8, 10
+MINI = {"name": "mini", "datasets": "embedded"}
+NONE = {"name": "none", "datasets": "embedded"}
+DOCUMENTS = 8
+LAYERS = 10
+CORPORA = ("python-docs", "scipy-docs")
 CLAIMS = {claim["id"]: claim for claim in claims.load_claims()}
 JUDGED = [name for name, claim in CLAIMS.items() if claim["kind"] in ("measured", "ours")]
-UP, DOWN = np.linspace(0.1, 1, LAYERS + 1), np.linspace(1, 0.1, LAYERS + 1)
+UP = np.linspace(0.1, 1, LAYERS + 1)
+DOWN = np.linspace(1, 0.1, LAYERS + 1)
 SIGNS = np.resize([1.0, -1.0], DOCUMENTS)  # documents that disagree
-ELSEWHERE = {  # cannot be all three in these worlds
+ELSEWHERE = {  # claims that cannot be all three in these worlds
     "alpha-alike",
     "lemma-2-use",
     "pruning-changes-norm",
@@ -32,7 +39,7 @@ ELSEWHERE = {  # cannot be all three in these worlds
 
 
 def nll(level, wave=0.01):
-    """Documents whose log perplexity is ``level`` higher, by and large."""
+    """Documents whose log perplexity is ``level`` higher; on a ``wave`` around it they disagree."""
     return {
         "nll": list(300 + np.arange(DOCUMENTS) + 100 * (level + wave * SIGNS)),
         "tokens": [100] * DOCUMENTS,
@@ -40,196 +47,227 @@ def nll(level, wave=0.01):
 
 
 def scores(rate, number, measure="margin"):
-    """Questions of which a method gets the easier ones right, and finds their right answers the
-    more likely.
-    """
+    """Questions of which a method gets the easier ones right, with the more likely answers."""
     right = [float(i < rate * number) for i in range(number)]
-    likely = {
+    likelihoods = {
         "margin": [2 * score - 1 for score in right],
         "bits_per_byte": [2 - score for score in right],
     }
-    questions = {
+    rows = {
         "subtask": ["all"] * number,
         "question": list(range(number)),
         "chance": [0.1] * number,
+        "score": right,
+        measure: likelihoods[measure],
     }
-    return {"rows": questions | {"score": right, measure: likely[measure]}}
+    return {"rows": rows}
 
 
 def documents(right, wrong, world):
-    return [list(right if world == R or (world == O and sign > 0) else wrong) for sign in SIGNS]
+    """What a document has: in the open world one half of them is right and one half wrong."""
+    rows = []
+    for sign in SIGNS:
+        is_right = world == RIGHT or (world == OPEN and sign > 0)
+        rows.append(list(right if is_right else wrong))
+    return rows
 
 
 def main_tables(world):
-    rates = {
-        R: {"harp": (0.7, 0.9), "harp+flap": (0.7, 0.9), "top": (0.2, 0.6), "other": (0.1, 0.7)}
-    }
-    rates |= {
-        N: {"harp": (0.6, 0.5), "harp+flap": (0.3, 0.7), "top": (1, 0.9), "other": (0.95, 0.8)},
-        O: {},
-    }
-    special = {R: {"gsm8k": 0.5, "triviaqa": 0.9}, N: {"gsm8k": 0.9, "triviaqa": 0.3}, O: {}}[world]
-    found = {}
+    rates = {  # on generation and on discriminative tasks
+        RIGHT: {
+            "harp": (0.7, 0.9),
+            "harp+flap": (0.7, 0.9),
+            "top": (0.2, 0.6),
+            "other": (0.1, 0.7),
+        },
+        WRONG: {
+            "harp": (0.6, 0.5),
+            "harp+flap": (0.3, 0.7),
+            "top": (1, 0.9),
+            "other": (0.95, 0.8),
+        },
+        OPEN: {"other": (0.95, 0.95)},
+    }[world]
+    rates_of_harp = {
+        RIGHT: {"gsm8k": 0.5, "triviaqa": 0.9},
+        WRONG: {"gsm8k": 0.9, "triviaqa": 0.3},
+        OPEN: {},
+    }[world]
+    number = 30 if world == OPEN else 100
+    results = {}
     for method in ("dense", "harp", "harp+flap", "top", *BASELINES):
         for task, benchmark in BENCHMARKS.items():
-            sides = rates[world].get(method, rates[world].get("other", (0.95, 0.95)))
-            rate = 0.95 if method == "dense" else sides[benchmark.kind == "discriminative"]
-            rate = special.get(task, rate) if method == "harp" else rate
-            found[method, task] = scores(rate, 30 if world == O else 100)
-    return found
+            generation, discriminative = rates.get(method, rates["other"])
+            rate = discriminative if benchmark.kind == "discriminative" else generation
+            if method == "dense":
+                rate = 0.95
+            if method == "harp":
+                rate = rates_of_harp.get(task, rate)
+            results[method, task] = scores(rate, number)
+    return results
 
 
 def likelihoods(world):
     """The same questions where answers are written: bits per byte of the reference answer."""
-    found = {}
-    for cells in (main_tables(world), ablations(world), longbench(world)):
-        for (method, task), result in cells.items():
+    results = {}
+    for store in (main_tables(world), ablations(world), longbench(world)):
+        for (method, task), result in store.items():
             if task in ALL_BENCHMARKS and not ALL_BENCHMARKS[task].choices:
                 right = result["rows"]["score"]
-                found[method, task] = scores(sum(right) / len(right), len(right), "bits_per_byte")
-    return found
+                rate = sum(right) / len(right)
+                results[method, task] = scores(rate, len(right), "bits_per_byte")
+    return results
 
 
 def ablations(world):
-    found = {
-        ("top", task): result
-        for (method, task), result in main_tables(world).items()
-        if method == "top"
-    }
+    results = {}
+    for (method, task), result in main_tables(world).items():
+        if method == "top":
+            results[method, task] = result
+    rate = {RIGHT: 0.3, WRONG: 1.0, OPEN: 0.95}[world]
     for method in ("bottom", "hessian", "similarity"):
         for task in BENCHMARKS:
-            found[method, task] = scores(
-                {R: 0.3, N: 1.0, O: 0.95}[world], 30 if world == O else 100
-            )
-    found["similarity", "selection"] = {"layers": {R: [8, 9], N: [0, 1], O: [0, 9]}[world]}
-    found["top", "selection"] = {"layers": [8, 9]}
+            results[method, task] = scores(rate, 30 if world == OPEN else 100)
+    picked = {RIGHT: [8, 9], WRONG: [0, 1], OPEN: [0, 9]}[world]
+    results["similarity", "selection"] = {"layers": picked}
+    results["top", "selection"] = {"layers": [8, 9]}
     for i, costs in enumerate(documents(DOWN, UP, world)):
-        found["single-layer", f"document-{i:02}"] = {
-            "dense": 0,
-            "tokens": 100,
-            "1": costs,
-            "0": costs,
-        }
-    return found
+        result = {"dense": 0, "tokens": 100, "1": costs, "0": costs}
+        results["single-layer", f"document-{i:02}"] = result
+    return results
 
 
 def longbench(world):
-    found = {}
+    number = 20 if world == OPEN else 60
+    results = {}
     for i, task in enumerate(LONGBENCH):
-        hop, strong = "hotpot" in task or "2wiki" in task, "multifield" in task
-        rates = {R: (0.95, 0.1) if hop else (0.6, 0.3), N: (0.2, 0.99) if hop else (0.5, 0.9)}
-        ours, mag = rates.get(world, (0.9, 0.7) if i % 2 else (0.7, 0.9))
-        if strong:
-            ours, mag = {R: (0.6, 0.95), N: (0.9, 0.2), O: (0.8, 0.8)}[world]
+        several_hops = "hotpot" in task or "2wiki" in task
+        if "multifield" in task:
+            ours, mag = {RIGHT: (0.6, 0.95), WRONG: (0.9, 0.2), OPEN: (0.8, 0.8)}[world]
+        elif world == RIGHT:
+            ours, mag = (0.95, 0.1) if several_hops else (0.6, 0.3)
+        elif world == WRONG:
+            ours, mag = (0.2, 0.99) if several_hops else (0.5, 0.9)
+        else:
+            ours, mag = (0.9, 0.7) if i % 2 else (0.7, 0.9)
+        rates = {"dense": 0.95, "harp+flap": ours, "mag-sp": mag}
         for method in ("dense", "harp+flap", *BASELINES):
-            rate = {"dense": 0.95, "harp+flap": ours, "mag-sp": mag}.get(method, 0.05)
-            found[method, task] = scores(rate, 20 if world == O else 60)
-    return found
+            results[method, task] = scores(rates.get(method, 0.05), number)
+    return results
 
 
 def alpha_search(world):
-    level, other = {R: (0.3, 0), N: (-0.3, 0.3), O: (0, 0.05)}[world]
-    wave, found = 0.3 if world == O else 0.01, {}
-    for own, far in (("python-docs", "scipy-docs"), ("scipy-docs", "python-docs")):
+    level, level_of_other = {RIGHT: (0.3, 0), WRONG: (-0.3, 0.3), OPEN: (0, 0.05)}[world]
+    wave = 0.3 if world == OPEN else 0.01
+    alphas = {RIGHT: DOWN[:8], WRONG: UP[:8], OPEN: [0.1, 0.8, 0.3, 0.6, 0.5, 0.4, 0.7, 0.2]}[world]
+    results = {}
+    for corpus, other in (CORPORA, CORPORA[::-1]):
+        plans = {
+            "dense": nll(-1),
+            "alpha-1": nll(level, -wave),
+            f"searched-on-{corpus}": nll(0),
+            f"resampled-on-{corpus}": nll(level_of_other, wave),
+            f"searched-on-{other}": nll(level_of_other, wave),
+        }
         for split in ("test", "validation"):
-            plans = {"dense": nll(-1), "alpha-1": nll(level, -wave), f"searched-on-{own}": nll(0)}
-            plans[f"searched-on-{far}"] = plans[f"resampled-on-{own}"] = nll(other, wave)
-            found |= {(plan, f"{own}-{split}"): result for plan, result in plans.items()}
-        alphas = {
-            R: DOWN[:8],
-            N: UP[:8],
-            O: [0.1, 0.8, 0.3, 0.6, 0.5, 0.4, 0.7, 0.2][:: 1 if far > own else -1],
-        }[world]
-        found["harp", f"search-{own}"] = {"alphas": list(alphas), "num_model_layers": LAYERS}
-    return found
+            for plan, result in plans.items():
+                results[plan, f"{corpus}-{split}"] = result
+        searched = list(alphas)
+        if world == OPEN and corpus == "scipy-docs":
+            searched.reverse()
+        results["harp", f"search-{corpus}"] = {"alphas": searched, "num_model_layers": LAYERS}
+    return results
 
 
 def baselines(world):
-    level, wave = {R: (0.3, 0.01), N: (-0.3, 0.01), O: (0, 0.3)}[world]
-    found = {}
+    level, wave = {RIGHT: (0.3, 0.01), WRONG: (-0.3, 0.01), OPEN: (0, 0.3)}[world]
+    results = {}
     for method in ("dense", "harp", "harp+flap", *BASELINES):
-        result = nll(level, wave) if method in BASELINES else nll(0)
-        found |= {
-            (method, f"{corpus}-validation"): result for corpus in ("python-docs", "scipy-docs")
-        }
-    printed, other = {R: (nll(0), nll(0.2)), N: (nll(0.3), nll(0)), O: (nll(0.05, 0.2), nll(0))}[
-        world
-    ]
+        for corpus in CORPORA:
+            is_baseline = method in BASELINES
+            results[method, f"{corpus}-validation"] = nll(level, wave) if is_baseline else nll(0)
+    in_printed_range, in_another = {
+        RIGHT: (nll(0), nll(0.2)),
+        WRONG: (nll(0.3), nll(0)),
+        OPEN: (nll(0.05, 0.2), nll(0)),
+    }[world]
     for row in data.paper("layer_ranges").query("model == 'LLaMA3.1-8B'").itertuples():
-        found[row.method, f"range-{row.start:02}-{row.end:02}"] = printed
-        found[row.method, "range-01-17"] = other
-    return found
+        results[row.method, f"range-{row.start:02}-{row.end:02}"] = in_printed_range
+        results[row.method, "range-01-17"] = in_another
+    return results
 
 
 def similarity(world):
-    alike = documents(UP, DOWN if world == N else 0.9 + DOWN / 20, world)
-    entropy = np.array(
-        documents(
-            [0.99 if world == R else 1.0] * LAYERS, [0.3 if world == N else 0.9] * LAYERS, world
-        )
+    alike = documents(UP, DOWN if world == WRONG else 0.9 + DOWN / 20, world)
+    entropy = documents(
+        [0.99 if world == RIGHT else 1.0] * LAYERS,
+        [0.3 if world == WRONG else 0.9] * LAYERS,
+        world,
     )
-    shrinking = {R: DOWN, N: UP, O: UP}[world]
-    cell = {
+    trained = {
         "similarity": alike,
         "projected similarity": [row[1:] for row in alike],
-        "distance": [list(shrinking)],
-    }
-    cell |= {
-        "entropy": entropy[..., None].tolist(),
+        "distance": [list(DOWN if world == RIGHT else UP)],
+        "entropy": np.array(entropy)[..., None].tolist(),
         "block influence": documents(DOWN[:-1], UP[:-1], world),
     }
-    found = {("trained", corpus): cell for corpus in ("python-docs", "scipy-docs")}
-    return found | {("trained", "block-bound"): {"v": [2.0 if world == O else 0.5] * LAYERS}}
+    bound = 2.0 if world == OPEN else 0.5
+    results = {("trained", corpus): trained for corpus in CORPORA}
+    results["trained", "block-bound"] = {"v": [bound] * LAYERS}
+    return results
 
 
 def norm_change(world):
-    ratios = documents([0.5] * LAYERS, [1.0] * LAYERS, world)
+    depths = LAYERS + 1
     streams = {
-        "dense": [[1.0] * (LAYERS + 1)] * DOCUMENTS,
-        "alpha-1": [[1.3**sign] * 11 for sign in SIGNS],
+        "dense": [[1.0] * depths] * DOCUMENTS,
+        "alpha-1": [[1.3] * depths] * DOCUMENTS,
+        "searched": documents([1.0] * depths, [1.6] * depths, world),
     }
-    streams["alpha-1"] = streams["alpha-1"] if world == O else [[1.3] * 11] * DOCUMENTS
-    streams["searched"] = documents([1.0] * 11, [1.6] * 11, world)
-    levels = {"alpha-1": 0.3, "searched": 0, "reconstructing": 0.2, "constant": 0.2}
-    waves = {plan: (level, 0.01 * i) for i, (plan, level) in enumerate(levels.items())}
-    waves["norm-matching"] = {R: (-0.1, 0), N: (0.15, 0), O: (0, 0.1)}[world]
-    found = {("dense", corpus): {"ratios": ratios} for corpus in ("python-docs", "scipy-docs")}
-    for plan in {*streams, *waves}:
-        found[plan, "reading"] = nll(*waves.get(plan, (0, 0))) | {
-            "without first": streams.get(plan)
-        }
-    return found
+    if world == OPEN:
+        streams["alpha-1"] = [[1.3**sign] * depths for sign in SIGNS]
+    likelihoods_of_plans = {
+        "dense": nll(0, 0),
+        "alpha-1": nll(0.3, 0.0),
+        "searched": nll(0, 0.01),
+        "reconstructing": nll(0.2, 0.02),
+        "constant": nll(0.2, 0.03),
+        "norm-matching": {RIGHT: nll(-0.1, 0), WRONG: nll(0.15, 0), OPEN: nll(0, 0.1)}[world],
+    }
+    ratios = documents([0.5] * LAYERS, [1.0] * LAYERS, world)
+    results = {("dense", corpus): {"ratios": ratios} for corpus in CORPORA}
+    for plan, result in likelihoods_of_plans.items():
+        results[plan, "reading"] = {**result, "without first": streams.get(plan)}
+    return results
 
 
 def efficiency(world):
-    found = {("all", "counted"): {"intermediate_size": 1000}}
+    results = {("all", "counted"): {"intermediate_size": 1000}}
     for length, share in ((1024, 0.9), (65536, 0.8)):
-        harp = {R: [share] * 4, N: [2 - share] * 4, O: [1.2, 1 / 1.2] * 2}[world] * np.linspace(
-            1, 1.01, 4
-        )
-        seconds = {"dense": [1.0] * 4, "harp": list(harp), "thinned": [1.0] * 4}
-        found["all", f"prefill-{length}"] = {"seconds": seconds}
+        shares = {RIGHT: [share] * 4, WRONG: [2 - share] * 4, OPEN: [1.2, 1 / 1.2] * 2}[world]
+        harp = list(shares * np.linspace(1, 1.01, 4))
+        seconds = {"dense": [1.0] * 4, "harp": harp, "thinned": [1.0] * 4}
+        results["all", f"prefill-{length}"] = {"seconds": seconds}
     for length, right in ((512, 0.1), (4096, 10.0)):
-        attention = {R: [right] * 4, N: [1 / right] * 4, O: [0.1, 10.0] * 2}[world]
-        found["all", f"split-{length}"] = {
-            "seconds": {"dense": [{"attention": a, "ffn": 1.0} for a in attention]}
-        }
-    return found
+        attention = {RIGHT: [right] * 4, WRONG: [1 / right] * 4, OPEN: [0.1, 10.0] * 2}[world]
+        runs = [{"attention": seconds, "ffn": 1.0} for seconds in attention]
+        results["all", f"split-{length}"] = {"seconds": {"dense": runs}}
+    return results
 
 
-def judged(claim, monkeypatch, stores, tests=TESTS):
-    """The outcome of a claim in a made-up world; ``tests`` are those by accuracy, or those by
-    likelihood.
-    """
+def outcome_of(claim, monkeypatch, results, tests=TESTS):
+    """The outcome of a claim from made-up ``results`` of stores, by accuracy or by likelihood."""
     inputs = {"alphas": {"9": 0.5, "8": 0.5}}
-    stores = {
-        name: {(MODEL, *key): {"inputs": inputs, "result": result} for key, result in cells.items()}
-        for name, cells in stores.items()
-    }
+    stores = {}
+    for store, results_of_store in results.items():
+        stores[store] = {
+            (MODEL, *key): {"inputs": inputs, "result": result}
+            for key, result in results_of_store.items()
+        }
     monkeypatch.setattr(data, "cells", lambda profile, store: stores.get(store, {}))
     ((name, arguments),) = CLAIMS[claim]["test"].items()
     source = data.Source("none", CLAIMS[claim]["store"], MODEL, data.cells)
-    return claims.together(found.outcome for found in tests[name](source, **arguments))
+    return claims.together(finding.outcome for finding in tests[name](source, **arguments))
 
 
 STORES = (
@@ -243,87 +281,98 @@ STORES = (
     norm_change,
     efficiency,
 )
-WORLDS = {world: {build.__name__: build(world) for build in STORES} for world in (R, N, O)}
+WORLDS = {
+    world: {build.__name__: build(world) for build in STORES} for world in (RIGHT, WRONG, OPEN)
+}
 
 
 @pytest.mark.parametrize("claim", sorted(set(JUDGED) - ELSEWHERE))
 def test_every_claim_is_right_wrong_or_open(claim, monkeypatch):
-    assert [judged(claim, monkeypatch, WORLDS[world]) for world in (R, N, O)] == [R, N, O]
+    outcomes = [outcome_of(claim, monkeypatch, WORLDS[world]) for world in WORLDS]
+    assert outcomes == [RIGHT, WRONG, OPEN]
 
 
 @pytest.mark.parametrize(
-    "claim", [name for name in JUDGED if set(CLAIMS[name]["test"]) & set(likelihood_tests.TESTS)]
+    "claim", [name for name in JUDGED if set(CLAIMS[name]["test"]) & set(LIKELIHOOD_TESTS)]
 )
-def test_likelihood_decides_what_it_can(claim, monkeypatch):
-    outcomes = [
-        judged(claim, monkeypatch, WORLDS[world], likelihood_tests.TESTS) for world in (R, N, O)
-    ]
-    assert outcomes == [R, N, O]
+def test_claims_about_scores_are_right_wrong_or_open_by_likelihood(claim, monkeypatch):
+    outcomes = []
+    for world in WORLDS:
+        outcomes.append(outcome_of(claim, monkeypatch, WORLDS[world], LIKELIHOOD_TESTS))
+    assert outcomes == [RIGHT, WRONG, OPEN]
+
+
+def test_alphas_of_two_corpora_are_alike_opposite_or_unclear(monkeypatch):
+    outcomes = []
+    for other in (DOWN, UP, DOWN[[0, 8, 2, 6, 4, 5, 3, 7, 1]]):
+        results = {
+            ("harp", "search-0"): {"alphas": DOWN[: len(other)]},
+            ("harp", "search-1"): {"alphas": other},
+        }
+        outcomes.append(outcome_of("alpha-alike", monkeypatch, {"alpha_search": results}))
+    assert outcomes == [RIGHT, WRONG, OPEN]
 
 
 def test_claims_that_cannot_be_all_three(monkeypatch):
-    found = []
-    for other in (DOWN, UP, DOWN[[0, 8, 2, 6, 4, 5, 3, 7, 1]]):
-        alphas = {
-            ("harp", f"search-{i}"): {"alphas": a}
-            for i, a in enumerate((DOWN[: len(other)], other))
-        }
-        found.append(judged("alpha-alike", monkeypatch, {"alpha_search": alphas}))
-    assert found == [R, N, O]
-    assert [judged("pruning-changes-norm", monkeypatch, WORLDS[world]) for world in (R, O)] == [
-        R,
-        O,
-    ]
-    assert [judged("similarity-near-top", monkeypatch, WORLDS[world]) for world in (R, N)] == [
-        R,
-        N,
-    ]  # counted
-    lemma = {judged("lemma-2-use", monkeypatch, WORLDS[world]) for world in (R, N, O)}
-    assert lemma == {Outcome.NOT_RUN}  # no architecture of the library is post-norm
+    norm = [outcome_of("pruning-changes-norm", monkeypatch, WORLDS[w]) for w in (RIGHT, OPEN)]
+    assert norm == [RIGHT, OPEN]
+    top = [outcome_of("similarity-near-top", monkeypatch, WORLDS[w]) for w in (RIGHT, WRONG)]
+    assert top == [RIGHT, WRONG], "layers are counted without error"
+    lemma = {outcome_of("lemma-2-use", monkeypatch, WORLDS[world]) for world in WORLDS}
+    assert lemma == {Outcome.NOT_RUN}, "no architecture of the library is post-norm"
 
 
 @pytest.mark.parametrize(
-    ("interval", "told", "outcome"),
+    ("interval", "fields", "outcome"),
     [
-        ((2, 1, 3), {}, R),
-        ((-2, -3, -1), {}, N),
-        ((1, -1, 3), {}, O),
-        ((0, 0, 0), {}, O),
-        ((2, 1, 3), {"goal": 2}, O),
-        ((2, 1, 3), {"goal": 4}, N),
-        ((2, 2, 2), {"goal": 2}, O),
-        ((2, 2, 2), {"goal": 2, "inclusive": True}, R),
-        ((2, 2, 2), {"goal": 2, "less": True, "inclusive": True}, R),
-        ((2, 2, 2), {"goal": 2.1, "inclusive": True}, N),
-        ((2, 1, 3), {"less": True}, N),
-        ((2, 1, 3), {"less": True, "goal": 5}, R),
-        ((2, np.nan, np.nan), {}, O),
-        ((2, 1, 3), {"reason": "too few questions"}, O),
+        ((2, 1, 3), {}, RIGHT),
+        ((-2, -3, -1), {}, WRONG),
+        ((1, -1, 3), {}, OPEN),
+        ((0, 0, 0), {}, OPEN),
+        ((2, 1, 3), {"goal": 2}, OPEN),
+        ((2, 1, 3), {"goal": 4}, WRONG),
+        ((2, 2, 2), {"goal": 2}, OPEN),
+        ((2, 2, 2), {"goal": 2, "inclusive": True}, RIGHT),
+        ((2, 2, 2), {"goal": 2, "less": True, "inclusive": True}, RIGHT),
+        ((2, 2, 2), {"goal": 2.1, "inclusive": True}, WRONG),
+        ((2, 1, 3), {"less": True}, WRONG),
+        ((2, 1, 3), {"less": True, "goal": 5}, RIGHT),
+        ((2, np.nan, np.nan), {}, OPEN),
+        ((2, 1, 3), {"reason": "too few questions"}, OPEN),
         ((2, 1, 3), {"reason": "needs harp/boolq of main_tables"}, Outcome.NOT_RUN),
     ],
 )
-def test_one_rule(interval, told, outcome):
-    assert Finding(Interval(*interval), **told).outcome == outcome
+def test_a_finding_needs_its_interval_on_one_side_of_the_goal(interval, fields, outcome):
+    assert Finding(Interval(*interval), **fields).outcome == outcome
 
 
-def test_parts_and_models():
-    assert [claims.together(parts) for parts in ([R, R], [R, N], [R, O], [N, O])] == [
-        R,
-        Outcome.PARTLY,
-        O,
-        N,
-    ]
-    assert [claims.over_models(models) for models in ([R, O], [R, Outcome.NOT_RUN])] == [
-        Outcome.PARTLY,
-        R,
-    ]
-    pieces = [Finding(Interval(value, value - 1, value + 1)) for value in (3, 0.5, -5, 9)]
-    assert weakest(pieces).interval.value == -5
-    assert weakest([piece._replace(less=True) for piece in pieces]).interval.value == 9
+@pytest.mark.parametrize(
+    ("parts", "outcome"),
+    [
+        ([RIGHT, RIGHT], RIGHT),
+        ([RIGHT, WRONG], Outcome.PARTLY),
+        ([RIGHT, OPEN], OPEN),
+        ([WRONG, OPEN], WRONG),
+    ],
+)
+def test_what_follows_from_parts(parts, outcome):
+    assert claims.together(parts) == outcome
+
+
+def test_what_follows_from_models():
+    assert claims.over_models([RIGHT, OPEN]) == Outcome.PARTLY
+    assert claims.over_models([RIGHT, Outcome.NOT_RUN]) == RIGHT
+
+
+def test_the_weakest_finding_is_the_one_that_speaks_least_for_a_claim():
+    findings = [Finding(Interval(value, value - 1, value + 1)) for value in (3, 0.5, -5, 9)]
+    assert weakest(findings).interval.value == -5
+    assert weakest([finding._replace(less=True) for finding in findings]).interval.value == 9
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
+    """The claims as the committed results of mini judge them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "RESULTS", tmp_path_factory.mktemp("results"))
         yield claims.judge(MINI)
@@ -331,6 +380,7 @@ def reference(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
+    """The claims as the committed results of small judge them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "RESULTS", tmp_path_factory.mktemp("results"))
         yield claims.judge({"name": "small", "datasets": "hub"})
@@ -338,9 +388,7 @@ def small(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["reference", "small"])
 def test_partly_needs_a_part_that_holds(name, request):
-    """On one model "partly" says that some parts are reproduced; over all models, that a part is on
-    one of them.
-    """
+    """On one model some parts hold and some do not; over all models a part holds on one of them."""
     judged = request.getfixturevalue(name).query("kind != 'theorem'")
     on_one = judged[judged["outcome"] == Outcome.PARTLY]
     assert on_one["held"].between(1, on_one["parts"] - 1).all()
@@ -359,9 +407,8 @@ def test_the_threshold_stands_beside_the_outcome(small):
     assert needed["alpha-carries-over"] == "below 5 %"
     assert needed["block-influence"] == "ρ below −0.5"
     assert needed["generation-parameters"] == "above 0 points"
-    assert (
-        "Gemma-3-270M (Q4_K_M, dequantized): below 50 %" in needed["overtaking-timed"]
-    )  # sides differ
+    gemma = "Gemma-3-270M (Q4_K_M, dequantized): below 50 %"
+    assert gemma in needed["overtaking-timed"], "models differ in the side that decides"
     judged = small[(small["kind"] != "theorem") & small["value"].notna()]
     for claim in set(judged.query("kind != 'ours'")["id"]):
         assert needed[claim], f"{claim} has a number and shows no threshold"
@@ -371,49 +418,59 @@ def test_similarity_is_judged_against_the_paper(small):
     (row,) = small[small["id"] == "similarity-near-top"].to_dict("records")
     assert (row["value"], row["n"], row["paper"]) == (4 / 6, 6, (7 / 8,))
     assert row["goal"] == row["paper"][0]
-    assert row["outcome"] == N
+    assert row["outcome"] == WRONG
 
 
 def test_a_claim_about_both_sides_needs_both(monkeypatch):
-    """Attention against the FFN below and above N = d_ff: lengths on one side decide nothing about
-    the other.
-    """
-    world = WORLDS[R]["efficiency"]
-    below = {key: cell for key, cell in world.items() if key[1] != "split-4096"}
-    assert judged("overtaking-timed", monkeypatch, {"efficiency": world}) == R
-    assert judged("overtaking-timed", monkeypatch, {"efficiency": below}) == O
+    """Attention against the FFN: lengths below N = d_ff decide nothing about those above it."""
+    both = WORLDS[RIGHT]["efficiency"]
+    below = {key: result for key, result in both.items() if key[1] != "split-4096"}
+    assert outcome_of("overtaking-timed", monkeypatch, {"efficiency": both}) == RIGHT
+    assert outcome_of("overtaking-timed", monkeypatch, {"efficiency": below}) == OPEN
 
 
 def test_claims_are_well_formed():
-    assert len(CLAIMS) == len(claims.load_claims())
-    names = set(claims.theorems(NONE)["statement"])
+    assert len(CLAIMS) == len(claims.load_claims()), "ids are unique"
+    statements = set(claims.theorems(NONE)["statement"])
     for claim in claims.load_claims():
         assert {"id", "kind", "notebook", "statement", "where"} <= set(claim)
         if claim["kind"] == "theorem":
-            assert set(claim["test"]["theory"]["statements"]) <= names
-        elif claim["kind"] != "erratum":
-            (test,) = claim["test"]
-            assert next(iter(inspect.signature(TESTS[test]).parameters)) == "source"
+            assert set(claim["test"]["theory"]["statements"]) <= statements
+
+
+def test_every_test_takes_a_source_and_belongs_to_a_claim():
+    used = set()
+    for claim in claims.load_claims():
+        if claim["kind"] not in ("theorem", "erratum"):
+            (name,) = claim["test"]
+            used.add(name)
+    assert used == set(TESTS)
+    assert set(LIKELIHOOD_TESTS) <= set(TESTS)
+    for test in (*TESTS.values(), *LIKELIHOOD_TESTS.values()):
+        assert next(iter(inspect.signature(test).parameters)) == "source"
 
 
 def test_every_claim_is_judged_on_the_reference(reference):
-    missing = reference[reference["outcome"] == Outcome.NOT_RUN]["id"]
-    other = {"tuned-ranges", "sixteen-percent"}  # of other models than this one
-    other.add("lemma-2-use")  # of post-norm models
-    assert other <= set(missing) <= other | {"longbench-mag-sp"}  # not in this profile
+    not_run = set(reference[reference["outcome"] == Outcome.NOT_RUN]["id"])
+    of_other_models = {"tuned-ranges", "sixteen-percent", "lemma-2-use"}
+    assert of_other_models <= not_run
+    assert not_run <= of_other_models | {"longbench-mag-sp"}, "mini lacks its benchmark"
     assert set(claims.theorems(MINI)["truth"]) == {"true", "false", "true if"}
+
+
+def test_measured_claims_are_counted(reference):
     measured = claims.over_all(reference).query("kind == 'measured'")
     assert claims.counts(reference).sum() == len(measured) == 34
-    assert claims.counts(claims.judge(NONE)).to_dict() == dict.fromkeys(Outcome, 0) | {
-        "not run": 34
-    }
+    without_results = {**dict.fromkeys(Outcome, 0), Outcome.NOT_RUN: 34}
+    assert claims.counts(claims.judge(NONE)).to_dict() == without_results
 
 
-def test_words(reference):
+def test_every_claim_has_words(reference):
     words = claims.worded(reference)
     assert len(words) == reference["id"].nunique()
     assert not words.map(lambda text: "nan" in text).any(axis=None)
     for notebook in sorted({claim["notebook"] for claim in CLAIMS.values()} - {"00"}):
-        assert 3 <= claims.show(notebook, MINI).data.count("\n") - 1 <= 6
+        num_lines = claims.show(notebook, MINI).data.count("\n") - 1
+        assert 3 <= num_lines <= 6
     assert "home-made questions" in claims.headline(MINI)
     assert "not been measured" in claims.headline(NONE)

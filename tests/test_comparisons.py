@@ -1,4 +1,4 @@
-"""Intervals hold what they should: by simulation, and against what can be worked out by hand."""
+"""Intervals hold the truth as often as they say, and numbers agree with those made by hand."""
 
 import numpy as np
 import pytest
@@ -26,16 +26,15 @@ from harp_lib.report.comparisons import (
 
 def coverage(draw, truth, repetitions=400):
     """How often an interval of made-up data holds the truth."""
-    found = [draw(np.random.default_rng(seed)) for seed in range(repetitions)]
-    return np.mean([interval.low <= truth <= interval.high for interval in found])
+    intervals = [draw(np.random.default_rng(seed)) for seed in range(repetitions)]
+    return np.mean([interval.low <= truth <= interval.high for interval in intervals])
 
 
 def answers(random, number, first, second):
     """Right or wrong on the same questions, whose difficulty both models share."""
     difficulty = random.random(number)
-    return (difficulty < first).astype(float), (
-        0.7 * difficulty + 0.3 * random.random(number) < second
-    ).astype(float)
+    similar_difficulty = 0.7 * difficulty + 0.3 * random.random(number)
+    return (difficulty < first).astype(float), (similar_difficulty < second).astype(float)
 
 
 @pytest.mark.parametrize(("number", "tasks"), [(12, 1), (40, 1), (4, 16), (40, 5)])
@@ -53,32 +52,29 @@ def test_differences_of_equal_models_hold_zero(number, tasks, rate):
 
 def test_a_difference_has_a_width_where_both_always_fail():
     zero = np.zeros(16)
-    found = paired_difference([(zero, zero)])
-    assert found.value == 0
-    assert found.low == pytest.approx(-found.high)
-    assert 0.08 < found.high < 0.14
-    drawn = bootstrap([np.array([zero, zero])])
-    assert (
-        0.05 < np.percentile(drawn[:, 0, 0] - drawn[:, 1, 0], 97.5) < 0.2
-    )  # a bootstrap alone would have none
+    interval = paired_difference([(zero, zero)])
+    assert interval.value == 0
+    assert interval.low == pytest.approx(-interval.high)
+    assert 0.08 < interval.high < 0.14
+    means = bootstrap([np.array([zero, zero])])
+    highest = np.percentile(means[:, 0, 0] - means[:, 1, 0], 97.5)
+    assert 0.05 < highest < 0.2, "a bootstrap of the questions alone would have no width"
 
 
-def test_many_tasks_share_what_is_added():
-    found = paired_difference([(np.ones(10), np.zeros(10))] * 8)
-    assert found.low < found.value < found.high  # two in each task would shrink it to 10 / 12
+def test_many_tasks_share_the_added_observations():
+    interval = paired_difference([(np.ones(10), np.zeros(10))] * 8)
+    assert interval.low < interval.value < interval.high, "two in each task would shrink it to 5/6"
 
 
 def test_the_bootstrap_agrees_with_the_formula():
     random = np.random.default_rng(0)
     pairs = [answers(random, 60, 0.7, 0.5) for _ in range(5)]
-    formula, drawn = (
-        paired_difference(pairs),
-        bootstrap([np.array(pair) for pair in pairs]).mean(axis=-1),
-    )
-    low, high = np.percentile(drawn[:, 0] - drawn[:, 1], (2.5, 97.5))
+    formula = paired_difference(pairs)
+    means = bootstrap([np.array(pair) for pair in pairs]).mean(axis=-1)
+    low, high = np.percentile(means[:, 0] - means[:, 1], (2.5, 97.5))
     assert (low, high) == pytest.approx((formula.low, formula.high), abs=0.02)
     again = bootstrap([np.array(pair) for pair in pairs]).mean(axis=-1)
-    assert (again == drawn).all()
+    assert (again == means).all()
 
 
 def share(means):
@@ -88,17 +84,20 @@ def share(means):
 @pytest.mark.parametrize("kept", [0.4, 0.9])
 def test_shares_kept_hold_the_truth(kept):
     def draw(random):
-        dense = (random.random((2, 60)) < 0.5).astype(float)
-        return resampled(
-            (share, [np.stack([task * (random.random(60) < kept), task]) for task in dense])
-        )
+        tasks = []
+        for dense in (random.random((2, 60)) < 0.5).astype(float):
+            is_kept = random.random(60) < kept
+            tasks.append(np.stack([dense * is_kept, dense]))
+        return resampled((share, tasks))
 
     assert coverage(draw, kept, 200) >= 0.9
 
 
-def test_a_gap_of_shares_is_that_of_its_sides():
-    right, wrong = np.ones(40), np.r_[np.ones(20), np.zeros(20)]
-    easy, hard = (share, [np.stack([right, right])]), (share, [np.stack([wrong, right])])
+def test_a_gap_of_shares_is_the_difference_of_its_sides():
+    right = np.ones(40)
+    half_right = np.r_[np.ones(20), np.zeros(20)]
+    easy = (share, [np.stack([right, right])])
+    hard = (share, [np.stack([half_right, right])])
     assert resampled(easy, hard).value == pytest.approx(0.5)
     assert resampled(easy, hard).low > 0.25
     assert resampled(hard, easy).high < -0.25
@@ -109,32 +108,38 @@ def test_changes_of_perplexity_hold_the_truth(documents):
     def draw(random):
         counts = random.integers(100, 600, documents)
         rates = 3 + random.normal(0, 0.4, documents)
-        changes = 0.1 + random.normal(0, 0.05, documents)  # of documents, which differ
+        changes = 0.1 + random.normal(0, 0.05, documents)  # documents differ
         return change(rates * counts, (rates + changes) * counts, counts)
 
     assert coverage(draw, np.expm1(0.1)) >= 0.92
 
 
-def test_numbers_worked_out_by_hand():
-    assert perplexity([2.0, 4.0], [1, 1]) == pytest.approx(
-        (np.exp(3), np.exp(3))
-    )  # the rates are 3 ± 1
-    assert mean_interval([2.0, 4.0], [1, 2]).mapped(np.exp)[:3] == pytest.approx([np.exp(2)] * 3)
+def test_means_and_perplexities_agree_with_numbers_worked_out_by_hand():
+    # The rates of the two documents are 3 ± 1.
+    assert perplexity([2.0, 4.0], [1, 1]) == pytest.approx((np.exp(3), np.exp(3)))
+    interval = mean_interval([2.0, 4.0], [1, 2]).mapped(np.exp)
+    assert interval[:3] == pytest.approx([np.exp(2)] * 3)
     assert log_change([1.0, 2.0], [2.0, 4.0], [1, 2]).value == pytest.approx(1)
-    assert mean_interval([1, 2, 3]) == pytest.approx(
-        (2, 2 - 4.30265 / 3**0.5, 2 + 4.30265 / 3**0.5, 3), abs=1e-4
-    )
+    reach = 4.30265 / 3**0.5
+    assert mean_interval([1, 2, 3]) == pytest.approx((2, 2 - reach, 2 + reach, 3), abs=1e-4)
     assert np.isnan(mean_interval([1.0]).low)
-    times = [1.0, 2.0, 4.0], [2.0, 3.0, 4.0]
-    assert time_ratio(*times).low == pytest.approx(1 + change(*np.log(times), np.ones(3)).low)
+
+
+def test_a_ratio_of_times_is_a_change_of_their_logarithms():
+    first = [1.0, 2.0, 4.0]
+    second = [2.0, 3.0, 4.0]
+    logs = np.log(first), np.log(second)
+    assert time_ratio(first, second).low == pytest.approx(1 + change(*logs, np.ones(3)).low)
+
+
+def test_intervals_are_subtracted_and_scaled():
     assert 1 - Interval(1, 0, 3, 7) == (0, -2, 1, 7)
     assert Interval(1, 0, 3, 7) * 2 == (2, 0, 6, 7)
 
 
 def test_rank_correlations():
-    assert (
-        rank_correlation(range(8), [0.0, 0.0, 0.1, 0.0, 0.1, 0.1, 0.2, 0.8]).low > 0
-    )  # LLaMA3.1-8B's α, printed
+    printed_alphas = [0.0, 0.0, 0.1, 0.0, 0.1, 0.1, 0.2, 0.8]  # of LLaMA3.1-8B
+    assert rank_correlation(range(8), printed_alphas).low > 0
     assert np.isnan(rank_correlation([1, 2, 3, 4], [5, 5, 5, 5]).value)
     assert np.isnan(rank_correlation([1, 2, 3], [1, 2, 3]).low)
 
@@ -148,7 +153,7 @@ def test_rank_correlations():
     ("right", "number", "chance", "reason"),
     [
         (10, 40, 0.0, None),
-        (0, 24, 0.0, FEW),  # nobody can tell 0 from 10 % by 24 questions
+        (0, 24, 0.0, FEW),  # 24 questions cannot tell 0 from 10 %
         (0, 400, 0.0, FLOOR),
         (22, 40, 0.5, FEW),
         (2520, 5000, 0.5, FLOOR),
@@ -159,7 +164,7 @@ def test_rank_correlations():
         (0, 0, 0.0, FEW),
     ],
 )
-def test_the_floor_is_told_from_too_few_questions(right, number, chance, reason):
+def test_the_floor_differs_from_too_few_questions(right, number, chance, reason):
     dense = np.r_[np.ones(right), np.zeros(number - right)]
     assert floor(dense, np.full(number, chance)) == reason
 
@@ -174,44 +179,53 @@ def test_no_share_is_known_exactly():
     """Agresti and Coull: also where all answers are wrong."""
     assert score_error([0.0] * 10) == pytest.approx(np.sqrt(2 / 14 * 12 / 14 / 14))
     assert score_error([1.0] * 10) == pytest.approx(score_error([0.0] * 10))
-    assert score_error([0.2, 0.4, 0.9]) == pytest.approx(
-        np.std([0.2, 0.4, 0.9], ddof=1) / 3**0.5
-    ), "no shares"
+    scores = [0.2, 0.4, 0.9]
+    assert score_error(scores) == pytest.approx(np.std(scores, ddof=1) / 3**0.5), "no shares"
     assert np.isnan(score_error([1.0]))
 
 
 def test_holm_widens_until_the_first_that_does_not_decide():
     """The p-values times 3, 2 and 1, as Holm has them."""
     error = 1 / 1.959964
-    middles = (4 * error, 2.1 * error, 0.1 * error)
-    clear, edge, open_ = (Interval(z, z - 1.959964 * error, z + 1.959964 * error) for z in middles)
-    found = holm([edge, clear, open_], [0.0] * 3)
-    levels = [(interval.high - interval.low) / 2 / error for interval in found]
-    assert levels[1] == pytest.approx(stats.norm.ppf(1 - 0.05 / 6), abs=1e-4), "the first of three"
-    assert levels[0] == pytest.approx(stats.norm.ppf(1 - 0.05 / 4), abs=1e-4), (
-        "the next of two: 2.1 < 2.24"
+    clear, edge, unclear = (
+        Interval(z * error, z * error - 1, z * error + 1) for z in (4, 2.1, 0.1)
     )
-    assert levels[2] == pytest.approx(levels[0]), "and there it stays"
-    assert found[1].low > 0 > found[0].low
+    widened_edge, widened_clear, widened_unclear = holm([edge, clear, unclear], [0.0] * 3)
+
+    def level(interval):
+        return (interval.high - interval.low) / 2 / error
+
+    first_of_three = stats.norm.ppf(1 - 0.05 / 6)
+    next_of_two = stats.norm.ppf(1 - 0.05 / 4)
+    assert level(widened_clear) == pytest.approx(first_of_three, abs=1e-4)
+    assert level(widened_edge) == pytest.approx(next_of_two, abs=1e-4), "2.1 < 2.24"
+    assert level(widened_unclear) == pytest.approx(level(widened_edge)), "and there it stays"
+    assert widened_clear.low > 0 > widened_edge.low
     assert holm([clear], [0.0])[0].low == pytest.approx(clear.low)
 
-    def no_false_lead(random):
+
+def test_holm_finds_a_false_lead_in_one_of_twenty_studies():
+    """Each study has five comparisons without any difference."""
+
+    def highest_low_end(random):
         means = random.normal(size=5)
         intervals = [Interval(mean, mean - 1.96, mean + 1.96) for mean in means]
-        return Interval(0.0, *(max(i.low for i in holm(intervals, [0.0] * 5)), 1.0))
+        highest = max(interval.low for interval in holm(intervals, [0.0] * 5))
+        return Interval(0.0, highest, 1.0)
 
-    assert coverage(no_false_lead, 0.0) >= 0.92, "of five true nulls, none is told with 95 %"
+    assert coverage(highest_low_end, 0.0) >= 0.92
 
 
 def test_means_of_tasks_are_compared_question_by_question():
     random = np.random.default_rng(0)
-    first, second = random.normal(size=(2, 40)), random.normal(size=(2, 7))
-    found = paired_mean_difference([first, second])
+    first = random.normal(size=(2, 40))
+    second = random.normal(size=(2, 7))
+    interval = paired_mean_difference([first, second])
     parts = [first[0] - first[1], second[0] - second[1]]
-    assert found.value == pytest.approx(np.mean([part.mean() for part in parts]))
+    assert interval.value == pytest.approx(np.mean([part.mean() for part in parts]))
     error = np.sqrt(sum(part.var(ddof=1) / len(part) for part in parts)) / 2
-    assert found.high - found.value == pytest.approx(1.959964 * error)
-    assert found.n == 47
+    assert interval.high - interval.value == pytest.approx(1.959964 * error)
+    assert interval.n == 47
     assert np.isnan(paired_mean_difference([([1.0], [0.0])]).low)
 
     def draw(random):
@@ -222,13 +236,13 @@ def test_means_of_tasks_are_compared_question_by_question():
 
 
 def test_draws_without_a_value_are_left_out():
-    """A share of nothing: 0/0 in some draws."""
+    """In some draws the share is 0/0."""
 
-    def share(means):
+    def share_of_means(means):
         return means[..., 0, :].mean(-1) / means[..., 1, :].mean(-1)
 
     scores = np.zeros((2, 6))
     scores[:, 0] = 1
-    found = resampled((share, [scores]))
-    assert found.value == 1
-    assert np.isfinite([found.low, found.high]).all()
+    interval = resampled((share_of_means, [scores]))
+    assert interval.value == 1
+    assert np.isfinite([interval.low, interval.high]).all()

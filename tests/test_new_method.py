@@ -95,7 +95,14 @@ def observe():
     from harp_lib.experiments import job, plans
     from harp_lib.models.registry import tiny_model
     from harp_lib.names import CATALOGUE
-    from harp_lib.report import data, figures_costs, figures_scores, likelihoods, plots, scores
+    from harp_lib.report import (
+        data,
+        figures_costs,
+        figures_scores,
+        likelihoods,
+        plots,
+        score_tables,
+    )
 
     name = list(CATALOGUE)[-1]
     stores = synthetic_stores()
@@ -114,10 +121,10 @@ def observe():
         job.Job("baselines", load_profile("smoke", models=["tiny-llama"]), "tiny-llama")
     )
     tables = [
-        scores.scores_generation,
-        scores.scores_discriminative,
-        scores.longbench_scores,
-        scores.at_a_glance,
+        score_tables.scores_generation,
+        score_tables.scores_discriminative,
+        score_tables.longbench_scores,
+        score_tables.at_a_glance,
     ]
     tables += [likelihoods.likelihood_discriminative, likelihoods.likelihood_generation]
     tables += [likelihoods.likelihood_longbench]
@@ -133,11 +140,11 @@ def observe():
         "removed": {layer: part.removed_groups for layer, part in plan.layers.items()},
         "ranges": [len(window) for window in setting.windows(name)],
         "tables": {table.__name__: list(table(profile)[0]["method"]) for table in tables},
-        "at a glance": scores.at_a_glance(profile)[0]
+        "at a glance": score_tables.at_a_glance(profile)[0]
         .set_index("method")
         .loc["First groups"]
         .tolist(),
-        "csv": list(scores.at_a_glance(profile)[1]["method"].unique()),
+        "csv": list(score_tables.at_a_glance(profile)[1]["method"].unique()),
         "legends": {figure.__name__: legend(figure(profile)) for figure in figures},
         "perplexity": down_the_side(figures_costs.baseline_change(profile)),
         "groups": down_the_side(figures_costs.baseline_groups(profile)),

@@ -1,39 +1,44 @@
 """From stored cells to figures and tables. A report never loads a model.
 
-A figure is a function ``profile -> Figure`` under ``@figure(stores…)``, a table is ``profile ->
-DataFrame`` (or a pair: what people read, and the numbers unrounded) under ``@table(stores…)``. The
-function's name is the file's name.
+A figure is a function ``profile -> Figure`` under ``@figure(stores…)``. A table is a function
+``profile -> DataFrame`` under ``@table(stores…)``; it may also return a pair, which is what people
+read and the numbers unrounded. The function's name is the file's name.
 """
 
 import re
 from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 from IPython.display import Markdown
 from matplotlib import pyplot
+from matplotlib.figure import Figure
 
 from harp_lib import config
 
-FORMATS = {
+FORMATS = {  # of a figure's files, and the metadata without which a file has no date
     "png": None,
     "pdf": {"CreationDate": None},
     "svg": {"Date": None},
-}  # and what dates a file
-MODULES = (
+}
+MODULES = (  # in which figures and tables are registered
     "figures_layers",
     "figures_harp",
     "figures_costs",
     "figures_scores",
-    "scores",
+    "score_tables",
     "likelihoods",
     "tables",
     "claims",
 )
-_ENTRIES: dict[str, "Entry"] = {}
-BLOCK = re.compile(r"(<!-- begin (\w+)(?: of (\w+))? -->\n).*?(<!-- end \2 -->)", re.DOTALL)
+BLOCK = re.compile(
+    r"(?P<begin><!-- begin (?P<name>\w+)(?: of (?P<profile>\w+))? -->\n)"
+    r".*?(?P<end><!-- end (?P=name) -->)",
+    re.DOTALL,
+)
+"""A block of a page that is written from results, for a named profile or for the page's own."""
 
 
 class Entry(NamedTuple):
@@ -44,19 +49,25 @@ class Entry(NamedTuple):
     is_table: bool
 
 
-def figure(*stores: str, is_table: bool = False) -> Callable:
-    """Register a function that returns a figure of :mod:`plots` or a table, or None where there is
-    nothing to show.
-    """
+_ENTRIES: dict[str, Entry] = {}
 
+
+def figure(*stores: str) -> Callable:
+    """Register a function that returns a figure of :mod:`plots`, or None if there is none."""
+    return _register(stores, is_table=False)
+
+
+def table(*stores: str) -> Callable:
+    """Register a function that returns a table, or None if there is none."""
+    return _register(stores, is_table=True)
+
+
+def _register(stores: tuple[str, ...], is_table: bool) -> Callable:
     def register(make: Callable) -> Callable:
         _ENTRIES[make.__name__] = Entry(make, stores, is_table)
         return make
 
     return register
-
-
-table = partial(figure, is_table=True)
 
 
 def entries() -> dict[str, Entry]:
@@ -67,29 +78,50 @@ def entries() -> dict[str, Entry]:
 
 
 def show(name: str, profile: dict) -> Any:
-    """Make a figure or table, write its files under ``figures/<profile>/``, and return what a
-    notebook displays.
+    """Make a figure or table and write its files under ``figures/<profile>/``.
+
+    Parameters
+    ----------
+    name : str
+        A figure or a table.
+    profile : dict
+        What :func:`harp_lib.config.load_profile` returns.
+
+    Returns
+    -------
+    Figure or Markdown
+        What a notebook displays.
+
+    Raises
+    ------
+    ValueError
+        If there is no such figure or table.
     """
     known = entries()
     if name not in known:
-        raise ValueError(
-            f"unknown figure or table {name!r}; choose from {', '.join(sorted(known))}"
-        )
-    made, _ = _make(name, known[name], profile)
+        choices = ", ".join(sorted(known))
+        raise ValueError(f"unknown figure or table {name!r}; choose from {choices}")
+    made, _ = _make_and_write(name, known[name], profile)
     if made is None:
         return Markdown(f"*{name}: the profile {profile['name']} has nothing to show for it.*")
-    return (
-        Markdown(markdown(made[0] if isinstance(made, tuple) else made))
-        if known[name].is_table
-        else made
-    )
+    if known[name].is_table:
+        shown, _ = _shown_and_numbers(made)
+        return Markdown(markdown(shown))
+    return made
 
 
 def redraw(profile: dict) -> list[Path]:
-    """Make every figure and table that has stored results. Returns the files; raises
-    FileNotFoundError if none has.
+    """Make every figure and table that has stored results, and return their files.
+
+    Raises
+    ------
+    FileNotFoundError
+        If none has stored results.
     """
-    written = [file for name, entry in entries().items() for file in _make(name, entry, profile)[1]]
+    written = []
+    for name, entry in entries().items():
+        _, files = _make_and_write(name, entry, profile)
+        written.extend(files)
     if not written:
         raise FileNotFoundError(
             f"nothing is stored for the profile {profile['name']}: run its notebooks first"
@@ -97,71 +129,104 @@ def redraw(profile: dict) -> list[Path]:
     return written
 
 
-def _make(name: str, entry: Entry, profile: dict) -> tuple[Any, list[Path]]:
-    """What a function returns, and the files that it was written to: a figure's numbers too."""
-    from harp_lib.report import data, plots
+def _make_and_write(name: str, entry: Entry, profile: dict) -> tuple[Any, list[Path]]:
+    """What the function of an entry returns, and the files that it was written to."""
+    from harp_lib.report import data, plots  # here, because they import from this module
 
+    for store in entry.stores:
+        if not data.cells(profile["name"], store):
+            return None, []
     plots.use_style()
-    made = (
-        entry.make(profile)
-        if all(data.cells(profile["name"], store) for store in entry.stores)
-        else None
-    )
+    made = entry.make(profile)
     if made is None:
         return None, []
     folder = config.FIGURES / profile["name"]
     (folder / "tables").mkdir(parents=True, exist_ok=True)
-    shown, numbers = (
-        made if isinstance(made, tuple) else (made, made if entry.is_table else made.numbers)
-    )
     csv = folder / "tables" / f"{name}.csv"
+    if entry.is_table:
+        return made, _write_table(made, csv)
+    return made, _write_figure(made, csv, folder / name)
+
+
+def _write_figure(drawn: Figure, csv: Path, stem: Path) -> list[Path]:
+    """Write a figure in every format, and its numbers to ``csv``; the figure is closed."""
+    drawn.numbers.to_csv(csv, index=False)
+    files = [csv]
+    for ending, metadata in FORMATS.items():
+        file = stem.with_name(f"{stem.name}.{ending}")
+        drawn.savefig(file, metadata=metadata)
+        drawn.set_layout_engine("none")  # the first format sets the layout of all
+        files.append(file)
+    pyplot.close(drawn)  # a notebook displays what is returned, and nothing a second time
+    return files
+
+
+def _write_table(made: Any, csv: Path) -> list[Path]:
+    """Write the numbers of a table to ``csv``, and what people read to Markdown and LaTeX."""
+    shown, numbers = _shown_and_numbers(made)
     numbers.to_csv(csv, index=False)
-    if not entry.is_table:
-        for ending, undated in FORMATS.items():
-            made.savefig(folder / f"{name}.{ending}", metadata=undated)
-            made.set_layout_engine("none")  # laid out once, the same in every format
-        pyplot.close(made)  # what is returned is displayed, once
-        return made, [csv, *(folder / f"{name}.{ending}" for ending in FORMATS)]
-    latex = (
-        shown.style.hide(axis="index")
-        .format(escape="latex-math", na_rep="–")
-        .format_index(escape="latex", axis=1)
-    )
-    bold = re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", latex.to_latex(hrules=True))
-    csv.with_suffix(".md").write_text(markdown(shown) + "\n", encoding="utf-8")
-    csv.with_suffix(".tex").write_text(bold, encoding="utf-8")
-    return made, [csv.with_suffix(ending) for ending in (".csv", ".md", ".tex")]
+    page = csv.with_suffix(".md")
+    page.write_text(markdown(shown) + "\n", encoding="utf-8")
+    source = csv.with_suffix(".tex")
+    source.write_text(latex(shown), encoding="utf-8")
+    return [csv, page, source]
 
 
-def markdown(shown: Any) -> str:
-    """A table as the text that a notebook displays."""
+def _shown_and_numbers(made: Any) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """What people read of a table, and its numbers, which may be the same frame."""
+    return made if isinstance(made, tuple) else (made, made)
+
+
+def markdown(shown: pd.DataFrame) -> str:
+    """A table as Markdown, which is what a notebook displays."""
     return shown.to_markdown(index=False, disable_numparse=True)
 
 
+def latex(shown: pd.DataFrame) -> str:
+    """A table as LaTeX; ``**bold**`` becomes bold."""
+    style = shown.style.hide(axis="index")
+    style = style.format(escape="latex-math", na_rep="–").format_index(escape="latex", axis=1)
+    return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", style.to_latex(hrules=True))
+
+
 def write_readme(profile: dict) -> None:
-    """Write what stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` in README.md from
-    stored results.
-    """
+    """Write the blocks of README.md from stored results (:func:`rendered`)."""
     file = config.ROOT / "README.md"
     file.write_text(rendered(file.read_text(encoding="utf-8"), profile), encoding="utf-8")
 
 
 def rendered(text: str, profile: dict) -> str:
-    """A page whose blocks are written again; one that begins with ``NAME of PROFILE`` is of that
-    profile.
+    """A page whose blocks are written again.
+
+    A block stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` and is made for
+    ``profile``. A block that begins with ``NAME of PROFILE`` is made for that profile.
     """
-    from harp_lib.report import claims, figures_costs, figures_harp, scores
+    from harp_lib.report import claims, figures_costs, figures_harp, score_tables
+
+    def results(profile: dict) -> str:
+        shown, _ = score_tables.at_a_glance(profile)
+        return f"{claims.headline(profile)}\n\n{markdown(shown)}"
+
+    def frontier(profile: dict) -> str:
+        return f"*{figures_harp.told(profile)}.*"
+
+    def refit(profile: dict) -> str:
+        return markdown(figures_harp.refit_found(profile))
+
+    def time(profile: dict) -> str:
+        return markdown(figures_costs.time_found(profile))
 
     blocks = {
-        "results": lambda profile: (
-            f"{claims.headline(profile)}\n\n{markdown(scores.at_a_glance(profile)[0])}"
-        ),
+        "results": results,
         "claims": claims.counted,
-        "frontier": lambda profile: f"*{figures_harp.told(profile)}.*",
-        "refit": lambda profile: markdown(figures_harp.refit_found(profile)),
-        "time": lambda profile: markdown(figures_costs.time_found(profile)),
+        "frontier": frontier,
+        "refit": refit,
+        "time": time,
     }
-    return BLOCK.sub(
-        lambda b: f"{b[1]}{blocks[b[2]](config.load_profile(b[3]) if b[3] else profile)}\n{b[4]}",
-        text,
-    )
+
+    def replacement(block: re.Match) -> str:
+        of_profile = config.load_profile(block["profile"]) if block["profile"] else profile
+        content = blocks[block["name"]](of_profile)
+        return f"{block['begin']}{content}\n{block['end']}"
+
+    return BLOCK.sub(replacement, text)

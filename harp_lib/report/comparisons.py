@@ -1,8 +1,7 @@
-"""Every statistic of the reports: estimates with standard errors, differences with 95 % intervals,
-the floor.
+"""Every statistic of the reports: estimates, their standard errors and their 95 % intervals.
 
-Scores are compared by question, perplexities by document, times by repetition: what two methods
-have in common cancels.
+Scores are compared by question, perplexities by document and times by repetition, so that what two
+methods have in common cancels.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,17 +10,20 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-# standard errors that the dense model has to be above chance, for there to be something to lose
-ABOVE = 2
-# a lead over chance that there have to be questions enough to see, for "at the floor" to be said
-SEEN = 0.05
-FLOOR, FEW = "at the floor", "too few questions"
+NORMAL_QUANTILE = stats.norm.ppf(0.975)  # of a 95 % interval on both sides
+# The dense model is above chance by so many standard errors where it has something to lose.
+ERRORS_ABOVE_CHANCE = 2
+# "At the floor" needs enough questions to see such a lead over chance.
+VISIBLE_LEAD = 0.05
+FLOOR = "at the floor"
+FEW = "too few questions"
 DRAWS = 2000  # of the bootstrap
 
 
 class Interval(NamedTuple):
-    """A value, its 95 % interval (nan where there is one item), and the number of questions,
-    documents or runs.
+    """A value and its 95 % interval, which is nan where there is only one item.
+
+    ``n`` is the number of questions, documents or runs.
     """
 
     value: float
@@ -36,107 +38,126 @@ class Interval(NamedTuple):
         return self.mapped(lambda end: end * factor)
 
     def mapped(self, rising: Callable[..., float], *arguments: float) -> "Interval":
-        """The same in other units, or as what rises with it."""
-        return Interval(*(float(rising(end, *arguments)) for end in self[:3]), self.n)
+        """Apply a rising function to the value and to both ends."""
+        value = float(rising(self.value, *arguments))
+        low = float(rising(self.low, *arguments))
+        high = float(rising(self.high, *arguments))
+        return Interval(value, low, high, self.n)
 
 
 def mean_interval(amounts: Sequence[float], counts: Sequence[float] | None = None) -> Interval:
-    """Mean over documents or repetitions, by Student's t; with counts of each a ratio of sums."""
-    rate, error = _rate(amounts, np.ones(len(amounts)) if counts is None else counts)
-    reach = stats.t.ppf(0.975, len(amounts) - 1) * error if len(amounts) > 1 else np.nan
+    """Mean over documents or repetitions with the interval of Student's t.
+
+    With ``counts``, one for each amount, it is the sum of the amounts over the sum of the counts.
+    """
+    if counts is None:
+        counts = np.ones(len(amounts))
+    rate, error = _rate(amounts, counts)
+    reach = np.nan
+    if len(amounts) > 1:
+        reach = stats.t.ppf(0.975, len(amounts) - 1) * error
     return Interval(float(rate), float(rate - reach), float(rate + reach), len(amounts))
 
 
 def perplexity(nll: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
-    """Perplexity over documents (nll in nats, for so many tokens or words), and its standard error."""
+    """Perplexity over documents, and its standard error.
+
+    ``nll`` is in nats, one for each document; ``counts`` are the tokens or words of each document.
+    """
     rate, error = _rate(nll, counts)
     return float(np.exp(rate)), float(np.exp(rate) * error)
 
 
 def log_change(first: Sequence[float], second: Sequence[float], counts: Sequence[int]) -> Interval:
-    """How much higher the second log perplexity is than the first on the same documents, in nats
-    per token.
-    """
+    """Second log perplexity less the first, on the same documents, in nats per token."""
     return mean_interval(np.asarray(second, float) - np.asarray(first, float), counts)
 
 
 def change(first: Sequence[float], second: Sequence[float], counts: Sequence[int]) -> Interval:
-    """How much higher the second perplexity is than the first, as a fraction (``second / first -
-    1``).
+    """Change of perplexity from the first to the second as a fraction: ``second / first - 1``.
+
+    The interval is Student's t, because a bootstrap of few documents would be too narrow.
     """
-    return log_change(first, second, counts).mapped(
-        np.expm1
-    )  # of few documents a bootstrap would be too narrow
+    return log_change(first, second, counts).mapped(np.expm1)
 
 
 def time_ratio(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """How many times ``first`` the times in ``second`` are: the geometric mean, paired by
-    repetition.
-    """
+    """Geometric mean of ``second / first`` over repetitions, paired by repetition."""
     return mean_interval(np.log(second) - np.log(first)).mapped(np.exp)
 
 
 def _rate(amounts: Sequence[float], counts: Sequence[float]) -> tuple[float, float]:
-    """A ratio of sums over documents and its standard error, by the delta method; nan for one
-    document.
+    """Ratio of two sums over documents, and its standard error by the delta method.
+
+    The error is nan for one document.
     """
-    amounts, counts = np.asarray(amounts, float), np.asarray(counts, float)
-    number, rate = len(amounts), amounts.sum() / counts.sum()
-    residuals = amounts - rate * counts
-    error = (
-        np.sqrt(number / (number - 1) * (residuals**2).sum()) / counts.sum()
-        if number > 1
-        else np.nan
-    )
+    amounts = np.asarray(amounts, float)
+    counts = np.asarray(counts, float)
+    number = len(amounts)
+    rate = amounts.sum() / counts.sum()
+    error = np.nan
+    if number > 1:
+        residuals = amounts - rate * counts
+        error = np.sqrt(number / (number - 1) * (residuals**2).sum()) / counts.sum()
     return rate, error
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """Spearman's ρ, with the interval of Bonett and Wright (2000) over items; nan where one side is
-    constant.
+    """Spearman's ρ of two series, with the interval of Bonett and Wright (2000) over their items.
+
+    It is nan where one of the series is constant.
     """
-    number, varied = len(first), min(len(set(first)), len(set(second))) > 1
-    rho = float(stats.spearmanr(first, second).statistic) if varied else np.nan
-    reach = (
-        stats.norm.ppf(0.975) * np.sqrt((1 + rho**2 / 2) / (number - 3)) if number > 3 else np.nan
-    )
+    number = len(first)
+    rho = np.nan
+    if len(set(first)) > 1 and len(set(second)) > 1:
+        rho = float(stats.spearmanr(first, second).statistic)
+    reach = np.nan
+    if number > 3:
+        reach = NORMAL_QUANTILE * np.sqrt((1 + rho**2 / 2) / (number - 3))
     centre = np.arctanh(np.clip(rho, -1 + 1e-9, 1 - 1e-9))
     return Interval(rho, float(np.tanh(centre - reach)), float(np.tanh(centre + reach)), number)
 
 
 def paired_difference(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interval:
-    """How much higher the first of two models scores, averaged over tasks, from their answers to
-    the same questions.
+    """Mean score of the first of two models less that of the second, averaged over tasks.
 
-    Of each task it takes the scores (0 to 1) of both, question by question. The 95 % interval adds
-    half an observation to each of the four outcomes of a pair (Agresti and Min, 2005), so that it
-    has a width where both models are always wrong, as a bootstrap has not. Several tasks share
-    these two observations: two in each would add up to a bias.
+    The interval adds half an observation to each of the four outcomes of a pair (Agresti and Min,
+    2005), so that it has a width where both models are always wrong, which a bootstrap has not.
+    All tasks share these two observations, because two in each task would add up to a bias.
+
+    Parameters
+    ----------
+    pairs : sequence of (first, second)
+        For each task, the scores (0 to 1) of both models on the same questions.
     """
     added = 2 / len(pairs)
-    means, shrunk, variances = [], [], []
+    means = []
+    shrunk_means = []
+    variances = []
     for first, second in pairs:
         differences = np.asarray(first, float) - np.asarray(second, float)
-        total, number = differences.sum(), len(differences) + added
+        total = differences.sum()
+        number = len(differences) + added
         means.append(differences.mean())
-        shrunk.append(total / number)
-        variances.append(((differences**2).sum() + added / 2 - total**2 / number) / number**2)
-    centre, reach = np.mean(shrunk), stats.norm.ppf(0.975) * np.sqrt(np.sum(variances)) / len(pairs)
-    return Interval(
-        float(np.mean(means)),
-        float(centre - reach),
-        float(centre + reach),
-        sum(len(a) for a, _ in pairs),
-    )
+        shrunk_means.append(total / number)
+        squares = (differences**2).sum() + added / 2
+        variances.append((squares - total**2 / number) / number**2)
+    centre = np.mean(shrunk_means)
+    reach = NORMAL_QUANTILE * np.sqrt(np.sum(variances)) / len(pairs)
+    questions = sum(len(first) for first, _ in pairs)
+    return Interval(float(np.mean(means)), float(centre - reach), float(centre + reach), questions)
 
 
 def paired_mean_difference(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interval:
-    """How much larger the first of two measures is than the second, averaged over tasks, on the
-    same questions.
+    """Mean of the first of two measures less that of the second, averaged over tasks.
 
-    Of each task it takes both measures, question by question. The tasks have equal weight; the
-    standard error is that of independent questions within each task. A task with one question has
-    no error, and so the interval is nan.
+    The tasks have equal weight. The standard error takes the questions within each task as
+    independent; a task with one question has no error, and then the interval is nan.
+
+    Parameters
+    ----------
+    pairs : sequence of (first, second)
+        For each task, both measures on the same questions.
     """
     means = []
     squared_errors = []
@@ -145,89 +166,113 @@ def paired_mean_difference(pairs: Sequence[tuple[Sequence[float], Sequence[float
         means.append(differences.mean())
         squared_errors.append(stats.sem(differences) ** 2 if len(differences) > 1 else np.nan)
     value = np.mean(means)
-    reach = stats.norm.ppf(0.975) * np.sqrt(np.sum(squared_errors)) / len(pairs)
-    number = sum(len(first) for first, _ in pairs)
-    return Interval(float(value), float(value - reach), float(value + reach), number)
+    reach = NORMAL_QUANTILE * np.sqrt(np.sum(squared_errors)) / len(pairs)
+    questions = sum(len(first) for first, _ in pairs)
+    return Interval(float(value), float(value - reach), float(value + reach), questions)
 
 
 def bootstrap(tasks: Sequence[np.ndarray], seed: int = 0) -> np.ndarray:
-    """Mean scores (DRAWS, M, T) on questions drawn with replacement, the same questions for all
-    methods.
+    """Draw questions with replacement, the same ones for all methods, and average their scores.
 
-    Of each of T tasks it takes the scores (M, questions) of M methods, from 0 to 1. As in
-    :func:`paired_difference` two more observations are shared by the tasks; on these each method is
-    right or wrong by a toss of a coin.
+    As in :func:`paired_difference` the tasks share two more observations, in which each method is
+    right or wrong by the toss of a coin.
+
+    Parameters
+    ----------
+    tasks : sequence of arrays (M, questions)
+        The scores (0 to 1) of M methods on each of T tasks.
+
+    Returns
+    -------
+    array (DRAWS, M, T)
+        The mean scores in each draw.
     """
-    random, drawn = np.random.default_rng(seed), []
+    random = np.random.default_rng(seed)
+    added = 2 / len(tasks)
+    means = []
     for scores in tasks:
         patterns, counts = np.unique(np.asarray(scores, float), axis=1, return_counts=True)
-        number, added = counts.sum(), 2 / len(tasks)
-        tossed = random.binomial(
-            number, added / (number + added), DRAWS
-        )  # how many are none of the task's own
-        own = random.multinomial(number - tossed, counts / number) @ patterns.T  # (DRAWS, M)
-        drawn.append((own + random.binomial(tossed[:, None], 0.5, own.shape)) / number)
-    return np.stack(drawn, axis=-1)
+        number = counts.sum()
+        # How many of the drawn questions are tosses of a coin, in each draw.
+        tossed = random.binomial(number, added / (number + added), DRAWS)
+        answered = random.multinomial(number - tossed, counts / number) @ patterns.T  # (DRAWS, M)
+        guessed = random.binomial(tossed[:, None], 0.5, answered.shape)  # (DRAWS, M)
+        means.append((answered + guessed) / number)
+    return np.stack(means, axis=-1)
 
 
 def resampled(*sides: tuple[Callable[[np.ndarray], np.ndarray], Sequence[np.ndarray]]) -> Interval:
-    """A statistic of mean scores with its :func:`bootstrap` interval; of two sides, the first's
-    less the second's.
+    """A statistic of mean scores with its :func:`bootstrap` interval.
 
-    A side is the statistic, which takes means (…, M, T) and gives (…), and for each task the scores
-    (M, questions).
+    Parameters
+    ----------
+    *sides : (statistic, tasks)
+        A statistic takes means (…, M, T) and returns (…); ``tasks`` are scores (M, questions) of
+        each task. With two sides the result is the first statistic less the second.
     """
-    found = []
+    values = []
+    draws = []
     for seed, (statistic, tasks) in enumerate(sides):
-        means = np.stack([scores.mean(axis=1) for scores in tasks], axis=-1)
-        with np.errstate(
-            divide="ignore", invalid="ignore"
-        ):  # a draw in which a share is of nothing
-            found.append((statistic(means), statistic(bootstrap(tasks, seed))))
-    value, draws = (first - sum(second) for first, *second in zip(*found, strict=True))
-    defined = draws[np.isfinite(draws)]
-    low, high = (
-        np.percentile(defined, (2.5, 97.5), method="inverted_cdf")
-        if len(defined)
-        else (np.nan, np.nan)
-    )
+        means = np.stack([scores.mean(axis=1) for scores in tasks], axis=-1)  # (M, T)
+        # A share has no value in a draw in which its denominator is 0.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            values.append(statistic(means))
+            draws.append(statistic(bootstrap(tasks, seed)))
+    value = values[0] - sum(values[1:])
+    drawn = draws[0] - sum(draws[1:])
+    drawn = drawn[np.isfinite(drawn)]
+    low = np.nan
+    high = np.nan
+    if len(drawn):
+        low, high = np.percentile(drawn, (2.5, 97.5), method="inverted_cdf")
     number = sum(scores.shape[1] for _, tasks in sides for scores in tasks)
     return Interval(float(value), float(low), float(high), number)
 
 
 def floor(dense: Sequence[float], chances: Sequence[float]) -> str | None:
-    """Why nothing can be lost on a task: ``FLOOR``, ``FEW``, or None if the dense model is above
-    chance.
+    """Say why nothing can be lost on a task, or None if the dense model is above chance.
 
-    It takes the scores of the dense model (0 to 1, by question) and what a guess in the right
-    format would get. Above is by two standard errors, at least those of guessing, so that a few
-    lucky guesses are not taken for skill. At the floor means that there were questions enough to
-    see a lead of five points, and there is none.
+    The dense model has to be above chance by two standard errors, and these are at least the
+    errors of guessing, so that a few lucky guesses are not taken for skill. ``FLOOR`` means that
+    there were questions enough to see a lead of five points, and that there is none.
+
+    Parameters
+    ----------
+    dense : sequence of float
+        Scores of the dense model (0 to 1) by question.
+    chances : sequence of float
+        What a guess in the right format would score, by question.
+
+    Returns
+    -------
+    str or None
+        ``FLOOR``, ``FEW`` or None.
     """
     number = len(dense)
     if number < 2:
         return FEW
     chance = np.mean(chances)
-    error_of_guessing = np.sqrt(np.mean(chances) * (1 - np.mean(chances)) / number)
+    error_of_guessing = np.sqrt(chance * (1 - chance) / number)
     error = max(stats.sem(dense), error_of_guessing)
-    if np.mean(dense) - chance > ABOVE * error:
+    if np.mean(dense) - chance > ERRORS_ABOVE_CHANCE * error:
         return None
     rate, error = _agresti_coull(np.sum(dense), number)
-    highest = rate + stats.norm.ppf(0.975) * error
-    return FLOOR if highest - chance < SEEN else FEW
+    highest = rate + NORMAL_QUANTILE * error
+    return FLOOR if highest - chance < VISIBLE_LEAD else FEW
 
 
 def score_error(scores: Sequence[float]) -> float:
     """Standard error of a mean score, nan for one question.
 
-    Of scores that are all 0 or 1 it is that of Agresti and Coull (1998), so that 0 of 10 is not
-    known exactly.
+    For scores that are all 0 or 1 it is the error of Agresti and Coull (1998), so that 0 of 10 is
+    not taken for exact.
     """
     scores = np.asarray(scores, float)
     if len(scores) < 2:
         return np.nan
     if np.isin(scores, (0, 1)).all():
-        return float(_agresti_coull(scores.sum(), len(scores))[1])
+        _, error = _agresti_coull(scores.sum(), len(scores))
+        return float(error)
     return float(stats.sem(scores))
 
 
@@ -238,28 +283,26 @@ def _agresti_coull(successes: float, number: int) -> tuple[float, float]:
 
 
 def holm(intervals: Sequence[Interval], goals: Sequence[float]) -> list[Interval]:
-    """Intervals of several comparisons, widened after Holm (1979), so that all hold together at 95
-    %.
+    """Widen the intervals of several comparisons, so that all of them hold together at 95 %.
 
-    The comparison that is furthest from its goal, in standard errors, is judged at 0.05 divided by
-    their number, the next at 0.05 divided by one less, and so on; from the first that does not
-    decide, all others have its level. An interval without width stays as it is.
+    This is the method of Holm (1979). The comparison that is furthest from its goal, in standard
+    errors, is judged at 0.05 divided by their number, the next one at 0.05 divided by one less,
+    and so on. From the first comparison that does not decide, all others have its level. An
+    interval without width stays as it is.
     """
-    usual = stats.norm.ppf(0.975)
     distances = []
     for interval, goal in zip(intervals, goals, strict=True):
-        error = (interval.high - interval.low) / (2 * usual)
-        distances.append(
-            abs((interval.low + interval.high) / 2 - goal) / error if error > 0 else np.inf
-        )
+        error = (interval.high - interval.low) / (2 * NORMAL_QUANTILE)
+        middle = (interval.low + interval.high) / 2
+        distances.append(abs(middle - goal) / error if error > 0 else np.inf)
     widened = list(intervals)
-    left = len(intervals)
+    undecided = len(intervals)
     for place in np.argsort(distances)[::-1]:
         interval = intervals[place]
-        needed = stats.norm.ppf(1 - 0.05 / (2 * left))
+        quantile = stats.norm.ppf(1 - 0.05 / (2 * undecided))
         middle = (interval.low + interval.high) / 2
-        reach = (interval.high - interval.low) / 2 * needed / usual
+        reach = (interval.high - interval.low) / 2 * quantile / NORMAL_QUANTILE
         widened[place] = interval._replace(low=float(middle - reach), high=float(middle + reach))
-        if distances[place] > needed:
-            left = max(1, left - 1)
+        if distances[place] > quantile:
+            undecided = max(1, undecided - 1)
     return widened

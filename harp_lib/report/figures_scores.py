@@ -29,11 +29,14 @@ from harp_lib.report.tables import told
 HARP = "harp"
 REFIT = "harp+refit"
 AVERAGES = {f"{kind} tasks": of_kind(kind) for kind in KINDS}
+PAPER_MODEL = "LLaMA3.1-8B"  # the paper's first
+RIGHT_HALF = {"dense": "dense", "top": "alpha-1", "harp": "harp"}  # methods, and their looks
 
 
 def looks_of_plans(frame: pd.DataFrame) -> dict[str, Look]:
-    """How the plans of a frame are drawn, by their joined names: as the first of the methods that
-    made them.
+    """The looks of the plans of a frame, by their joined names.
+
+    A plan that several methods made looks like the first of them.
     """
     plans = frame.drop_duplicates("methods").sort_values("method", key=place_of, kind="stable")
     return {
@@ -50,75 +53,85 @@ def _bars(
     **layout: Any,
 ) -> Figure:
     """The paper's scores and then ours, a bar for each look on each task."""
-    origin = frame["source"].map({"paper": "hub", "ours": profile["datasets"]})
-    frame["title"] = [
-        named(task, source) for task, source in zip(frame["task"], origin, strict=True)
-    ]
+    datasets = {"paper": "hub", "ours": profile["datasets"]}
+    tasks = zip(frame["task"], frame["source"].map(datasets), strict=True)
+    frame["title"] = [named(task, source) for task, source in tasks]
     frame["low"] = (frame["value"] - frame["error"]).clip(lower=0)  # no score is below 0
     frame["high"] = (frame["value"] + frame["error"]).clip(upper=100)
-    layout = {"wrap": 1, "size": (9.5, 2.4)} | layout
-    drawn = plots.bars(frame, "title", hue, looks, share=(False, False), y="score (%)", **layout)
+    drawn = plots.bars(
+        frame,
+        "title",
+        hue,
+        looks,
+        wrap=1,
+        size=(9.5, 2.4),
+        share=(False, False),
+        y="score (%)",
+        **layout,
+    )
     for axis, _ in drawn.panels:
         setp(axis.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor", size="small")
-    return plots.finish(
-        drawn, title, "lines: ± standard error, which the paper does not print", ylim=(0, None)
-    )
+    note = "lines: ± standard error, which the paper does not print"
+    return plots.finish(drawn, title, note, ylim=(0, None))
 
 
 @figure("main_tables")
 def teaser_left(profile: dict) -> Figure | None:
-    """The paper's Figure 1, left: scores on generation tasks, the paper's first model and then
-    ours.
+    """The left half of the paper's Figure 1: scores on generation tasks.
+
+    The paper's first model stands above ours.
     """
-    tasks = of_kind("generation")
-    printed = data.paper("generation").query("model == 'LLaMA3.1-8B' and quantity == 'score'")
+    printed = data.paper("generation").query("model == @PAPER_MODEL and quantity == 'score'")
     printed = printed.assign(methods=printed["method"].map(METHOD_TITLES))
-    frame = with_paper(scores(profile, "main_tables", tasks), printed)
+    frame = with_paper(scores(profile, "main_tables", of_kind("generation")), printed)
     closest = closest_baselines(profile)
     if closest.empty:
         return None
-    leads = [
-        f"{told(row.value, row.low, row.high)} ({row.rival}, {short(row.model)})"
-        for row in closest.itertuples()
-    ]
-    title = "HARP+FLAP minus the closest baseline, in points, on the tasks where the dense model is above chance: "
+    leads = []
+    for row in closest.itertuples():
+        lead = told(row.value, row.low, row.high)
+        leads.append(f"{lead} ({row.rival}, {short(row.model)})")
+    title = "HARP+FLAP minus the closest baseline, in points, "
+    title += "on the tasks where the dense model is above chance: "
     title += ", ".join(leads)
     return _bars(profile, frame, "methods", looks_of_plans(frame), title)
 
 
 @figure("ablations")
 def teaser_right(profile: dict) -> Figure:
-    """The paper's Figure 1, right: α = 1 against searched α on all benchmarks, and ours beneath."""
-    methods, parts = {"dense": "dense", "top": "alpha-1", "harp": "harp"}, []
-    for kind in KINDS:
-        paper = pd.concat([data.paper("alpha_ablation"), data.paper(kind)]).replace(
-            {f"average {kind}": AVERAGE}
-        )
-        paper = paper[paper["task"].isin([*of_kind(kind), AVERAGE])].drop_duplicates(
-            ["model", "method", "task"]
-        )
-        ours = scores(profile, ABLATED, of_kind(kind), methods)
-        parts.append(with_paper(ours, paper.query("model == 'LLaMA3.1-8B'")).assign(kind=kind))
-    frame = pd.concat(parts, ignore_index=True).dropna(subset="value")
-    frame = frame[frame["method"].isin(methods)].replace({"method": methods})
-    mean = frame.query("source == 'ours' and task == @AVERAGE").set_index(
-        ["kind", "method", "model"]
-    )["value"]
-    asked = mean.index.unique("kind")
-    gains = [
-        f"{span(mean[kind]['harp'] - mean[kind]['alpha-1'], '+.1f')} points on {kind}"
-        for kind in asked
-    ]
+    """The right half of the paper's Figure 1: α = 1 against searched α on all benchmarks.
+
+    The paper's first model stands above ours.
+    """
+    frame = pd.concat([_alpha_scores(profile, kind) for kind in KINDS], ignore_index=True)
+    frame = frame.dropna(subset="value")
+    frame = frame[frame["method"].isin(RIGHT_HALF)].replace({"method": RIGHT_HALF})
+    averages = frame.query("source == 'ours' and task == @AVERAGE")
+    averages = averages.set_index(["kind", "method", "model"])["value"]
+    gains = []
+    for kind in averages.index.unique("kind"):
+        gain = averages[kind]["harp"] - averages[kind]["alpha-1"]  # of each model
+        gains.append(f"{span(gain, '+.1f')} points on {kind}")
     title = f"Searching α changes the average by {' and '.join(gains)} tasks"
-    looks = {method: LOOKS[method] for method in methods.values()}
+    looks = {look: LOOKS[look] for look in RIGHT_HALF.values()}
     return _bars(profile, frame, "method", looks, title, panel=["model", "kind"])
 
 
-def _leads(frame: pd.DataFrame, counted: pd.DataFrame, **layout: Any) -> Figure | None:
-    """By how many points a reference is ahead of others, group by group, each with its number of
-    questions.
+def _alpha_scores(profile: dict, kind: str) -> pd.DataFrame:
+    """Scores of the paper's first model and of ours, with and without searched α."""
+    printed = pd.concat([data.paper("alpha_ablation"), data.paper(kind)])
+    printed = printed.replace({f"average {kind}": AVERAGE})
+    printed = printed[printed["task"].isin([*of_kind(kind), AVERAGE])]
+    printed = printed.drop_duplicates(["model", "method", "task"])
+    ours = scores(profile, ABLATED, of_kind(kind), RIGHT_HALF)
+    return with_paper(ours, printed.query("model == @PAPER_MODEL")).assign(kind=kind)
 
-    The title says how many of the ``counted`` comparisons it leads, if there are any.
+
+def _leads(frame: pd.DataFrame, counted: pd.DataFrame, **layout: Any) -> Figure | None:
+    """By how many points a reference is ahead of others, group by group.
+
+    Each group has its number of questions. The title says how many of the ``counted`` comparisons
+    the reference leads, if there are any.
     """
     if frame.empty:
         return None
@@ -135,59 +148,61 @@ def _leads(frame: pd.DataFrame, counted: pd.DataFrame, **layout: Any) -> Figure 
     )
     for axis, part in drawn.panels:
         axis.axvline(0, color=LOOKS[part["reference"].iloc[0]].colour, linewidth=1.5)
+    note = "{model}(questions), 95 % intervals, paired by question; "
+    note += "not drawn where both scored zero on all of them"
+    return plots.finish(drawn, _title_of_leads(counted), note)
+
+
+def _title_of_leads(counted: pd.DataFrame) -> str:
+    """How many comparisons a reference leads, and in how many it is led."""
     if counted.empty:
-        title = f"No single comparison has {FEWEST_QUESTIONS} questions"
-    else:
-        reference = METHOD_TITLES[counted["reference"].iloc[0]]
-        ahead = (counted["low"] > 0).sum()
-        behind = (counted["high"] < 0).sum()
-        title = f"{reference} leads in {ahead} of {len(counted)} comparisons and is led in {behind}"
-        if not ahead and not behind:
-            title = f"None of {len(counted)} comparisons is significant"
-    note = "{model}(questions), 95 % intervals, paired by question; not drawn where both scored zero on all of them"
-    return plots.finish(drawn, title, note)
+        return f"No single comparison has {FEWEST_QUESTIONS} questions"
+    ahead = (counted["low"] > 0).sum()
+    behind = (counted["high"] < 0).sum()
+    if not ahead and not behind:
+        return f"None of {len(counted)} comparisons is significant"
+    reference = METHOD_TITLES[counted["reference"].iloc[0]]
+    return f"{reference} leads in {ahead} of {len(counted)} comparisons and is led in {behind}"
 
 
 @figure("main_tables")
 def score_differences(profile: dict) -> Figure | None:
-    """By how many points HARP+FLAP and HARP score higher than each baseline, task by task, paired
-    by question.
-    """
-    groups = {
-        named(task, profile["datasets"]): [task] for kind in KINDS for task in of_kind(kind)
-    } | AVERAGES
-    parts = [
-        differences(profile, "main_tables", groups, one).assign(reference=one)
-        for one in (FLAPPED, HARP)
-    ]
-    whole = pd.concat(parts)
-    frame = whole[whole["method"].isin(BASELINES) & ~whole["silent"].astype(bool)].sort_values(
-        "model", kind="stable"
-    )
+    """By how many points HARP+FLAP and HARP score higher than each baseline, task by task."""
+    groups = {}
+    for kind in KINDS:
+        for task in of_kind(kind):
+            groups[named(task, profile["datasets"])] = [task]
+    groups.update(AVERAGES)
+    parts = []
+    for reference in (FLAPPED, HARP):
+        part = differences(profile, "main_tables", groups, reference)
+        parts.append(part.assign(reference=reference))
+    frame = pd.concat(parts)
+    frame = frame[frame["method"].isin(BASELINES) & ~frame["silent"].astype(bool)]
+    frame = frame.sort_values("model", kind="stable")
     frame["panel"] = frame["reference"].map(METHOD_TITLES)
-    tasks = frame[(frame["reference"] == FLAPPED) & ~frame["group"].isin(AVERAGES)]
-    return _leads(frame, tasks, panel=["model", "panel"], size=(5.2, 5.6))
+    single_tasks = frame[(frame["reference"] == FLAPPED) & ~frame["group"].isin(AVERAGES)]
+    return _leads(frame, single_tasks, panel=["model", "panel"], size=(5.2, 5.6))
 
 
 @figure("longbench")
 def longbench_differences(profile: dict) -> Figure | None:
-    """By how many points HARP+FLAP scores higher than each other method, by category, paired by
-    question.
-    """
-    frame = differences(profile, "longbench", CATEGORIES | {"all tasks": list(LONGBENCH)}, FLAPPED)
-    frame = frame.assign(reference=FLAPPED).query("method != 'dense' and not silent")
+    """By how many points HARP+FLAP scores higher than each other method, by category."""
+    groups = {**CATEGORIES, "all tasks": list(LONGBENCH)}
+    frame = differences(profile, "longbench", groups, FLAPPED).assign(reference=FLAPPED)
+    frame = frame.query("method != 'dense' and not silent")
     return _leads(frame, frame, size=(6.5, 4))
 
 
 @figure("main_tables")
 def refit_scores(profile: dict) -> Figure | None:
-    """By how many points a refit scores higher than HARP and the dense model, by kind of task and
-    of long prompt.
+    """By how many points a refit scores higher than HARP and than the dense model.
+
+    It is by kind of task, and by category of LongBench.
     """
-    kinds = differences(profile, "main_tables", AVERAGES, REFIT)
-    groups = {f"LongBench: {kind}": tasks for kind, tasks in CATEGORIES.items()}
-    frame = pd.concat([kinds, differences(profile, "longbench", groups, REFIT)]).assign(
-        reference=REFIT
-    )
+    categories = {f"LongBench: {name}": tasks for name, tasks in CATEGORIES.items()}
+    of_kinds = differences(profile, "main_tables", AVERAGES, REFIT)
+    of_categories = differences(profile, "longbench", categories, REFIT)
+    frame = pd.concat([of_kinds, of_categories]).assign(reference=REFIT)
     frame = frame.query("method in ['dense', @HARP] and not silent")
     return _leads(frame, frame, size=(6.5, 3))

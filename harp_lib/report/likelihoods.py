@@ -1,7 +1,6 @@
-"""How likely the right answer is, beside how often it is given: tables and figures of margins, bits
-and flips.
+"""Tables and figures of how likely the right answer is: margins, bits per byte and flips.
 
-Of multiple choice the measure is the log-odds margin of the right choice, of written answers the
+In multiple choice the measure is the log-odds margin of the right choice, in written answers the
 bits per byte of the reference answer (:mod:`harp_lib.evaluation.likelihood`). Both are compared
 question by question.
 """
@@ -15,131 +14,166 @@ from matplotlib.figure import Figure
 from harp_lib.evaluation.benchmarks import BENCHMARKS, LONGBENCH
 from harp_lib.names import METHOD_TITLES, display_name
 from harp_lib.report import data, figure, plots, table
-from harp_lib.report.comparisons import paired_mean_difference
+from harp_lib.report.comparisons import Interval, paired_mean_difference
 from harp_lib.report.plans import one_row_per_plan
 from harp_lib.report.right_answers import ITEM, measure_of, paired, right_answers
 from harp_lib.report.scores import AVERAGE, FEWEST_QUESTIONS, named, of_kind
-from harp_lib.report.tables import Table, block, stacked
+from harp_lib.report.tables import MISSING, Table, block, stacked
+
+DIRECTIONS = {"to_wrong": "right to wrong", "to_right": "wrong to right"}  # of flips
 
 
 def changes_against_dense(profile: dict, groups: Mapping[str, list[str]]) -> pd.DataFrame:
     """How much less likely the right answer is than with the dense model, paired by question.
 
-    Columns: model, method, group (the key of the tasks that are averaged), value, low, high (above
-    0 it is less likely: the margin that is lost, or the bits per byte that are added), questions,
-    methods. A group is the average of the tasks that the model has under every method.
+    A group is the average of those of its tasks that the model has under every method.
+
+    Parameters
+    ----------
+    profile : dict
+        The profile whose results are read.
+    groups : mapping of str to list of str
+        The tasks of each group.
+
+    Returns
+    -------
+    DataFrame
+        Columns: model, method, group, value, low, high (above 0 it is less likely: the margin that
+        is lost, or the bits per byte that are added), questions, methods.
     """
-    rows = []
-    answers = right_answers(profile["name"], {task for tasks in groups.values() for task in tasks})
+    all_tasks = {task for tasks in groups.values() for task in tasks}
+    answers = right_answers(profile["name"], all_tasks)
     answers = answers[answers["method"].isin(METHOD_TITLES)]
-    for model, mine in answers.groupby("model", sort=False):
+    rows = []
+    for model, of_model in answers.groupby("model", sort=False):
         for group, tasks in groups.items():
-            asked = mine[mine["task"].isin(tasks)]
-            complete = asked.pivot_table("value", "task", "method").dropna().index
-            for method in asked["method"].unique():
-                if method == "dense" or not len(complete):
-                    continue
-                pairs = []
-                for task in complete:
-                    both = paired(asked, task, ["dense", method])
-                    worse, better = both["dense"], both[method]
-                    pairs.append((worse, better) if measure_of(task).sign > 0 else (better, worse))
-                rows.append((model, method, group, *paired_mean_difference(pairs)))
+            of_group = of_model[of_model["task"].isin(tasks)]
+            complete = of_group.pivot_table("value", "task", "method").dropna().index
+            if not len(complete):
+                continue
+            for method in of_group["method"].unique():
+                if method != "dense":
+                    rows.append((model, method, group, *_loss(of_group, complete, method)))
     columns = ["model", "method", "group", "value", "low", "high", "questions"]
     frame = pd.DataFrame(rows, columns=columns)
     return one_row_per_plan(frame, data.cells(profile["name"], "baselines"))
 
 
+def _loss(answers: pd.DataFrame, tasks: pd.Index, method: str) -> Interval:
+    """How much less likely a method finds the right answers to some tasks than the dense model."""
+    pairs = []
+    for task in tasks:
+        both = paired(answers, task, ["dense", method])
+        if measure_of(task).sign > 0:
+            pairs.append((both["dense"], both[method]))
+        else:
+            pairs.append((both[method], both["dense"]))
+    return paired_mean_difference(pairs)
+
+
 def flips(profile: dict, tasks: list[str]) -> pd.DataFrame:
     """Answers that differ from the dense model's, after Dutta et al. (2024, arXiv 2407.09141).
 
-    Columns: model, method, task, questions, and as fractions of 1 ``flipped`` (right became wrong
-    or wrong became right), ``to_wrong`` and ``to_right`` (its two parts), and ``changed`` (another
-    choice than the dense model's, right or not; nan where answers are written). An answer is right
-    where its score is above one half.
+    An answer is right if its score is above one half.
+
+    Returns
+    -------
+    DataFrame
+        Columns: model, method, task, questions, and as fractions of 1 ``flipped`` (right became
+        wrong or wrong became right), ``to_wrong`` and ``to_right`` (its two parts), and ``changed``
+        (another choice than the dense model's, right or not; nan where answers are written). It is
+        empty for LongBench, whose scores are in another store.
     """
-    asked = data.questions(data.cells(profile["name"], "main_tables"))
-    if asked.empty:
+    questions = data.questions(data.cells(profile["name"], "main_tables"))
+    if questions.empty:
         return pd.DataFrame()
-    asked = asked[asked["task"].isin(tasks) & asked["method"].isin(METHOD_TITLES)]
-    if asked.empty:  # LongBench's scores are in another store
+    is_asked = questions["task"].isin(tasks) & questions["method"].isin(METHOD_TITLES)
+    questions = questions[is_asked]
+    if questions.empty:
         return pd.DataFrame()
-    if "choice" not in asked:
-        asked = asked.assign(choice=np.nan)
+    if "choice" not in questions:
+        questions = questions.assign(choice=np.nan)
     keys = ["model", "task", *ITEM]
-    dense = asked[asked["method"] == "dense"].set_index(keys)[["score", "choice"]]
-    both = asked[asked["method"] != "dense"].join(dense, on=keys, rsuffix=" of dense", how="inner")
+    is_dense = questions["method"] == "dense"
+    dense = questions[is_dense].set_index(keys)[["score", "choice"]]
+    both = questions[~is_dense].join(dense, on=keys, rsuffix=" of dense", how="inner")
     was_right = both["score of dense"] > 0.5
     is_right = both["score"] > 0.5
     both["to_wrong"] = (was_right & ~is_right).astype(float)
     both["to_right"] = (~was_right & is_right).astype(float)
     both["flipped"] = both["to_wrong"] + both["to_right"]
-    both["changed"] = (
-        (both["choice"] != both["choice of dense"]).astype(float).where(both["choice"].notna())
-    )
+    differs = (both["choice"] != both["choice of dense"]).astype(float)
+    both["changed"] = differs.where(both["choice"].notna())
     parts = both.groupby(["model", "method", "task"], sort=False)
     shares = parts[["flipped", "to_wrong", "to_right", "changed"]].mean()
     return shares.assign(questions=parts.size()).reset_index()
 
 
-def _flips_together(profile: dict, tasks: list[str]) -> pd.DataFrame:
-    """Flips of a model's tasks, averaged over these."""
-    found = flips(profile, tasks)
-    if found.empty:
-        return found
-    return (
-        found.groupby(["model", "method"])[["flipped", "to_wrong", "to_right"]].mean().reset_index()
-    )
+def _average_flips(profile: dict, tasks: list[str]) -> pd.DataFrame:
+    """Flips of each model and method, averaged over the tasks."""
+    of_tasks = flips(profile, tasks)
+    if of_tasks.empty:
+        return of_tasks
+    plans = of_tasks.groupby(["model", "method"])
+    return plans[["flipped", "to_wrong", "to_right"]].mean().reset_index()
 
 
-def _table(profile: dict, tasks: list[str], form: str) -> Table | None:
-    """The measure of each plan on each task, and the flips of its answers on average of the tasks."""
-    answers = right_answers(profile["name"], tasks)
-    answers = answers[answers["method"].isin(METHOD_TITLES)]
-    if answers.empty:
-        return None
+def _averages(profile: dict, answers: pd.DataFrame, tasks: list[str]) -> pd.DataFrame:
+    """The average measure of each plan on each task, in the order of methods and tasks.
+
+    Columns: model, method, task, value, error, questions, methods.
+    """
     groups = answers.groupby(["model", "method", "task"], sort=False)["value"]
     frame = groups.agg(value="mean", error="sem", questions="size").reset_index()
     order = {name: place for place, name in enumerate([*METHOD_TITLES, *tasks])}
     frame = frame.sort_values(["method", "task"], key=lambda names: names.map(order), kind="stable")
-    frame = one_row_per_plan(
-        frame.sort_values("model", kind="stable"), data.cells(profile["name"], "baselines")
-    )
+    frame = frame.sort_values("model", kind="stable")
+    return one_row_per_plan(frame, data.cells(profile["name"], "baselines"))
 
-    flipped = _flips_together(profile, tasks)
-    directions = (
-        {} if flipped.empty else {"to_wrong": "right to wrong", "to_right": "wrong to right"}
-    )
+
+def _table(profile: dict, tasks: list[str], form: str) -> Table | None:
+    """The measure of each plan on each task, and the average flips of its answers."""
+    answers = right_answers(profile["name"], tasks)
+    answers = answers[answers["method"].isin(METHOD_TITLES)]
+    if answers.empty:
+        return None
+    frame = _averages(profile, answers, tasks)
+    flipped = _average_flips(profile, tasks)
     blocks = []
     for model, part in frame.groupby("model", sort=False):
         shown = block(part, "methods", "task", form)
-        names = part.drop_duplicates("methods").set_index("methods")["method"]
-        for column, title in directions.items():
-            of_model = flipped[flipped["model"] == model]
-            share = of_model.set_index("method")[column].reindex(shown["methods"].map(names))
-            shown[title] = [
-                "–" if np.isnan(value) else f"{value:.1%}" for value in share.astype(float)
-            ]
-        asked = part.groupby("task")["questions"].max().map("{:.0f}".format).to_dict()
-        counts = pd.DataFrame([{"methods": "questions", **asked}])
-        blocks.append(pd.concat([shown, counts]).assign(model=display_name(model)))
+        if not flipped.empty:
+            names = part.drop_duplicates("methods").set_index("methods")["method"]
+            of_model = flipped[flipped["model"] == model].set_index("method")
+            of_plans = of_model.reindex(shown["methods"].map(names))
+            for column, title in DIRECTIONS.items():
+                shown[title] = [_share(value) for value in of_plans[column].astype(float)]
+        counts = part.groupby("task")["questions"].max().map("{:.0f}".format).to_dict()
+        last_line = pd.DataFrame([{"methods": "questions", **counts}])
+        blocks.append(pd.concat([shown, last_line]).assign(model=display_name(model)))
     shown = stacked(*blocks)
-    columns = ["model", "methods", *(task for task in tasks if task in shown), *directions.values()]
+    columns = ["model", "methods", *(task for task in tasks if task in shown)]
+    if not flipped.empty:
+        columns.extend(DIRECTIONS.values())
     titles = {task: named(task, profile["datasets"]) for task in tasks}
-    return shown[columns].rename(columns=titles | {"methods": "method"}), frame
+    titles["methods"] = "method"
+    return shown[columns].rename(columns=titles), frame
+
+
+def _share(value: float) -> str:
+    """A fraction in per cent, or a dash."""
+    return MISSING if np.isnan(value) else f"{value:.1%}"
 
 
 @table("main_tables")
 def likelihood_discriminative(profile: dict) -> Table | None:
-    """Log-odds margin of the right choice (nats, a guess has 0; more is better), and flipped
-    answers.
-    """
+    """Log-odds margin of the right choice (nats; a guess has 0, more is better), and flips."""
     return _table(profile, of_kind("discriminative"), "{value:.2f} ± {error:.2f}")
 
 
 @table("likelihoods")
 def likelihood_generation(profile: dict) -> Table | None:
-    """Bits per byte of the reference answer (less is better), and flipped answers."""
+    """Bits per byte of the reference answer (less is better), and flips."""
     return _table(profile, of_kind("generation"), "{value:.3f} ± {error:.3f}")
 
 
@@ -149,41 +183,41 @@ def likelihood_longbench(profile: dict) -> Table | None:
     return _table(profile, list(LONGBENCH), "{value:.3f} ± {error:.3f}")
 
 
-def _lost(profile: dict, tasks: list[str], unit: str, what: str) -> Figure | None:
-    """How much less likely the right answer is than with the dense model, task by task and on
-    average.
+def _losses(profile: dict, tasks: list[str], unit: str, title: str) -> Figure | None:
+    """How much less likely the right answer is than with the dense model, by task and on average.
 
     A task with fewer than ``FEWEST_QUESTIONS`` is part of the average only.
     """
-    groups = {named(task, profile["datasets"]): [task] for task in tasks} | {
-        AVERAGE.capitalize(): tasks
-    }
+    groups = {named(task, profile["datasets"]): [task] for task in tasks}
+    groups[AVERAGE.capitalize()] = tasks
     frame = changes_against_dense(profile, groups)
     frame = frame[frame["questions"] >= FEWEST_QUESTIONS]
     if frame.empty:
         return None
     counts = frame.groupby(["model", "group"])["questions"].transform("max")
-    frame["name"] = [
-        f"{group} ({count})" for group, count in zip(frame["group"], counts, strict=True)
-    ]
-    layout = {
-        "wrap": 2,
-        "share": (False, False),
-        "size": (5.2, 4.4),
-        "x": f"{unit} lost against the dense model",
-    }
-    drawn = plots.dots(frame, "name", "method", **layout)
+    names = zip(frame["group"], counts, strict=True)
+    frame["name"] = [f"{group} ({count})" for group, count in names]
+    drawn = plots.dots(
+        frame,
+        "name",
+        "method",
+        wrap=2,
+        share=(False, False),
+        size=(5.2, 4.4),
+        x=f"{unit} lost against the dense model",
+    )
     for axis, _ in drawn.panels:
         axis.axvline(0, color=plots.DENSE, linewidth=1)
-    note = "{model}(questions), 95 % intervals, paired by question; to the right the right answer is less likely"
-    return plots.finish(drawn, what, note)
+    note = "{model}(questions), 95 % intervals, paired by question; "
+    note += "to the right the right answer is less likely"
+    return plots.finish(drawn, title, note)
 
 
 @figure("main_tables")
 def margin_lost(profile: dict) -> Figure | None:
     """Log-odds margin that each plan loses against the dense model, by task."""
     title = "Multiple choice: how much of the right choice's margin each method loses"
-    return _lost(profile, of_kind("discriminative"), "nats of margin", title)
+    return _losses(profile, of_kind("discriminative"), "nats of margin", title)
 
 
 @figure("likelihoods")
@@ -191,11 +225,11 @@ def bits_lost(profile: dict) -> Figure | None:
     """Bits per byte of the reference answer that each plan adds to the dense model's, by task."""
     title = "Written answers: how many more bits each method needs for the reference answer"
     tasks = [task for task, benchmark in BENCHMARKS.items() if not benchmark.choices]
-    return _lost(profile, tasks, "bits per byte", title)
+    return _losses(profile, tasks, "bits per byte", title)
 
 
 @figure("likelihoods")
 def longbench_bits_lost(profile: dict) -> Figure | None:
-    """The same on LongBench."""
+    """Bits per byte that each plan adds to the dense model's on LongBench, by task."""
     title = "LongBench: how many more bits each method needs for the reference answer"
-    return _lost(profile, list(LONGBENCH), "bits per byte", title)
+    return _losses(profile, list(LONGBENCH), "bits per byte", title)

@@ -1,6 +1,6 @@
 """How likely the right answer to each question is, as a frame.
 
-Of multiple choice the measure is the log-odds margin of the right choice, of written answers the
+In multiple choice the measure is the log-odds margin of the right choice, in written answers the
 bits per byte of the reference answer (:mod:`harp_lib.evaluation.likelihood`).
 """
 
@@ -21,14 +21,15 @@ ITEM = ["subtask", "question"]  # what a question is called within a task
 class Likelihood:
     """A measure of how likely the right answer is."""
 
-    stores: tuple[str, ...]  # of the same name in two stores is the same cell
+    stores: tuple[str, ...]  # a cell of the same name in two stores is the same cell
     quantity: str  # the column of its rows
     unit: str
     sign: int  # 1 where more is better, -1 where less is
 
     def of(self, questions: pd.DataFrame) -> pd.Series:
         """The measure of each question."""
-        if self.quantity == "margin":  # a guess among n choices has 0, however many there are
+        if self.quantity == "margin":
+            # A guess among n choices has the margin 0, however many choices there are.
             return questions["margin"] + np.log(1 / questions["chance"] - 1)
         return questions[self.quantity]
 
@@ -38,38 +39,53 @@ BITS = Likelihood(("likelihoods",), "bits_per_byte", "bits per byte", -1)
 
 
 def measure_of(task: str) -> Likelihood:
-    """The margin where one of several choices is right, bits per byte where the answer is written."""
+    """The margin if one of several choices is right, bits per byte if the answer is written."""
     return MARGIN if ALL_BENCHMARKS[task].choices else BITS
 
 
 def right_answers(
     profile: str, tasks: Iterable[str], read: Callable[[str, str], Cells] | None = None
 ) -> pd.DataFrame:
-    """How likely the right answer to each question is; ``read`` gives the cells of a store
-    (:func:`data.cells`).
+    """How likely the right answer to each question is.
 
-    Columns: model, method, task, subtask, question, value (nats of the margin, or bits per byte).
+    Parameters
+    ----------
+    profile : str
+        The name of the profile.
+    tasks : iterable of str
+        The benchmarks, by lm-eval's names.
+    read : callable, optional
+        Returns the cells of a store, like :func:`data.cells`, which is the default.
+
+    Returns
+    -------
+    DataFrame
+        Columns: model, method, task, subtask, question, value (nats of the margin, or bits per
+        byte).
     """
     if read is None:
         read = data.cells
     tasks = list(tasks)
     parts = []
     for measure in (MARGIN, BITS):
-        wanted = [task for task in tasks if measure_of(task) is measure]
-        cells = {
-            key: cell for store in measure.stores for key, cell in read(profile, store).items()
-        }
-        asked = data.questions(cells)
-        if not wanted or measure.quantity not in asked:
+        measured_tasks = [task for task in tasks if measure_of(task) is measure]
+        cells = {}
+        for store in measure.stores:
+            cells.update(read(profile, store))
+        questions = data.questions(cells)
+        if not measured_tasks or measure.quantity not in questions:
             continue
-        asked = asked[asked["task"].isin(wanted)].dropna(subset=measure.quantity)
-        parts.append(asked[["model", "method", "task", *ITEM]].assign(value=measure.of(asked)))
-    columns = ["model", "method", "task", *ITEM, "value"]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+        questions = questions[questions["task"].isin(measured_tasks)]
+        questions = questions.dropna(subset=measure.quantity)
+        names = questions[["model", "method", "task", *ITEM]]
+        parts.append(names.assign(value=measure.of(questions)))
+    if not parts:
+        return pd.DataFrame(columns=["model", "method", "task", *ITEM, "value"])
+    return pd.concat(parts, ignore_index=True)
 
 
 def paired(answers: pd.DataFrame, task: str, methods: Iterable[str]) -> pd.DataFrame:
-    """Question × method of one model and task, of the questions that all methods have."""
-    mine = answers[answers["task"] == task]
-    wide = mine.pivot_table("value", ITEM, "method", sort=False)
+    """Question × method of one model and task, for the questions that all methods have."""
+    of_task = answers[answers["task"] == task]
+    wide = of_task.pivot_table("value", ITEM, "method", sort=False)
     return wide.reindex(columns=list(methods)).dropna()

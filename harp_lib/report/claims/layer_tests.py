@@ -7,6 +7,7 @@ from scipy import stats
 
 from harp_lib import accounting
 from harp_lib.names import CORPUS_TITLES
+from harp_lib.report.claims.registry import claim_test
 from harp_lib.report.claims.score_tests import (
     NOTHING,
     PLANS,
@@ -42,6 +43,7 @@ def exactly(value: float, n: int) -> Interval:
     return Interval(float(value), float(value), float(value), int(n))
 
 
+@claim_test
 def of_documents(source, method, quantities, of, goal, depth=0.0):
     """What the layers above a share of the depth have in a document, on average of each corpus."""
     take, unit, about = OF[of]
@@ -56,6 +58,7 @@ def of_documents(source, method, quantities, of, goal, depth=0.0):
         yield Finding(mean_interval(values), unit, f"{about} on {CORPUS_TITLES[corpus]}", goal)
 
 
+@claim_test
 def small_bound(source):
     """Share of the layers with v < 1 in which d(H) decreases.
 
@@ -93,6 +96,7 @@ def _stream(source, rule: str) -> np.ndarray:
     return np.log(norms[rule] / norms["dense"])[:, lowest + 1 :]
 
 
+@claim_test
 def stream_changed(source):
     """How much larger the residual stream is at the top with α = 1."""
     larger = mean_interval(np.expm1(_stream(source, "alpha-1")[:, -1]))
@@ -101,6 +105,7 @@ def stream_changed(source):
     yield Finding(larger, "%", "at the top, α = 1", goal, less=is_smaller)
 
 
+@claim_test
 def norm_restored(source, goal):
     """Which share of the deviation from the dense norm is gone with the searched α, at the top and
     over the layers.
@@ -116,6 +121,7 @@ def norm_restored(source, goal):
         yield Finding(gone, "share", f"of the deviation is gone {where}", goal, reason=reason)
 
 
+@claim_test
 def alphas_alike(source):
     """The rank correlation of the α searched on two corpora."""
     rows = source.rows("alpha", method="harp").sort_values("layer", ascending=False)
@@ -128,6 +134,7 @@ def alphas_alike(source):
     yield Finding(rank_correlation(*by_corpus[:2]), "ρ", paper=(paper_value,))
 
 
+@claim_test
 def similar_layers(source):
     """Share of the layers picked by the similarity metric that are top layers.
 
@@ -161,6 +168,7 @@ def _worse(source, corpus: str | None, split: str, plan: str, than: str) -> Inte
     return change(before["nll"], after["nll"], after["tokens"])
 
 
+@claim_test
 def norm_reason(source):
     """Is the α that keeps the norm better than others that shrink, and no worse than the searched?"""
     worse = partial(_worse, source, None, "validation")
@@ -177,6 +185,7 @@ def norm_reason(source):
     yield weakest(pieces) if won.interval.low > 0 else won
 
 
+@claim_test
 def perplexity_change(source, worse, better, splits, at_most=None):
     """How much higher perplexity is with some plans than with another, on each text.
 
@@ -204,6 +213,7 @@ def perplexity_change(source, worse, better, splits, at_most=None):
         yield weakest(pieces)
 
 
+@claim_test
 def tuned_ranges(source, at_most):
     """How much higher perplexity is with the paper's range of each baseline than with the best of
     ours.
@@ -216,6 +226,7 @@ def tuned_ranges(source, at_most):
     yield weakest(pieces, "one of the paper's models")
 
 
+@claim_test
 def exact(source, pairs, within):
     """Share of the printed numbers of each of the paper's models that follow from its config, to
     the printed digit.
@@ -238,6 +249,7 @@ def _prefills(source, against: str) -> dict[int, list[list[float]]]:
     return pairs
 
 
+@claim_test
 def time_saved(source, against, at="every", goal=0.0, only=None):
     """Which share of the time of a prefill HARP saves, where it is least of every length, at the
     longest, or at one.
@@ -259,6 +271,7 @@ def time_saved(source, against, at="every", goal=0.0, only=None):
     yield weakest(pieces, f"repeated prefills of {against}")
 
 
+@claim_test
 def time_saved_grows(source):
     """How much less of the dense model's time HARP takes at the longest prefill than at the
     shortest (Welch's t).
@@ -274,6 +287,7 @@ def time_saved_grows(source):
     yield Finding(Interval(*fall, sum(map(len, logs))), "%", about)
 
 
+@claim_test
 def attention_share(source):
     """Attention's share of the time of attention and FFN, on both sides of N = d_ff.
 
@@ -300,6 +314,7 @@ def attention_share(source):
         yield weakest(measured) if measured else missing
 
 
+@claim_test
 def overtaking(source):
     """From how many times d_ff on attention takes as many operations as the FFN, all query-key
     pairs counted.

@@ -1,5 +1,4 @@
-"""The second outcome of claims about scores: the same comparison by the likelihood of the right
-answer.
+"""The second outcome of claims about scores: the same comparison by likelihood of right answers.
 
 The paper claims accuracy, so accuracy sets the outcome of a claim. Likelihood moves with every
 question and often decides where accuracy cannot; its outcome stands beside the first one. A claim
@@ -13,7 +12,9 @@ import numpy as np
 import pandas as pd
 
 from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS
-from harp_lib.report.claims.score_tests import Finding, closest, named_in, rivals_of
+from harp_lib.report.claims.findings import Finding
+from harp_lib.report.claims.registry import likelihood_test
+from harp_lib.report.claims.score_tests import closest, named_in, rivals_of
 from harp_lib.report.comparisons import DRAWS, Interval, paired_mean_difference
 from harp_lib.report.data import Missing, Source
 from harp_lib.report.right_answers import measure_of, paired, right_answers
@@ -22,63 +23,70 @@ from harp_lib.report.right_answers import measure_of, paired, right_answers
 def answers_of(
     source: Source, methods: Sequence[str], tasks: Sequence[str]
 ) -> dict[str, pd.DataFrame]:
-    """By task, question × method, of the tasks that all methods have; more is better in each of
-    them.
+    """The measure of each question by task, question × method; more is better in all of them.
+
+    Tasks that a method lacks are left out. Raises Missing if no task is left.
     """
     answers = right_answers(source.profile, tasks, source.read)
     answers = answers[(answers["model"] == source.model) & answers["method"].isin(methods)]
-    found = {}
+    by_task = {}
     for task in tasks:
         of_task = answers[answers["task"] == task]
         if set(of_task["method"]) == set(methods):
-            found[task] = measure_of(task).sign * paired(of_task, task, methods)
-    if not found:
+            by_task[task] = measure_of(task).sign * paired(of_task, task, methods)
+    if not by_task:
         raise Missing(f"needs likelihoods of {source.store}")
-    return found
+    return by_task
 
 
+@likelihood_test
 def score_lead(source, left, right, tasks, each=False, on_par=()):
-    """How much more likely ``left`` finds the right answer than the closest rival, on average or on
-    each task.
+    """How much more likely ``left`` finds the right answer than the closest rival.
+
+    It is on average over the tasks, or on ``each`` of them.
     """
     rivals = rivals_of(source, right)
-    asked = answers_of(source, [left, *rivals], named_in(tasks))
-    for group in [[task] for task in asked] if each else [list(asked)]:
-        leads = []
-        for rival, name in rivals.items():
-            lead = paired_mean_difference(
-                [(asked[task][left], asked[task][rival]) for task in group]
-            )
-            leads.append(Finding(lead, measure_of(group[0]).unit, rival=name))
-        decides = closest(leads)
-        about = f"against {decides.rival}"
-        if each:
-            about += f", {ALL_BENCHMARKS[group[0]].title}"
-        yield decides._replace(about=about)
+    answers = answers_of(source, [left, *rivals], named_in(tasks))
+    if each:
+        for task in answers:
+            decides = _closest_lead(answers, [task], left, rivals)
+            about = f"against {decides.rival}, {ALL_BENCHMARKS[task].title}"
+            yield decides._replace(about=about)
+    else:
+        decides = _closest_lead(answers, list(answers), left, rivals)
+        yield decides._replace(about=f"against {decides.rival}")
 
 
+def _closest_lead(
+    answers: dict[str, pd.DataFrame], tasks: list[str], left: str, rivals: dict[str, str]
+) -> Finding:
+    """The lead over the rival that decides, on average over some tasks."""
+    unit = measure_of(tasks[0]).unit
+    leads = []
+    for rival, name in rivals.items():
+        pairs = [(answers[task][left], answers[task][rival]) for task in tasks]
+        leads.append(Finding(paired_mean_difference(pairs), unit, rival=name))
+    return closest(leads)
+
+
+@likelihood_test
 def ahead_of_all(source, left, right):
-    """In which share of the benchmarks ``left`` is alone ahead: of most it has to be. A bootstrap
-    over questions.
+    """Share of the benchmarks on which ``left`` alone is ahead, by a bootstrap over questions.
+
+    It has to be ahead on most of them.
     """
     rivals = list(rivals_of(source, right))
-    asked = answers_of(source, [left, *rivals], named_in("longbench"))
+    by_task = answers_of(source, [left, *rivals], named_in("longbench"))
     random = np.random.default_rng(0)
-    ahead = []  # of each task: here, and in each draw
-    for answers in asked.values():
+    is_ahead = []  # of each task: first as measured, then in each draw
+    for answers in by_task.values():
         values = answers.to_numpy()  # (questions, methods)
-        drawn = values[random.integers(len(values), size=(DRAWS, len(values)))].mean(
-            axis=1
-        )  # (draws, methods)
-        means = np.concatenate([values.mean(axis=0)[None], drawn])
-        ahead.append(means[:, 0] > means[:, 1:].max(axis=1))
-    shares = np.mean(ahead, axis=0)
+        places = random.integers(len(values), size=(DRAWS, len(values)))
+        drawn = values[places].mean(axis=1)  # (DRAWS, methods)
+        means = np.concatenate([values.mean(axis=0)[None], drawn])  # (1 + DRAWS, methods)
+        is_ahead.append(means[:, 0] > means[:, 1:].max(axis=1))
+    shares = np.mean(is_ahead, axis=0)  # (1 + DRAWS,)
     low, high = np.percentile(shares[1:], (2.5, 97.5), method="inverted_cdf")
-    number = sum(len(answers) for answers in asked.values())
-    yield Finding(
-        Interval(shares[0], low, high, number), "share", f"of {len(asked)} benchmarks", goal=0.5
-    )
-
-
-TESTS = {"score_lead": score_lead, "ahead_of_all": ahead_of_all}
-"""By the name of the test of scores that they stand beside."""
+    number = sum(len(answers) for answers in by_task.values())
+    interval = Interval(shares[0], low, high, number)
+    yield Finding(interval, "share", f"of {len(by_task)} benchmarks", goal=0.5)

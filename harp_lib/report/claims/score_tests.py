@@ -1,14 +1,11 @@
-"""What a test finds, the rule that says what follows, and the tests of scores and of ranks.
+"""The tests of claims about scores and about ranks of layers.
 
-A test takes a :class:`Source` and the arguments that ``data/paper/claims.yaml`` gives it, and
-yields findings: what has to hold, piece by piece; of rivals it is the closest one only, for who
-leads it leads them all.
+Where a method is compared with rivals, a finding is about the closest one only, because who leads
+the closest rival leads them all.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,321 +13,290 @@ import pandas as pd
 from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS, BENCHMARKS, LONGBENCH
 from harp_lib.names import BASELINES, CORPUS_TITLES, METHOD_TITLES, PAPER_MODELS, display_name
 from harp_lib.report import comparisons
+from harp_lib.report.claims.findings import NOTHING, Finding, Outcome, weakest
+from harp_lib.report.claims.registry import claim_test
 from harp_lib.report.data import Missing, Source, above, lacking_all, paper, tidy
 from harp_lib.report.plans import distinct_plans
 
 KINDS = ("generation", "discriminative")
-NAMES = {kind: [name for name, task in BENCHMARKS.items() if task.kind == kind] for kind in KINDS}
-NAMES |= {"all": list(BENCHMARKS), "longbench": list(LONGBENCH), "baselines": list(BASELINES)}
-PLANS = METHOD_TITLES | {
+NAMES = {  # how a claim calls several tasks or methods together
+    **{kind: [name for name, task in BENCHMARKS.items() if task.kind == kind] for kind in KINDS},
+    "all": list(BENCHMARKS),
+    "longbench": list(LONGBENCH),
+    "baselines": list(BASELINES),
+}
+PLANS = {  # what findings call a plan
+    **METHOD_TITLES,
     "top": "α = 1",
     "alpha-1": "α = 1",
     "searched-on-{other}": "the other α",
-}  # and what they are called
-PLANS["resampled-on-{own}"] = "the α of a second sample"
-PLANS |= {"bottom": "Bottom", "hessian": "Hessian", "similarity": "Similarity"}
-PRINTED = {
+    "resampled-on-{own}": "the α of a second sample",
+    "bottom": "Bottom",
+    "hessian": "Hessian",
+    "similarity": "Similarity",
+}
+PRINTED = {  # the paper's tables that print the scores of a store
     "main_tables": KINDS,
     "longbench": ("longbench",),
     "ablations": ("layer_selection", "alpha_ablation"),
 }
-SPELLINGS = {hub: name for name, hub in PAPER_MODELS.items()} | {"Llama-3.1-70B": "LLaMA3.1-70B"}
-NOTHING = comparisons.Interval(np.nan, np.nan, np.nan)
-
-
-class Outcome(StrEnum):
-    """What follows for a claim."""
-
-    REPRODUCED = "reproduced"
-    PARTLY = "partly"
-    NOT = "not reproduced"
-    INCONCLUSIVE = "inconclusive"
-    NOT_RUN = "not run"
-
-
-class Finding(NamedTuple):
-    """One number that decides: it speaks for a claim above ``goal`` (below it with ``less``)."""
-
-    interval: comparisons.Interval
-    unit: str = "points"
-    about: str = ""
-    goal: float = 0.0
-    less: bool = False
-    inclusive: bool = False  # the goal itself is enough: for what is counted without error
-    reason: str = ""  # why it cannot decide
-    paper: tuple[
-        float, ...
-    ] = ()  # the same number in the paper, for the model or for each of the paper's
-    rival: str = ""  # the name of the plan that it is compared with, where there are several
-
-    @property
-    def outcome(self) -> Outcome:
-        """The one rule: the whole interval has to be on one side."""
-        if self.reason:
-            return Outcome.NOT_RUN if self.reason.startswith("needs") else Outcome.INCONCLUSIVE
-        interval = self.interval
-        goal = self.goal
-        if self.less:
-            interval = 0 - interval
-            goal = -goal
-        if interval.low > goal:
-            return Outcome.REPRODUCED
-        if self.inclusive and interval.low == goal:
-            return Outcome.REPRODUCED
-        if interval.high < goal:
-            return Outcome.NOT
-        return Outcome.INCONCLUSIVE
-
-    @property
-    def threshold(self) -> str:
-        """What the number has to be, in words, where ``{}`` is to be the goal."""
-        if self.inclusive:
-            return "at most {}" if self.less else "at least {}"
-        return "below {}" if self.less else "above {}"
-
-
-def weakest(findings: Sequence[Finding], needs: str = "") -> Finding:
-    """What decides where everything has to hold; without findings it raises Missing."""
-    if not findings:
-        raise Missing(f"needs {needs}")
-    order = [Outcome.NOT, Outcome.NOT_RUN, Outcome.INCONCLUSIVE, Outcome.PARTLY, Outcome.REPRODUCED]
-    return min(
-        findings,
-        key=lambda found: (order.index(found.outcome), found.interval.value * (-1) ** found.less),
-    )
+SPELLINGS = {  # in the paper's tables, by a model's name on the hub
+    **{hub: name for name, hub in PAPER_MODELS.items()},
+    "Llama-3.1-70B": "LLaMA3.1-70B",
+}
+# The paper's models for which it claims that the searched α rises with the layer.
+RISING_ALPHAS = ("LLaMA3.1-8B", "Mistral-7B-v0.3", "Qwen2-7B")
+REMOVED = {  # what a single layer loses, by its α
+    "1": "queries and keys removed",
+    "0": "all attention removed",
+}
 
 
 def paper_model(model: str) -> str | None:
-    """A model's spelling in the paper, if it is one of the paper's."""
+    """A model's spelling in the paper, or None if it is not one of the paper's models."""
     return SPELLINGS.get(display_name(model))
 
 
 def printed(source: Source) -> list[pd.DataFrame]:
-    """What the paper prints of a store, method × task in per cent: of the model, or else of each of
-    its models.
+    """The scores that the paper prints of a store, method × task in per cent.
+
+    There is one block for the model, or else one for each of the paper's models.
     """
-    rows = pd.concat([paper(table).query("quantity == 'score'") for table in PRINTED[source.store]])
-    blocks = {
-        name: part.pivot_table("value", "method", "task")
-        for name, part in rows.groupby("model", sort=False)
-    }
-    return [blocks[own]] if (own := paper_model(source.model)) in blocks else list(blocks.values())
+    tables = [paper(name).query("quantity == 'score'") for name in PRINTED[source.store]]
+    blocks = {}
+    for name, part in pd.concat(tables).groupby("model", sort=False):
+        blocks[name] = part.pivot_table("value", "method", "task")
+    model = paper_model(source.model)
+    return [blocks[model]] if model in blocks else list(blocks.values())
 
 
 def named_in(names: str | Sequence[str]) -> list[str]:
-    """Tasks or methods, listed in a claim or by the name of all of them."""
+    """Tasks or methods that a claim lists, or that it calls by one name (``NAMES``)."""
     return NAMES[names] if isinstance(names, str) else list(names)
 
 
 def rivals_of(source: Source, names: str | Sequence[str]) -> dict[str, str]:
     """One method for each plan among some rivals, with the joined titles of all that made it."""
-    return distinct_plans(
-        source.read(source.profile, "baselines"), source.model, named_in(names), PLANS
-    )
+    baselines = source.read(source.profile, "baselines")
+    return distinct_plans(baselines, source.model, named_in(names), PLANS)
 
 
 def closest(findings: Sequence[Finding]) -> Finding:
-    """Of one finding for each rival the :func:`weakest`, under the names of all rivals that tie
-    with it.
+    """The :func:`weakest` of one finding for each rival.
+
+    It has the names of all rivals that tie with it.
     """
     decides = weakest(findings)
+    value = decides.interval.value
     tied = []
-    for found in findings:
-        if found.outcome == decides.outcome and np.isclose(
-            found.interval.value, decides.interval.value
-        ):
-            tied.append(found.rival)
+    for finding in findings:
+        if finding.outcome == decides.outcome and np.isclose(finding.interval.value, value):
+            tied.append(finding.rival)
     return decides._replace(rival=" and ".join(tied))
 
 
+@claim_test
 def score_lead(source, left, right, tasks, each=False, on_par=()):
-    """By how many points ``left`` scores higher than the closest rival, on average over tasks or on
-    each of them.
+    """By how many points ``left`` scores higher than the closest rival.
 
-    On a task on which the dense model only guesses there is nothing to lose: it is left out of an
-    average. What is claimed of each task is corrected for the number of tasks
-    (:func:`comparisons.holm`).
+    It is on average over the tasks, or on ``each`` of them. On a task on which the dense model only
+    guesses there is nothing to lose, so that an average leaves it out. What is claimed of each task
+    is corrected for the number of tasks (:func:`comparisons.holm`).
     """
     rivals = rivals_of(source, right)
     goal = -1.0 if paper_model(source.model) in on_par else 0.0  # points
-    known = source.answers((left, *named_in(right)), named_in(tasks))
-    asked = above(known)
-    if not asked:
-        yield Finding(
-            NOTHING,
-            goal=goal,
-            reason=lacking_all(known),
-            paper=_leads_printed(source, left, right, known),
-        )
-        return
-    leads = {}
-    for group in [(task,) for task in asked] if each else [tuple(asked)]:
-        told = _leads_printed(source, left, right, group)
-        leads[group] = closest(
-            [
-                Finding(
-                    _lead(asked, group, left, rival), "points", goal=goal, paper=told, rival=name
-                )
-                for rival, name in rivals.items()
-            ]
-        )
-    if each:
-        intervals = comparisons.holm(
-            [found.interval for found in leads.values()], [goal] * len(leads)
-        )
-        for (task,), found, interval in zip(leads, leads.values(), intervals, strict=True):
-            yield found._replace(
-                interval=interval, about=f"against {found.rival}, {ALL_BENCHMARKS[task].title}"
-            )
-        return
-    for found in leads.values():
-        (rival,) = (
-            method for method, name in rivals.items() if found.rival.split(" and ")[0] == name
-        )
-        parts = [f"against {found.rival}"]
-        if len(asked) < len(known):
-            parts.append(
-                f"on the tasks where the dense model is above chance ({len(asked)} of {len(known)})"
-            )
-        if (task := _carried_by(asked, found, left, rival)) is not None:
-            parts.append(f"carried by {ALL_BENCHMARKS[task].title}")
-        yield found._replace(about=", ".join(parts))
+    answers = source.answers((left, *named_in(right)), named_in(tasks))
+    answers_above_chance = above(answers)
+
+    def closest_lead(group: Sequence[str]) -> Finding:
+        leads = []
+        paper_leads = _printed_leads(source, left, right, group)
+        for rival, name in rivals.items():
+            interval = _lead(answers_above_chance, group, left, rival)
+            leads.append(Finding(interval, goal=goal, paper=paper_leads, rival=name))
+        return closest(leads)
+
+    if not answers_above_chance:
+        paper_leads = _printed_leads(source, left, right, answers)
+        yield Finding(NOTHING, goal=goal, reason=lacking_all(answers), paper=paper_leads)
+    elif each:
+        leads = [closest_lead([task]) for task in answers_above_chance]
+        intervals = comparisons.holm([lead.interval for lead in leads], [goal] * len(leads))
+        for task, lead, interval in zip(answers_above_chance, leads, intervals, strict=True):
+            about = f"against {lead.rival}, {ALL_BENCHMARKS[task].title}"
+            yield lead._replace(interval=interval, about=about)
+    else:
+        lead = closest_lead(list(answers_above_chance))
+        about = f"against {lead.rival}"
+        if len(answers_above_chance) < len(answers):
+            about += ", on the tasks where the dense model is above chance "
+            about += f"({len(answers_above_chance)} of {len(answers)})"
+        task = _carried_by(answers_above_chance, lead, left, rivals)
+        if task is not None:
+            about += f", carried by {ALL_BENCHMARKS[task].title}"
+        yield lead._replace(about=about)
 
 
 def _lead(
-    asked: Mapping[str, pd.DataFrame], tasks: Sequence[str], left: str, rival: str
+    answers: Mapping[str, pd.DataFrame], tasks: Sequence[str], left: str, rival: str
 ) -> comparisons.Interval:
-    """By how many points one method scores higher than another on average of some tasks, paired by
-    question.
+    """By how many points a method scores higher than a rival on average over some tasks.
+
+    It is paired by question.
     """
-    pairs = [(asked[task][left], asked[task][rival]) for task in tasks]
+    pairs = [(answers[task][left], answers[task][rival]) for task in tasks]
     return comparisons.paired_difference(pairs) * 100
 
 
-def _leads_printed(
+def _printed_leads(
     source: Source, left: str, right: str | Sequence[str], tasks: Iterable[str]
 ) -> tuple[float, ...]:
-    """The lead that the paper prints, over the best rival on average of some tasks."""
-    means = [block[list(tasks)].mean(axis=1) for block in printed(source)]
-    return tuple(mean[left] - mean.reindex(named_in(right)).max() for mean in means)
+    """The leads over the best rival that the paper prints, on average over some tasks."""
+    leads = []
+    for block in printed(source):
+        means = block[list(tasks)].mean(axis=1)
+        leads.append(means[left] - means.reindex(named_in(right)).max())
+    return tuple(leads)
 
 
 def _carried_by(
-    asked: Mapping[str, pd.DataFrame], found: Finding, left: str, rival: str
+    answers: Mapping[str, pd.DataFrame], lead: Finding, left: str, rivals: Mapping[str, str]
 ) -> str | None:
     """The task without which a lead is no longer one, or None."""
-    if found.outcome != Outcome.REPRODUCED:
+    if lead.outcome != Outcome.REPRODUCED:
         return None
-    for task in asked:
-        others = [other for other in asked if other != task]
-        if others and not _lead(asked, others, left, rival).low > found.goal:
+    first_name = lead.rival.split(" and ")[0]  # of the rivals that tie
+    (rival,) = (method for method, name in rivals.items() if name == first_name)
+    for task in answers:
+        others = [other for other in answers if other != task]
+        if others and not _lead(answers, others, left, rival).low > lead.goal:
             return task
     return None
 
 
+@claim_test
 def gap(source, left, right, tasks, elsewhere, kept=False):
-    """By how many points more ``left`` leads on some tasks than elsewhere, over the rival with the
-    highest average.
+    """By how many points more ``left`` leads on some tasks than elsewhere.
 
-    The best rival of each task by itself would be chosen by luck. With ``kept`` it is by how much
-    the share is larger that ``left`` has of the rival's score above chance.
+    The rival is the one with the highest average, because the best rival of each task by itself
+    would be chosen by luck. With ``kept`` the finding compares shares: the score above chance of
+    ``left`` divided by that of the rival.
     """
-    groups = [
-        named_in(tasks),
-        [task for task in named_in(elsewhere) if task not in named_in(tasks)],
-    ]
-    rivals, both = rivals_of(source, right), groups[0] + groups[1]
-
-    known = source.answers((left, *named_in(right)), both)
-    chances = {task: asked["chance"].mean() for task, asked in known.items()}
+    here = named_in(tasks)
+    groups = (here, [task for task in named_in(elsewhere) if task not in here])
+    rivals = rivals_of(source, right)
+    answers = source.answers((left, *named_in(right)), groups[0] + groups[1])
+    chances = {task: scores["chance"].mean() for task, scores in answers.items()}
 
     def lead(means: np.ndarray, group: list[str]) -> np.ndarray:  # (…, 2, T) → (…)
-        if kept:
-            guessed = sum(chances.get(task, 0.0) for task in group)
-            return np.divide(*np.moveaxis(means.sum(axis=-1) - guessed, -1, 0))
-        return means[..., 0, :].mean(axis=-1) - means[..., 1, :].mean(axis=-1)
+        if not kept:
+            return means[..., 0, :].mean(axis=-1) - means[..., 1, :].mean(axis=-1)
+        guessed = sum(chances.get(task, 0.0) for task in group)
+        above_guesses = means.sum(axis=-1) - guessed  # (…, 2)
+        return above_guesses[..., 0] / above_guesses[..., 1]
 
-    told = ()
+    paper_gaps = _printed_gaps(source, left, right, groups, lead)
+    answers_above_chance = above(answers)
+    for group in groups:
+        if not answers_above_chance.keys() & set(group):
+            reason = lacking_all({task: answers[task] for task in group if task in answers})
+            yield Finding(NOTHING, reason=reason, paper=paper_gaps)
+            return
+
+    groups_above_chance = [
+        [task for task in group if task in answers_above_chance] for group in groups
+    ]
+    rival = _best_rival(
+        answers_above_chance, groups_above_chance[0] + groups_above_chance[1], rivals
+    )
+    sides = []
+    for group in groups_above_chance:
+        scores = [answers_above_chance[task][[left, rival]].to_numpy().T for task in group]
+        sides.append((partial(lead, group=group), scores))
+    about = "of the dense score" if kept else f"against {rivals[rival]}"
+    yield Finding(comparisons.resampled(*sides) * 100, about=about, paper=paper_gaps)
+
+
+def _best_rival(
+    answers: Mapping[str, pd.DataFrame], tasks: Sequence[str], rivals: Iterable[str]
+) -> str:
+    """The rival with the highest average over some tasks."""
+    means = pd.DataFrame({task: answers[task].mean() for task in tasks})
+    return means.loc[list(rivals)].mean(axis=1).idxmax()
+
+
+def _printed_gaps(
+    source: Source,
+    left: str,
+    right: str | Sequence[str],
+    groups: tuple[list[str], list[str]],
+    lead: Callable[[np.ndarray, list[str]], np.ndarray],
+) -> tuple[float, ...]:
+    """The gaps between two groups of tasks that the paper prints, against the best rival."""
+    first, second = groups
+    gaps = []
     for block in printed(source):
-        pair = block.loc[[left, block.reindex(named_in(right), columns=both).mean(axis=1).idxmax()]]
-        there, other = (100 * lead(pair[group].to_numpy() / 100, group) for group in groups)
-        told += (float(there - other),)
-    asked = above(known)
-    sides = [[task for task in group if task in asked] for group in groups]
-    if all(sides):
-        means = pd.DataFrame({task: asked[task].mean() for task in sides[0] + sides[1]})
-        rival = means.loc[list(rivals)].mean(axis=1).idxmax()
-        pairs = [[asked[task][[left, rival]].to_numpy().T for task in side] for side in sides]
-        found = comparisons.resampled(
-            *zip((partial(lead, group=side) for side in sides), pairs, strict=True)
-        )
-        about = "of the dense score" if kept else f"against {rivals[rival]}"
-        yield Finding(found * 100, about=about, paper=told)
-    else:
-        empty = {task: known[task] for task in groups[bool(sides[0])] if task in known}
-        yield Finding(NOTHING, reason=lacking_all(empty), paper=told)
+        averages = block.reindex(named_in(right), columns=first + second).mean(axis=1)
+        pair = block.loc[[left, averages.idxmax()]]
+        lead_here = 100 * lead(pair[first].to_numpy() / 100, first)
+        lead_elsewhere = 100 * lead(pair[second].to_numpy() / 100, second)
+        gaps.append(float(lead_here - lead_elsewhere))
+    return tuple(gaps)
 
 
+@claim_test
 def ahead_of_all(source, left, right):
-    """In which share of the benchmarks ``left`` is alone ahead: of most it has to be."""
+    """Share of the benchmarks on which ``left`` alone is ahead; it has to be ahead on most."""
     methods = [*named_in(right), left]
 
-    def ahead(means: np.ndarray) -> np.ndarray:  # (…, M, T) → (…)
-        return (means[..., -1, :] > means[..., :-1, :].max(axis=-2) + 1e-9).mean(axis=-1)
+    def share_ahead(means: np.ndarray) -> np.ndarray:  # (…, M, T) → (…)
+        best_rival = means[..., :-1, :].max(axis=-2)
+        return (means[..., -1, :] > best_rival + 1e-9).mean(axis=-1)
 
-    told = tuple(
-        float(ahead(block.reindex(methods).dropna().to_numpy())) for block in printed(source)
-    )
-    asked = [
-        answers[methods].to_numpy().T
-        for answers in above(source.answers(methods, LONGBENCH)).values()
-    ]
-    if asked:
-        about = f"of {len(asked)} benchmarks above chance"
-        yield Finding(comparisons.resampled((ahead, asked)), "share", about, goal=0.5, paper=told)
+    blocks = [block.reindex(methods).dropna() for block in printed(source)]
+    paper_shares = tuple(float(share_ahead(block.to_numpy())) for block in blocks)
+    answers = above(source.answers(methods, LONGBENCH))
+    if answers:
+        scores = [of_task[methods].to_numpy().T for of_task in answers.values()]
+        interval = comparisons.resampled((share_ahead, scores))
+        about = f"of {len(scores)} benchmarks above chance"
+        yield Finding(interval, "share", about, goal=0.5, paper=paper_shares)
     else:
-        yield Finding(NOTHING, "share", goal=0.5, reason=comparisons.FEW, paper=told)
+        yield Finding(NOTHING, "share", goal=0.5, reason=comparisons.FEW, paper=paper_shares)
 
 
-REMOVED = {
-    "1": "queries and keys removed",
-    "0": "all attention removed",
-}  # what a single layer loses, by its α
-
-
+@claim_test
 def rank_trend(source, method, quantities, goal=0.0, deeper=None):
     """The rank correlation of a quantity with the layer index, on each text.
 
-    Where documents have it, their mean and what they differ by, for the layers of a model are all
-    there are: it has to be a clear trend, beyond the goal. Where there is one number a layer, the
-    interval is over layers. ``deeper`` names a store whose α of the same text, where it has some,
-    are of more layers and take the place of those here.
+    Where documents have the quantity, the interval of their mean is over documents, because the
+    layers of a model are all there are: the trend has to be clear, beyond the goal. Where there is
+    one number for each layer, the interval is over layers. ``deeper`` names a store whose α of the
+    same text are of more layers; where it has some, they take the place of those here.
     """
     frame = _by_layer(source, source.store, method, quantities)
     if frame.empty:
         raise Missing(f"needs {method} of {source.store}")
     if deeper:
-        more = _by_layer(source, deeper, method, quantities)
-        frame = pd.concat([frame[~frame["task"].isin(more["task"])], more])
-    printed_rhos = _printed_alpha_trends()
-    own = printed_rhos.get(paper_model(source.model))
-    told = (own,) if own else tuple(printed_rhos.values())[:3]
-    for (text, quantity), part in frame.groupby(
-        [frame["task"].str.replace(r"-\d+$", "", regex=True), "quantity"]
-    ):
-        about = (
-            REMOVED.get(quantity) or f"on {CORPUS_TITLES.get(text.removeprefix('search-'), text)}"
-        )
+        of_more_layers = _by_layer(source, deeper, method, quantities)
+        is_replaced = frame["task"].isin(of_more_layers["task"])
+        frame = pd.concat([frame[~is_replaced], of_more_layers])
+    text_of_task = frame["task"].str.replace(r"-\d+$", "", regex=True)
+    for (text, quantity), part in frame.groupby([text_of_task, "quantity"]):
+        corpus = text.removeprefix("search-")
+        about = REMOVED.get(quantity) or f"on {CORPUS_TITLES.get(corpus, corpus)}"
         if "document" in part and part["document"].notna().any():
-            rhos = [
-                comparisons.rank_correlation(d["layer"], d["value"]).value
-                for _, d in part.groupby("document")
-            ]
-            rho = comparisons.mean_interval(rhos).mapped(np.clip, -1, 1)
-            yield Finding(rho, "ρ", about, goal, goal < 0)
+            rhos = []
+            for _, document in part.groupby("document"):
+                rho = comparisons.rank_correlation(document["layer"], document["value"])
+                rhos.append(rho.value)
+            mean_rho = comparisons.mean_interval(rhos).mapped(np.clip, -1, 1)
+            yield Finding(mean_rho, "ρ", about, goal, less=goal < 0)
         else:
             rho = comparisons.rank_correlation(part["layer"], part["value"])
-            yield Finding(rho, "ρ", f"over {len(part)} layers, {about}", goal, goal < 0, paper=told)
+            about = f"over {len(part)} layers, {about}"
+            paper_rhos = _printed_alpha_trends(source.model)
+            yield Finding(rho, "ρ", about, goal, less=goal < 0, paper=paper_rhos)
 
 
 def _by_layer(source: Source, store: str, method: str, quantities: Sequence[str]) -> pd.DataFrame:
@@ -339,10 +305,14 @@ def _by_layer(source: Source, store: str, method: str, quantities: Sequence[str]
     return frame.query("model == @source.model and method == @method and task != 'repeated-tokens'")
 
 
-def _printed_alpha_trends() -> dict[str, float]:
-    """The rank correlation of the printed α with the layer, for each model of the paper."""
-    rows = paper("alpha_search").query("task == 'wikitext'").groupby("model", sort=False)
-    return {
-        name: comparisons.rank_correlation(part["layer"], part["value"]).value
-        for name, part in rows
-    }
+def _printed_alpha_trends(model: str) -> tuple[float, ...]:
+    """The rank correlation of the α that the paper prints with the layer index.
+
+    It is of the model, or else of each of the paper's models in ``RISING_ALPHAS``.
+    """
+    rhos = {}
+    rows = paper("alpha_search").query("task == 'wikitext'")
+    for name, part in rows.groupby("model", sort=False):
+        rhos[name] = comparisons.rank_correlation(part["layer"], part["value"]).value
+    rho = rhos.get(paper_model(model))
+    return (rho,) if rho else tuple(rhos[name] for name in RISING_ALPHAS)
