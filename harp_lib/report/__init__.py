@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -23,16 +24,6 @@ FORMATS = {  # of a figure's files, and the metadata without which a file has no
     "pdf": {"CreationDate": None},
     "svg": {"Date": None},
 }
-MODULES = (  # in which figures and tables are registered
-    "figures_layers",
-    "figures_harp",
-    "figures_costs",
-    "figures_scores",
-    "score_tables",
-    "likelihoods",
-    "tables",
-    "claims",
-)
 BLOCK = re.compile(
     r"(?P<begin><!-- begin (?P<name>\w+)(?: of (?P<profile>\w+))? -->\n)"
     r".*?(?P<end><!-- end (?P=name) -->)",
@@ -71,9 +62,9 @@ def _register(stores: tuple[str, ...], is_table: bool) -> Callable:
 
 
 def entries() -> dict[str, Entry]:
-    """Every figure and table by name."""
-    for module in MODULES:
-        import_module(f"harp_lib.report.{module}")
+    """Every figure and table by name, of all modules of this folder."""
+    for module in iter_modules(__path__):
+        import_module(f"{__name__}.{module.name}")
     return _ENTRIES
 
 

@@ -15,7 +15,7 @@ from harp_lib.names import BASELINES, CORPUS_TITLES, METHOD_TITLES, PAPER_MODELS
 from harp_lib.report import comparisons
 from harp_lib.report.claims.findings import NOTHING, Finding, Outcome, weakest
 from harp_lib.report.claims.registry import claim_test
-from harp_lib.report.data import Missing, Source, above, lacking_all, paper, tidy
+from harp_lib.report.data import Missing, Source, above, lacking_all, paper
 from harp_lib.report.plans import distinct_plans
 
 KINDS = ("generation", "discriminative")
@@ -47,8 +47,8 @@ SPELLINGS = {  # in the paper's tables, by a model's name on the hub
 # The paper's models for which it claims that the searched α rises with the layer.
 RISING_ALPHAS = ("LLaMA3.1-8B", "Mistral-7B-v0.3", "Qwen2-7B")
 REMOVED = {  # what a single layer loses, by its α
-    "1": "queries and keys removed",
-    "0": "all attention removed",
+    1: "queries and keys removed",
+    0: "all attention removed",
 }
 
 
@@ -279,12 +279,12 @@ def rank_trend(source, method, quantities, goal=0.0, deeper=None):
         raise Missing(f"needs {method} of {source.store}")
     if deeper:
         of_more_layers = _by_layer(source, deeper, method, quantities)
-        is_replaced = frame["task"].isin(of_more_layers["task"])
-        frame = pd.concat([frame[~is_replaced], of_more_layers])
-    text_of_task = frame["task"].str.replace(r"-\d+$", "", regex=True)
-    for (text, quantity), part in frame.groupby([text_of_task, "quantity"]):
-        corpus = text.removeprefix("search-")
-        about = REMOVED.get(quantity) or f"on {CORPUS_TITLES.get(corpus, corpus)}"
+        if len(of_more_layers):
+            is_replaced = frame["corpus"].isin(of_more_layers["corpus"])
+            frame = pd.concat([frame[~is_replaced], of_more_layers])
+    coordinate = "alpha" if "alpha" in frame else "corpus"  # α of a single pruned layer
+    for (where, _), part in frame.groupby([coordinate, "quantity"]):
+        about = REMOVED[where] if coordinate == "alpha" else f"on {CORPUS_TITLES[where]}"
         if "document" in part and part["document"].notna().any():
             rhos = []
             for _, document in part.groupby("document"):
@@ -300,9 +300,12 @@ def rank_trend(source, method, quantities, goal=0.0, deeper=None):
 
 
 def _by_layer(source: Source, store: str, method: str, quantities: Sequence[str]) -> pd.DataFrame:
-    """Quantities that a method has by layer."""
-    frame = tidy(source.profile, store, *quantities)
-    return frame.query("model == @source.model and method == @method and task != 'repeated-tokens'")
+    """Quantities that a method has by layer; empty without any."""
+    try:
+        rows = source.rows(*quantities, method=method, store=store)
+    except Missing:
+        return pd.DataFrame()
+    return rows.dropna(subset="layer").dropna(axis="columns", how="all")
 
 
 def _printed_alpha_trends(model: str) -> tuple[float, ...]:
