@@ -31,6 +31,7 @@ UNITS = {
     "norms": Unit("norm_change", "theory", ("search",), ("02",)),
     "plans": Unit("baselines", "plans", ("search",), ("04",)),
     "baselines": Unit("baselines", "plans", ("plans", "alpha"), ("04",)),
+    "ratios": Unit("paper_ratios", "paper_ratios", (), ("04",)),
     "scores": Unit("main_tables", "scores", ("plans",), ("05",), "evaluation"),
     "likelihoods": Unit("likelihoods", "scores", ("plans",), ("05",), "likelihoods"),
     "longbench": Unit("longbench", "scores", ("plans",), ("07",), "longbench"),
@@ -53,11 +54,13 @@ IN_PARTS = tuple(name for name, unit in UNITS.items() if unit.section)
 
 
 def models_of(profile: dict[str, Any], unit: str) -> list[str]:
-    """The models that a unit is computed for; ``theory`` has a name that is no model's."""
+    """The models that a unit is computed for; ``theory`` and ``ratios`` have names of no model."""
     if unit not in UNITS:
         raise ValueError(f"unknown unit {unit!r}; choose from {', '.join(UNITS)}")
     if unit == "theory":
         return ["synthetic"]
+    if unit == "ratios":
+        return ["paper"]
     if unit == "search":
         return [*profile["models"], *profile["alpha_search"]["extra_models"]]
     if unit == "efficiency":
