@@ -2,6 +2,8 @@
 
 import ast
 import graphlib
+import subprocess
+import sys
 
 import pytest
 from helpers import CHECKOUT
@@ -131,4 +133,17 @@ def test_a_room_without_a_place_is_named(tmp_path):
     (tmp_path / "harp_lib" / "attic").mkdir(parents=True)
     (tmp_path / "harp_lib" / "attic" / "old.py").touch()
     with pytest.raises(AssertionError, match="'attic'"):
+<<<<<<< HEAD
         forbidden_imports(tmp_path)
+=======
+        forbidden(tmp_path)
+
+
+def test_a_report_imports_no_torch():
+    """Reports read rows: they build no model and compute no plan."""
+    modules = [name for name in modules_of(CHECKOUT) if room(name) == "report"]
+    assert {"report", "report.tables", "report.claims.layer_tests"} <= set(modules)
+    imported = "\n".join(f"import harp_lib.{name}" for name in modules)
+    code = f"import sys\n{imported}\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=CHECKOUT)
+>>>>>>> h-figures

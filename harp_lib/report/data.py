@@ -10,7 +10,7 @@ from harp_lib import config
 from harp_lib.report.comparisons import FEW, FLOOR, floor
 from harp_lib.results import Cells, read_results
 
-KEY = ["model", "method", "task"]  # of a cell
+KEY = ["model", "method", "task"]  # the columns that name a cell
 
 
 def cells(profile: str, experiment: str) -> Cells:
@@ -24,8 +24,8 @@ def rows(stored: Cells) -> pd.DataFrame:
     """The rows of stored cells beneath each other.
 
     Columns: model, method and task of the cell (``task`` is its name), its coordinates (corpus,
-    split, layers, …), and those of its rows. A coordinate replaces a column of the same name: the
-    cells of ``harp-06`` say that their method is ``harp``, with 6 layers.
+    split, layers, …), and the columns of its rows. Of columns with the same name the later one
+    counts: the cells of ``harp-06`` say by a coordinate that their method is ``harp``.
     """
     parts = []
     for (model, method, task), cell in stored.items():
@@ -33,10 +33,11 @@ def rows(stored: Cells) -> pd.DataFrame:
         if not columns:
             continue
         key = {"model": model, "method": method, "task": task}
-        whole = key | cell.get("coordinates", {})
         length = len(next(iter(columns.values())))
-        about = {name: [value] * length for name, value in whole.items()}
-        parts.append(pd.DataFrame(about | columns, dtype=object))
+        constants = {}
+        for name, value in (key | cell.get("coordinates", {})).items():
+            constants[name] = [value] * length
+        parts.append(pd.DataFrame(constants | columns, dtype=object))
     if not parts:
         return pd.DataFrame(columns=KEY)
     return pd.concat(parts, ignore_index=True)
@@ -45,7 +46,18 @@ def rows(stored: Cells) -> pd.DataFrame:
 def tidy(profile: str, experiment: str, *quantities: str) -> pd.DataFrame:
     """Some quantities of an experiment as one long frame.
 
-    Columns: model, method, task, quantity, the coordinates that these quantities have, and value.
+    Parameters
+    ----------
+    profile, experiment : str
+        Which stored cells are read.
+    *quantities : str
+        The quantities that are kept.
+
+    Returns
+    -------
+    DataFrame
+        Columns: model, method, task, quantity, the coordinates that these quantities have, and
+        value. Without such rows it is empty.
     """
     return of_quantities(rows(cells(profile, experiment)), *quantities)
 
@@ -62,29 +74,29 @@ def of_quantities(stored_rows: pd.DataFrame, *quantities: str) -> pd.DataFrame:
 
 
 def documents(profile: str, experiment: str) -> pd.DataFrame:
-    """Likelihood of every document, one row each.
+    """The likelihood of every document, one row each.
 
     Columns: model, method, task, the coordinates of the cells, document, nll (nats) and tokens.
     """
-    found = tidy(profile, experiment, "nll", "tokens")
-    if found.empty:
-        return found.assign(document=None, nll=None, tokens=None)
-    found = found.dropna(subset="document")
-    keys = [name for name in found if name not in ("quantity", "value")]
-    nll = found[found["quantity"] == "nll"].rename(columns={"value": "nll"})
-    tokens = found[found["quantity"] == "tokens"].rename(columns={"value": "tokens"})
+    frame = tidy(profile, experiment, "nll", "tokens")
+    if frame.empty:
+        return frame.assign(document=None, nll=None, tokens=None)
+    frame = frame.dropna(subset="document")
+    keys = [name for name in frame if name not in ("quantity", "value")]
+    nll = frame[frame["quantity"] == "nll"].rename(columns={"value": "nll"})
+    tokens = frame[frame["quantity"] == "tokens"].rename(columns={"value": "tokens"})
     return nll[[*keys, "nll"]].merge(tokens[[*keys, "tokens"]], on=keys, how="left")
 
 
 def table(profile: str, experiment: str, task: str) -> pd.DataFrame:
-    """Cells whose rows are those of one table (as in ``theory``), one beneath the other."""
+    """The cells of one name, whose rows are those of a table, beneath each other (``theory``)."""
     stored = cells(profile, experiment)
-    found = rows({key: cell for key, cell in stored.items() if key[-1] == task})
-    return found.drop(columns=["task", "table"], errors="ignore").infer_objects()
+    frame = rows({key: cell for key, cell in stored.items() if key[-1] == task})
+    return frame.drop(columns=["task", "table"], errors="ignore").infer_objects()
 
 
 def paper(name: str) -> pd.DataFrame:
-    """A table or figure of the paper.
+    """The printed numbers of a table or figure of the paper, as a long frame.
 
     Scores are in per cent, and "all" stands where there is no single model, method or task.
     """
@@ -92,34 +104,40 @@ def paper(name: str) -> pd.DataFrame:
 
 
 def questions(stored: Cells) -> pd.DataFrame:
-    """Every question that stored cells asked, one row each.
+    """Every question that was asked in stored cells, one row each.
 
     Columns: model, method, task, subtask, question (its number in the subtask), and what was
-    measured of it: ``score``, ``margin``, ``choice``, ``bits_per_byte`` and so on
+    measured: ``score``, ``margin``, ``choice``, ``bits_per_byte`` and so on
     (:meth:`harp_lib.evaluation.evaluator.Evaluator.evaluate`).
     """
-    parts = [
-        pd.DataFrame({"model": model, "method": method, "task": task, **cell["result"]["rows"]})
-        for (model, method, task), cell in stored.items()
-        if cell["result"].get("rows")
-    ]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    parts = []
+    for (model, method, task), cell in stored.items():
+        columns = cell["result"].get("rows")
+        if columns:
+            key = {"model": model, "method": method, "task": task}
+            parts.append(pd.DataFrame(key | columns))
+    if not parts:
+        return pd.DataFrame()
+    return pd.concat(parts, ignore_index=True)
 
 
 def answered(result: Mapping[str, Any], quantity: str = "score") -> list[float] | None:
-    """A quantity of every question that a cell of scores or likelihoods asked, in order.
+    """A quantity of every question of a cell of scores or likelihoods, in order.
 
-    None if the cell has none.
+    None if the cell does not have the quantity.
     """
     return result.get("rows", {}).get(quantity)
 
 
 class Missing(Exception):
-    """What is asked for is not stored; the message says what it needs."""
+    """Results that a test needs are not stored; the message says which."""
 
 
 class Source:
-    """What the stores hold of one model; ``read`` gives the cells of a store, as :func:`cells`."""
+    """The stored results of one model.
+
+    ``read`` returns the cells of a store, as :func:`cells` does.
+    """
 
     def __init__(
         self, profile: str, store: str, model: str, read: Callable[[str, str], Cells]
@@ -138,32 +156,34 @@ class Source:
         }
 
     def result(self, method: str, task: str) -> dict[str, Any]:
-        """The result of one cell; raises Missing where there is none, or it failed."""
+        """The result of one cell; Missing if there is none, or if it failed."""
         cell = self.cells(self.store).get((method, task))
         if cell is None or "failed" in cell["result"]:
             raise Missing(f"needs {method}/{task} of {self.store}")
         return cell["result"]
 
     def rows(self, *quantities: str, method: str | None = None, store: str = "") -> pd.DataFrame:
-        """The model's rows of some quantities, as :func:`tidy`; raises Missing without any."""
+        """The model's rows of some quantities, as :func:`tidy` has them; Missing without any."""
         store = store or self.store
         of_model = {(self.model, *key): cell for key, cell in self.cells(store).items()}
-        found = of_quantities(rows(of_model), *quantities)
+        frame = of_quantities(rows(of_model), *quantities)
         if method is not None:
-            found = found[found["method"] == method]
-            found = found.dropna(axis="columns", how="all")
-        if found.empty:
-            what = f"{', '.join(quantities)} of {method}" if method else ", ".join(quantities)
-            raise Missing(f"needs {what} in {store}")
-        return found
+            frame = frame[frame["method"] == method]
+            frame = frame.dropna(axis="columns", how="all")
+        if frame.empty:
+            needed = ", ".join(quantities)
+            if method is not None:
+                needed = f"{needed} of {method}"
+            raise Missing(f"needs {needed} in {store}")
+        return frame
 
     def answers(self, methods: Iterable[str], tasks: Iterable[str]) -> dict[str, pd.DataFrame]:
-        """Scores by task, question × method.
+        """The scores of each task, a frame of question × method.
 
-        Averages are of the tasks that the dense model and all methods have, so the others are left
-        out. The column ``chance`` is what a guess in the right format scores.
+        Averages are over the tasks that the dense model and all methods have, so other tasks are
+        left out. The column ``chance`` is what a guess in the right format scores.
         """
-        # The ablations' HARP and dense model are among the main tables.
+        # The scores of HARP and the dense model that ablations compare with are in main_tables.
         known = self.cells("main_tables") | self.cells(self.store)
         by_task = {}
         for task in tasks:
@@ -180,7 +200,7 @@ class Source:
 
 
 def lacking(scores: pd.DataFrame) -> str | None:
-    """Why the dense model has nothing to lose on a task, or None (:func:`comparisons.floor`)."""
+    """Why the dense model has nothing to lose on a task, or None (see :func:`floor`)."""
     return floor(scores["dense"], scores["chance"])
 
 
@@ -195,4 +215,6 @@ def lacking_all(answers: Mapping[str, pd.DataFrame]) -> str:
     It is at the floor on all of them, or one of them has too few questions.
     """
     reasons = {lacking(scores) for scores in answers.values()}
-    return FLOOR if reasons == {FLOOR} else FEW
+    if reasons == {FLOOR}:
+        return FLOOR
+    return FEW

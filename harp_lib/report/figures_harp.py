@@ -1,6 +1,6 @@
-"""Figures of notebooks 03, 06 and 09: the search for α, what is left without it or in other layers,
-and the refit.
-"""
+"""Figures of notebooks 03, 06 and 09: the search for α, other layers, and the refit."""
+
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -16,12 +16,19 @@ from harp_lib.report.plots import HARP, LOOKS, PAPER, Look, span, with_paper
 from harp_lib.report.scores import STRATEGIES
 from harp_lib.report.tables import ENDS, Table, lines, perplexities, stacked
 
-REFIT, TWO, CHOSEN = "harp+refit", "harp+refit-two", "harp+refit-chosen"
-FRONTIER = {name: LOOKS[name] for name in ("alpha-0", "harp", REFIT)}
-FRONTIER[TWO] = LOOKS[REFIT]._replace(label="HARP+refit, two kinds of text", line="--", hollow=True)
-FRONTIER[CHOSEN] = FRONTIER[TWO]._replace(
-    label="the same, the layers explained best", line=":", marker="D"
-)
+REFIT = "harp+refit"
+TWO = "harp+refit-two"  # fitted on two kinds of text
+CHOSEN = "harp+refit-chosen"  # the same, of the layers that a linear map explains best
+REFIT_ON_TWO = LOOKS[REFIT]._replace(label="HARP+refit, two kinds of text", line="--", hollow=True)
+FRONTIER = {
+    "alpha-0": LOOKS["alpha-0"],
+    "harp": LOOKS["harp"],
+    REFIT: LOOKS[REFIT],
+    TWO: REFIT_ON_TWO,
+    CHOSEN: REFIT_ON_TWO._replace(
+        label="the same, the layers explained best", line=":", marker="D"
+    ),
+}
 RIVALS = {
     "nbl": Look("NBL", "#a6761d", "v"),
     "linear": Look("least squares, full rank", "#e7298a", "^"),
@@ -37,33 +44,32 @@ COSTS = ("prefill left", "decode left", "cache left", "counted at", "seconds")
 
 @figure("alpha_search")
 def alpha_curves(profile: dict) -> Figure:
-    """Perplexity against α, a line for each searched layer: those above have their best α, those
-    below are dense.
+    """Perplexity against α, a line for each searched layer.
+
+    The layers above it have their best α, the layers below are dense.
     """
     frame = data.tidy(profile["name"], "alpha_search", "perplexity").query("method == 'harp'")
-    searched = (
-        perplexities(profile, "alpha_search")
-        .query("split == 'test'")
-        .drop_duplicates(["model", "corpus"])
-    )
+    searched = perplexities(profile, "alpha_search").query("split == 'test'")
+    searched = searched.drop_duplicates(["model", "corpus"])
     frame = frame.merge(searched[["model", "corpus", "documents"]], how="left")
     frame["text"] = frame["corpus"].map(CORPUS_TITLES)
     frame["depth"] = frame.groupby("model")["layer"].transform("max") - frame["layer"]
-    depths = sorted(frame["depth"].unique())
-    shades = zip(depths, get_cmap("viridis")(np.linspace(0.05, 0.9, len(depths))), strict=True)
-    looks = {
-        depth: Look(f"{depth:.0f} below" if depth else "top layer", shade, ".")
-        for depth, shade in shades
+    layout = {
+        "panel": ["model", "text"],
+        "wrap": 2,
+        "size": (4.4, 2.6),
+        "share": (True, False),
+        "x": "α of the layer",
+        "y": "perplexity per token (log scale)",
     }
-    layout = {"panel": ["model", "text"], "wrap": 2, "size": (4.4, 2.6), "share": (True, False)}
-    layout |= {"x": "α of the layer", "y": "perplexity per token (log scale)"}
+    looks = _looks_of_depths(sorted(frame["depth"].unique()))
     drawn = plots.lines(frame, "alpha", "depth", looks, **layout)
     best = frame.loc[frame.groupby(["model", "text", "depth"], sort=False)["value"].idxmin()]
     for axis, part in drawn.panels:
-        mine = best.loc[best.index.intersection(part.index)]
+        best_here = best.loc[best.index.intersection(part.index)]
         axis.scatter(
-            mine["alpha"],
-            mine["value"],
+            best_here["alpha"],
+            best_here["value"],
             s=60,
             facecolor="none",
             edgecolor="black",
@@ -74,6 +80,16 @@ def alpha_curves(profile: dict) -> Figure:
     title = f"The best α lies between 0 and 1 in {inner} of {len(best)} searches"
     note = "{model}{documents} documents, those that α is searched on"
     return plots.finish(drawn, title, note, log="y")
+
+
+def _looks_of_depths(depths: Sequence[float]) -> dict[float, Look]:
+    """A shade for each depth below the top layer."""
+    shades = get_cmap("viridis")(np.linspace(0.05, 0.9, len(depths)))
+    looks = {}
+    for depth, shade in zip(depths, shades, strict=True):
+        label = f"{depth:.0f} below" if depth else "top layer"
+        looks[depth] = Look(label, shade, ".")
+    return looks
 
 
 @figure("alpha_search")
@@ -94,39 +110,27 @@ def alpha_by_layer(profile: dict) -> Figure:
     for axis, _ in drawn.panels:
         for bars in axis.containers:
             axis.bar_label(bars, fmt="%g", fontsize=7.5)
-    here, paper = (
-        span(rank_trend(part.assign(model=part["panel"])), "+.2f")
-        for _, part in frame.groupby("source")
+    trends = {}
+    for source, part in frame.groupby("source"):
+        trends[source] = span(rank_trend(part.assign(model=part["panel"])), "+.2f")
+    title = (
+        f"Does α rise with the layer? Rank correlation {trends['paper']} in the paper (grey), "
+        f"{trends['ours']} here (blue)"
     )
-    title = f"Does α rise with the layer? Rank correlation {paper} in the paper (grey), {here} here (blue)"
     return plots.finish(drawn, title, "", ylim=(0, 1.1))
 
 
 @figure("alpha_search")
 def alpha_held_out(profile: dict) -> Figure:
-    """Perplexity of the dense model and of each choice of α on held-out text; the paper's two by
-    two beside it.
-    """
-    ours = (
-        perplexities(profile, "alpha_search").query("split == 'validation'").drop(columns="error")
-    )
+    """Perplexity of each choice of α on held-out text, beside the paper's two by two numbers."""
+    ours = perplexities(profile, "alpha_search").query("split == 'validation'")
+    ours = ours.drop(columns="error")
     ours["kind"] = ours["method"].where(ours["method"].isin(LOOKS), "harp")
     printed = data.paper("alpha_robustness").rename(columns={"task": "corpus"})
     frame = with_paper(ours, printed.assign(kind="paper"))
-    own = frame["method"] == "searched-on-" + frame["corpus"]
-    searched = own.map({True: "α searched on this text", False: "α searched on the other"})
-    searched = searched.mask(
-        frame["method"].str.startswith("resampled"), "α of a second sample of this text"
-    )
-    frame["name"] = (
-        frame["method"].map({method: look.label for method, look in LOOKS.items()}).fillna(searched)
-    )
+    frame["name"] = _names_of_choices(frame)
     frame["text"] = frame["corpus"].map(CORPUS_TITLES)
-    order = ["searched on this", "second sample", "searched on the other"]
-    places = {
-        name: next((i for i, part in enumerate(order) if part in name), len(order))
-        for name in set(frame["name"])
-    }
+    places = {name: _place_of_choice(name) for name in set(frame["name"])}
     frame = frame.sort_values("name", key=lambda names: names.map(places), kind="stable")
     frame = frame.sort_values(["source", "model"], kind="stable", ascending=[False, True])
     layout = {
@@ -134,12 +138,39 @@ def alpha_held_out(profile: dict) -> Figure:
         "size": (3.4, 2.6),
         "x": "perplexity per token (log scale)",
     }
-    mean = {kind: span(part["value"], ".0f") for kind, part in ours.groupby("kind")}
-    title = f"On held-out text perplexity is {mean['harp']} with a searched α, {mean['alpha-1']} with α = 1"
-    note = "{model}95 % intervals over {documents} documents; the paper's perplexities are per word"
-    return plots.finish(
-        plots.dots(frame, "name", "kind", **layout), title, plots.about(ours, note), log="x"
+    drawn = plots.dots(frame, "name", "kind", **layout)
+    values = {kind: span(part["value"], ".0f") for kind, part in ours.groupby("kind")}
+    title = (
+        f"On held-out text perplexity is {values['harp']} with a searched α, "
+        f"{values['alpha-1']} with α = 1"
     )
+    note = "{model}95 % intervals over {documents} documents; the paper's perplexities are per word"
+    return plots.finish(drawn, title, plots.about(ours, note), log="x")
+
+
+def _names_of_choices(frame: pd.DataFrame) -> list[str]:
+    """What the plan of each row is called beside the text that perplexity is measured on."""
+    names = []
+    for method, corpus in zip(frame["method"], frame["corpus"], strict=True):
+        if method in LOOKS:
+            name = LOOKS[method].label
+        elif method.startswith("resampled"):
+            name = "α of a second sample of this text"
+        elif method == f"searched-on-{corpus}":
+            name = "α searched on this text"
+        else:
+            name = "α searched on the other"
+        names.append(name)
+    return names
+
+
+def _place_of_choice(name: str) -> int:
+    """The place of a choice of α in a panel, from the top; what was not searched is last."""
+    beginnings = ("α searched on this", "α of a second sample", "α searched on the other")
+    for place, beginning in enumerate(beginnings):
+        if name.startswith(beginning):
+            return place
+    return len(beginnings)
 
 
 @figure("ablations")
@@ -148,9 +179,7 @@ def ablation_layers(profile: dict) -> Figure:
     ours = selected_layers(profile)
     frame = with_paper(ours, data.paper("selected_layers"))
     frame["name"] = frame["method"].map(STRATEGIES)
-    frame = frame.sort_values(
-        "method", key=lambda names: names.map(list(STRATEGIES).index), kind="stable"
-    )
+    frame = _sorted_by(frame, "method", list(STRATEGIES))
     looks = {"ours": Look("ours", HARP, "s"), "paper": Look("paper", PAPER, "s")}
     layout = {
         "share": (False, True),
@@ -158,19 +187,23 @@ def ablation_layers(profile: dict) -> Figure:
         "wrap": 2,
         "x": "layer index (0 is the bottom)",
     }
+    drawn = plots.dots(frame, "name", "source", looks, value="layer", **layout)
     picked = frame.pivot_table("layer", ["source", "model"], "method", aggfunc=set)
-    shared = [
-        len(top & alike) / len(top)
-        for top, alike in zip(picked["top"], picked["similarity"], strict=True)
-    ]
-    said = {
-        source: span(100 * part, ".0f")
-        for source, part in pd.Series(shared, picked.index).groupby("source")
-    }
-    title = f"Of the layers that HARP prunes, Similarity picks {said['ours']} %; in the paper {said['paper']} %"
-    return plots.finish(
-        plots.dots(frame, "name", "source", looks, value="layer", **layout), title, ""
+    shared = {"ours": [], "paper": []}  # per cent of the top layers, of each model
+    for (source, _), of_model in picked.iterrows():
+        top = of_model["top"]
+        both = top & of_model["similarity"]
+        shared[source].append(100 * (len(both) / len(top)))
+    title = (
+        f"Of the layers that HARP prunes, Similarity picks {span(shared['ours'], '.0f')} %; "
+        f"in the paper {span(shared['paper'], '.0f')} %"
     )
+    return plots.finish(drawn, title, "")
+
+
+def _sorted_by(frame: pd.DataFrame, column: str, order: list[str]) -> pd.DataFrame:
+    """The rows of a frame sorted by the place of a column's values in a list; ties stay as is."""
+    return frame.sort_values(column, key=lambda values: values.map(order.index), kind="stable")
 
 
 @figure("ablations")
@@ -181,8 +214,11 @@ def ablation_single_layers(profile: dict) -> Figure:
         1: LOOKS["alpha-1"]._replace(label="queries and keys removed (α = 1)"),
         0: LOOKS["alpha-0"]._replace(label="the whole attention removed (α = 0)"),
     }
-    layout = {"bars": True, "size": (5.6, 3.6), "wrap": 2, "share": (False, True)}
-    layout |= {
+    layout = {
+        "bars": True,
+        "size": (5.6, 3.6),
+        "wrap": 2,
+        "share": (False, True),
         "x": "layer index (0 is the bottom)",
         "y": "rise of log perplexity\n(nats per token; linear below 0.1)",
     }
@@ -202,10 +238,13 @@ def ablation_single_layers(profile: dict) -> Figure:
         axis.yaxis.set_major_locator(FixedLocator([-0.1, -0.03, 0, 0.03, 0.1, 0.3, 1, 3, 10]))
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     trend = {alpha: span(rank_trend(frame[frame["alpha"] == alpha]), "+.2f") for alpha in looks}
-    title = f"Does a higher layer cost less? Rank correlation {trend[1]} without queries and keys, {trend[0]} "
-    ends = (min(0, frame["low"].min()) - 0.02, 2 * frame["value"].max())
+    title = (
+        f"Does a higher layer cost less? Rank correlation {trend[1]} without queries and keys, "
+        f"{trend[0]} without attention"
+    )
+    limits = (min(0, frame["low"].min()) - 0.02, 2 * frame["value"].max())
     note = "{model}95 % intervals over {documents} held-out documents"
-    return plots.finish(drawn, title + "without attention", note, level=0, ylim=ends)
+    return plots.finish(drawn, title, note, level=0, ylim=limits)
 
 
 def selected_layers(profile: dict) -> pd.DataFrame:
@@ -222,128 +261,161 @@ def single_layers(profile: dict) -> tuple[pd.DataFrame, dict[str, int]]:
 
     Columns: model, alpha, layer, value, low, high (nats per token), documents.
     """
-    found = data.tidy(profile["name"], "ablations", "nll", "dense nll", "tokens")
-    found = found[found["method"] == "single-layer"]
-    whole = found.pivot_table("value", ["model", "document"], "quantity")
+    stored = data.tidy(profile["name"], "ablations", "nll", "dense nll", "tokens")
+    stored = stored[stored["method"] == "single-layer"]
+    documents = stored.pivot_table("value", ["model", "document"], "quantity")
     rows = []
-    layers = found[found["quantity"] == "nll"].astype({"layer": int, "alpha": int})
-    for (model, alpha, layer), part in layers.groupby(["model", "alpha", "layer"], sort=False):
-        of_documents = whole.loc[model].loc[part["document"]]
-        rise = log_change(of_documents["dense nll"], part["value"], of_documents["tokens"])
+    pruned = stored[stored["quantity"] == "nll"].astype({"layer": int, "alpha": int})
+    for (model, alpha, layer), part in pruned.groupby(["model", "alpha", "layer"], sort=False):
+        dense = documents.loc[model].loc[part["document"]]
+        rise = log_change(dense["dense nll"], part["value"], dense["tokens"])
         rows.append((model, alpha, layer, *rise))
     columns = ["model", "alpha", "layer", "value", "low", "high", "documents"]
     frame = pd.DataFrame(rows, columns=columns).sort_values("alpha", ascending=False, kind="stable")
-    num_pruned = found.groupby("model")["num_pruned"].first().astype(int).to_dict()
+    num_pruned = stored.groupby("model")["num_pruned"].first().astype(int).to_dict()
     return frame.reset_index(drop=True), num_pruned
 
 
 def changes(profile: dict, reference: str = "dense") -> pd.DataFrame:
-    """Perplexity as a multiple of the dense model's, or of another kind's.
+    """Perplexity as a multiple of the dense model's, or of another kind's with as many layers.
 
-    The other kind has as many layers changed. Columns: model, kind, layers, corpus, perplexity, the
-    reference's, documents, value, low, high (the multiple, paired by document), text.
+    Parameters
+    ----------
+    profile : dict
+        Its name says which stored cells are read.
+    reference : str
+        The kind of layers that others are compared with, or ``dense``.
+
+    Returns
+    -------
+    DataFrame
+        Columns: model, kind, layers (changed), corpus, perplexity, one with the reference's name
+        (its perplexity), documents, value, low, high (the multiple, paired by document), text.
     """
     whole = data.documents(profile["name"], "frontier")
-    keys = ["model", "method", "layers", "corpus"]
-    texts = dict(list(whole.groupby(keys, sort=False))) if len(whole) else {}
+    texts = {}
+    if len(whole):
+        keys = ["model", "method", "layers", "corpus"]
+        texts = dict(list(whole.groupby(keys, sort=False)))
     rows = []
     for (model, kind, layers, corpus), after in texts.items():
         layers_before = 0 if reference == "dense" else layers
         before = texts.get((model, reference, layers_before, corpus))
         if before is None or kind == reference:
             continue
-        tokens = after["tokens"]
-        level, _ = comparisons.perplexity(after["nll"], tokens)
-        level_before, _ = comparisons.perplexity(before["nll"], tokens)
-        *change, documents = comparisons.change(before["nll"], after["nll"], tokens)
-        multiple = 1 + np.array(change)
-        key = (model, kind, int(layers), corpus)
-        rows.append((*key, level, level_before, documents, *multiple))
+        rows.append((model, kind, int(layers), corpus, *_compared(before, after)))
     columns = ["model", "kind", "layers", "corpus", "perplexity", reference, "documents", *ENDS]
     frame = pd.DataFrame(rows, columns=columns)
     frame["text"] = frame["corpus"].map(TEXTS)
     return frame
 
 
+def _compared(before: pd.DataFrame, after: pd.DataFrame) -> list[float]:
+    """Two perplexities on the same documents, as :func:`changes` has them in its columns.
+
+    They are the second, the first, the number of documents, and the second as a multiple of the
+    first: its value, low and high end.
+    """
+    tokens = after["tokens"]
+    perplexity_after, _ = comparisons.perplexity(after["nll"], tokens)
+    perplexity_before, _ = comparisons.perplexity(before["nll"], tokens)
+    *change, documents = comparisons.change(before["nll"], after["nll"], tokens)
+    multiple = 1 + np.array(change)  # value, low, high
+    return [perplexity_after, perplexity_before, documents, *multiple]
+
+
 def told(profile: dict) -> str:
-    """What the most layers cost that go, in a sentence."""
-    found = changes(profile).query("corpus != @PASSKEY")
-    found = found[found["layers"] == found.groupby("model")["layers"].transform("max")]
-    said = {kind: span(part["value"], ".1f") for kind, part in found.groupby("kind")}
+    """The perplexity of each kind where the most layers are value-only, in a sentence."""
+    frame = changes(profile).query("corpus != @PASSKEY")
+    frame = frame[_has_most_layers(frame)]
+    multiples = {kind: span(part["value"], ".1f") for kind, part in frame.groupby("kind")}
     return (
-        f"Without {span(found['layers'], '.0f')} layers perplexity is {said['harp']} times the dense model's by HARP, "
-        f"{said[REFIT]} refitted, {said[TWO]} on two kinds of text, {said[CHOSEN]} if layers are chosen too"
+        f"Without {span(frame['layers'], '.0f')} layers perplexity is {multiples['harp']} times "
+        f"the dense model's by HARP, {multiples[REFIT]} refitted, "
+        f"{multiples[TWO]} on two kinds of text, {multiples[CHOSEN]} if layers are chosen too"
     )
 
 
 def refit_found(profile: dict) -> pd.DataFrame:
-    """Perplexity refitted against HARP's: of the layers at the top, and of the most that were
-    chosen.
+    """Perplexity of refitted layers against HARP's.
+
+    The layers are those at the top, and the largest number that was chosen.
     """
-    frame, keys = changes(profile, "harp"), ["model", "kind", "layers", "corpus"]
-    frame = frame.merge(changes(profile)[[*keys, "dense"]], on=keys)
-    top = (frame["kind"] == REFIT) & _usual(frame)
-    most = frame["layers"] == frame.groupby("model")["layers"].transform("max")
-    chosen = (frame["kind"] == CHOSEN) & most & (frame["corpus"] != PASSKEY)
-    frame["which"] = frame["kind"].map(
-        {REFIT: "at the top", CHOSEN: "explained best, fitted on both texts"}
-    )
+    keys = ["model", "kind", "layers", "corpus"]
+    frame = changes(profile, "harp").merge(changes(profile)[[*keys, "dense"]], on=keys)
+    at_the_top = (frame["kind"] == REFIT) & _usual(frame)
+    is_text = frame["corpus"] != PASSKEY
+    chosen = (frame["kind"] == CHOSEN) & _has_most_layers(frame) & is_text
+    which = {REFIT: "at the top", CHOSEN: "explained best, fitted on both texts"}
+    frame["which"] = frame["kind"].map(which)
+    frame = pd.concat([frame[at_the_top], frame[chosen]]).sort_values("model", kind="stable")
     columns = {
         "model": "{model}",
         "layers": "{layers} {which}",
         "text": "{text}",
         "dense": "{dense:.1f}",
-    }
-    columns |= {"HARP": "{harp:.1f}", "refitted": "{perplexity:.1f}"}
-    columns |= {
+        "HARP": "{harp:.1f}",
+        "refitted": "{perplexity:.1f}",
         "times HARP's": "{value:.2f} [{low:.2f}, {high:.2f}]",
         "documents": "{documents:.0f}",
     }
-    return stacked(
-        lines(pd.concat([frame[top], frame[chosen]]).sort_values("model", kind="stable"), columns)
-    )
+    return stacked(lines(frame, columns))
+
+
+def _has_most_layers(frame: pd.DataFrame) -> pd.Series:
+    """Whether as many layers of a model are changed as in any row of the frame."""
+    return frame["layers"] == frame.groupby("model")["layers"].transform("max")
 
 
 def _usual(frame: pd.DataFrame) -> pd.Series:
-    """Where as many layers go as in the other notebooks: rivals are compared there."""
-    return frame["layers"] == frame["model"].map(
-        frame[frame["kind"].isin(RIVALS)].groupby("model")["layers"].max()
-    )
+    """Whether as many layers are changed as in the other notebooks: rivals are compared there."""
+    num_usual = frame[frame["kind"].isin(RIVALS)].groupby("model")["layers"].max()
+    return frame["layers"] == frame["model"].map(num_usual)
 
 
 @figure("frontier")
 def frontier(profile: dict) -> Figure:
     """Perplexity against the number of layers that have no attention."""
     frame = changes(profile).query("kind in @FRONTIER and corpus != @PASSKEY")
-    axes = {"x": "value-only layers", "y": "times the dense perplexity (log scale)"}
-    drawn = plots.lines(
-        frame, "layers", "kind", FRONTIER, bars=True, panel=["model", "text"], wrap=2, **axes
+    layout = {
+        "bars": True,
+        "panel": ["model", "text"],
+        "wrap": 2,
+        "x": "value-only layers",
+        "y": "times the dense perplexity (log scale)",
+    }
+    drawn = plots.lines(frame, "layers", "kind", FRONTIER, **layout)
+    note = (
+        "{model}95 % intervals over {documents} documents; "
+        "the layers at the top, but for the dotted line"
     )
-    note = "{model}95 % intervals over {documents} documents; the layers at the top, but for the dotted line"
     return plots.finish(drawn, told(profile), note, log="y", level=1)
 
 
 @figure("frontier")
 def frontier_rivals(profile: dict) -> Figure:
-    """What else could stand in the place of attention, at as many layers, also for finding a key."""
+    """Perplexity with other replacements of attention in as many layers, also for finding a key."""
     frame = changes(profile)
-    frame = frame[_usual(frame)].sort_values(
-        "kind", key=lambda kinds: kinds.map(list(SHOWN).index), kind="stable"
-    )
+    frame = _sorted_by(frame[_usual(frame)], "kind", list(SHOWN))
     frame["title"] = [SHOWN[kind].label for kind in frame["kind"]]
     frame["panel"] = frame["model"].map(plots.short) + "\n" + frame["text"]
-    layout = {"panel": "panel", "wrap": 3, "size": (4.6, 2.6), "share": (False, True)}
-    drawn = plots.dots(
-        frame, "title", "kind", SHOWN, x="times the dense perplexity (log scale)", **layout
-    )
+    layout = {
+        "panel": "panel",
+        "wrap": 3,
+        "size": (4.6, 2.6),
+        "share": (False, True),
+        "x": "times the dense perplexity (log scale)",
+    }
+    drawn = plots.dots(frame, "title", "kind", SHOWN, **layout)
     for axis, _ in drawn.panels:
         axis.axvline(1, color=plots.DENSE, linewidth=1)
     keys = frame[frame["corpus"] == PASSKEY]
-    said = {kind: span(part["perplexity"], ".1f") for kind, part in keys.groupby("kind")}
+    levels = {kind: span(part["perplexity"], ".1f") for kind, part in keys.groupby("kind")}
     title = (
-        f"Finding a key: perplexity {span(keys['dense'], '.1f')} dense, {said[REFIT]} refitted, "
+        f"Finding a key: perplexity {span(keys['dense'], '.1f')} dense, {levels[REFIT]} refitted, "
+        f"{levels['windowed']} with a window, "
+        f"{levels['boundary']} with keys and values from below"
     )
-    title += f"{said['windowed']} with a window, {said['boundary']} with keys and values from below"
     return plots.finish(drawn, title, "{model}95 % intervals over {documents} documents", log="x")
 
 
@@ -352,31 +424,44 @@ def explained_variance(profile: dict) -> Figure:
     """How much of an attention's variance a linear map of its own token explains, by layer."""
     frame = data.tidy(profile["name"], "frontier", "explained")
     frame = frame.rename(columns={"method": "kind"})
-    most = frame["layers"] == frame.groupby("model")["layers"].transform("max")
-    frame = frame[(frame["kind"] == "dense") | (most & (frame["kind"] != CHOSEN))]
-    looks = {"dense": Look("each layer alone, the others dense", plots.DENSE, "s")}
-    looks |= {kind: FRONTIER[kind] for kind in (REFIT, TWO)}
+    is_dense = frame["kind"] == "dense"
+    frame = frame[is_dense | (_has_most_layers(frame) & (frame["kind"] != CHOSEN))]
+    looks = {
+        "dense": Look("each layer alone, the others dense", plots.DENSE, "s"),
+        REFIT: FRONTIER[REFIT],
+        TWO: FRONTIER[TWO],
+    }
     layout = {"wrap": 3, "share": (False, True), "x": "layer index", "y": "explained variance"}
-    title = f"A token's own values explain {span(frame[frame['kind'] == 'dense']['value'])} of what attention puts out"
     drawn = plots.lines(frame, "layer", "kind", looks, **layout)
+    dense = frame[frame["kind"] == "dense"]
+    title = f"A token's own values explain {span(dense['value'])} of what attention puts out"
     return plots.finish(drawn, title, "{model}of the calibration text itself", ylim=(0, 1))
 
 
 @table("frontier")
 def frontier_costs(profile: dict) -> Table:
-    """What refitting wins against HARP on each text, what it finds, and what its layers cost."""
+    """What refitting wins against HARP on each text, and what its layers cost."""
     fitted = {REFIT: "one text", TWO: "two texts", CHOSEN: "two texts, layers explained best"}
-    models = changes(profile, "harp").groupby("model", sort=False)
-    frame = pd.concat([part[part["kind"] == kind] for _, part in models for kind in fitted])
+    parts = []
+    for _, part in changes(profile, "harp").groupby("model", sort=False):
+        for kind in fitted:
+            parts.append(part[part["kind"] == kind])
     fits = data.tidy(profile["name"], "frontier", *COSTS)
     fits = fits.pivot_table("value", ["model", "method", "layers"], "quantity")
-    frame = frame.join(fits, on=["model", "kind", "layers"])
+    frame = pd.concat(parts).join(fits, on=["model", "kind", "layers"])
     frame = frame.assign(fitted=frame["kind"].map(fitted))
-    columns = {"model": "{model}", "layers": "{layers}", "fitted on": "{fitted}", "text": "{text}"}
-    columns |= {
+    columns = {
+        "model": "{model}",
+        "layers": "{layers}",
+        "fitted on": "{fitted}",
+        "text": "{text}",
         "HARP": "{harp:.2f}",
         "refitted": "{perplexity:.2f}",
         "multiple": "{value:.3f} [{low:.3f}, {high:.3f}]",
+        "documents": "{documents:.0f}",
+        "prefill left": "{prefill left:.1%}",
+        "decode left": "{decode left:.1%}",
+        "cache left": "{cache left:.1%}",
+        "fit, s": "{seconds:.0f}",
     }
-    columns |= {"documents": "{documents:.0f}"} | {name: f"{{{name}:.1%}}" for name in COSTS[:3]}
-    return stacked(lines(frame, columns | {"fit, s": "{seconds:.0f}"})), frame
+    return stacked(lines(frame, columns)), frame

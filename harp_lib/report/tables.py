@@ -1,68 +1,89 @@
-"""Tables as the paper has them: its block, and ours beneath in the same layout, with counts and
-standard errors.
+"""The paper's tables: its block, and ours beneath in the same layout, with counts and errors.
 
-A frame is long and unrounded, and is what the csv has; :func:`block` and :func:`lines` make of it
-what people read.
+A frame is long and unrounded, and is written to the csv; :func:`block` and :func:`lines` make the
+table that people read from it.
 """
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from harp_lib import accounting
 from harp_lib.names import CATALOGUE, CORPUS_TITLES, METHOD_TITLES, display_name
-from harp_lib.pruning.plan import PruningPlan
 from harp_lib.report import comparisons, data, table
+from harp_lib.results import Cells
 
 MISSING = "–"
+# The three numbers of an interval, and how the names of their columns end.
 ENDS = {
     "value": "",
     "low": " low",
     "high": " high",
-}  # of an interval, and what their columns are called after its name
-VARIANTS = {
+}
+VARIANTS = {  # in the order of tables and figures
     "dense": "dense",
     "harp": "HARP",
     "harp-tail": "HARP, tail-only prefill",
     "harp-folded": "HARP, folded",
+    "thinned": "thinned out evenly",
 }
-VARIANTS |= {"thinned": "thinned out evenly"}  # in the order of tables and figures
 COUNTED = ("flops full", "flops causal", "bytes", "cache_bytes", "peak_bytes")
 Table = tuple[pd.DataFrame, pd.DataFrame]  # as people read it, and the numbers
 
 
 def written(row: Mapping[str, Any], cell: str) -> str:
-    """A row by a format string: a dash and the reason without a value, no " ± …" or " […]" without
-    an error.
+    """A row in the words of a format string.
+
+    Without a value it is a dash and the row's ``reason``; without an error the part from " ± " or
+    " [" on is left out. A row that is ``best`` is bold.
     """
-    parts = re.split(r"(?= [±\[])", cell, maxsplit=1)
-    names = [[name for _, name, *_ in Formatter().parse(part) if name] for part in parts]
-    value, *error = [not any(pd.isna(row.get(name, np.nan)) for name in wanted) for wanted in names]
-    if not value:
+    value_form, *error_form = re.split(r"(?= [±\[])", cell, maxsplit=1)
+    if not _has_all(row, [value_form]):
         reason = row.get("reason")
-        shown = textwrap.shorten(
-            str(reason).replace("|", "·"), 80, placeholder="…"
-        )  # Markdown reads a bar
-        return f"{MISSING} ({shown})" if isinstance(reason, str) else MISSING
-    text = (cell if all(error) else parts[0]).format_map(row)
-    return f"**{text}**" if row.get("best") is True else text
+        if not isinstance(reason, str):
+            return MISSING
+        without_bars = reason.replace("|", "·")  # a bar would end a cell of a Markdown table
+        return f"{MISSING} ({textwrap.shorten(without_bars, 80, placeholder='…')})"
+    form = cell if _has_all(row, error_form) else value_form
+    text = form.format_map(row)
+    if row.get("best") is True:
+        return f"**{text}**"
+    return text
+
+
+def _has_all(row: Mapping[str, Any], forms: Sequence[str]) -> bool:
+    """Whether a row has a number or text for every field that some format strings name."""
+    for form in forms:
+        for _, name, *_ in Formatter().parse(form):
+            if name and pd.isna(row.get(name, np.nan)):
+                return False
+    return True
 
 
 def lines(frame: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
-    """A line for each row of a frame, a column for each title, by its format string; ``{name}`` is
-    the method's.
+    """A line for each row of a frame, with the texts of :func:`written`.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Long and unrounded.
+    columns : mapping
+        The format string of each column by its title. The field ``{name}`` is the title of the
+        row's method, ``{model}`` what tables call its model.
+
+    Returns
+    -------
+    DataFrame
+        Texts, one column for each title.
     """
     rows = []
     for row in frame.to_dict("records"):
-        row |= {
-            "model": display_name(row.get("model", "")),
-            "name": METHOD_TITLES.get(row.get("method")),
-        }
+        row["model"] = display_name(row.get("model", ""))
+        row["name"] = METHOD_TITLES.get(row.get("method"))
         rows.append({title: written(row, cell) for title, cell in columns.items()})
     return pd.DataFrame(rows, columns=list(columns))
 
@@ -70,43 +91,52 @@ def lines(frame: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
 def block(
     frame: pd.DataFrame, rows: str, columns: str, cell: str = "{value:.2f} ± {error:.2f}"
 ) -> pd.DataFrame:
-    """A long frame as a table of :func:`written` cells; ``rows`` and ``columns`` name what a line
-    and a column are.
+    """A long frame as a wide table, with the texts of :func:`written`.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Long and unrounded, with the fields that ``cell`` names.
+    rows, columns : str
+        The columns of ``frame`` whose values become the lines and the columns of the table.
+    cell : str
+        The format string of each cell.
+
+    Returns
+    -------
+    DataFrame
+        Texts: the column ``rows``, and one for each value of ``columns``.
     """
     texts = frame.assign(_text=[written(row, cell) for row in frame.to_dict("records")])
     wide = texts.pivot_table(
         index=rows, columns=columns, values="_text", aggfunc="first", sort=False
     )
-    return (
-        wide.reindex(columns=frame[columns].unique())
-        .fillna(MISSING)
-        .rename_axis(columns=None)
-        .reset_index()
-    )
+    wide = wide.reindex(columns=frame[columns].unique()).fillna(MISSING)
+    return wide.rename_axis(columns=None).reset_index()
 
 
 def stacked(*blocks: pd.DataFrame) -> pd.DataFrame:
-    """Blocks beneath each other; a model is named in the first of its lines."""
-    whole = pd.concat([part for part in blocks if len(part)] or blocks, ignore_index=True)
-    return whole.assign(
-        model=whole["model"].mask(whole["model"].eq(whole["model"].shift()), "")
-    ).fillna("")
+    """Blocks beneath each other; a model is named only in the first of its lines."""
+    with_lines = [part for part in blocks if len(part)]
+    whole = pd.concat(with_lines or blocks, ignore_index=True)
+    repeats = whole["model"].eq(whole["model"].shift())
+    return whole.assign(model=whole["model"].mask(repeats, "")).fillna("")
 
 
-def ends(prefix: str, found: Iterable[float] | None) -> dict[str, float]:
-    """An interval as three columns of a frame, nan where there is none: the value, its low and its
-    high end.
-    """
-    return dict(zip((prefix + end for end in ENDS.values()), found or (np.nan,) * 3, strict=False))
+def ends(prefix: str, numbers: Iterable[float] | None) -> dict[str, float]:
+    """An interval as three columns of a frame: value, low and high end, nan without an interval."""
+    if numbers is None:
+        numbers = (np.nan, np.nan, np.nan)
+    names = [prefix + end for end in ENDS.values()]
+    return dict(zip(names, numbers, strict=False))  # an Interval has its number of items last
 
 
 def interval(
     row: Mapping[str, Any], prefix: str = "", n: str = "documents"
 ) -> comparisons.Interval:
-    """The interval that these three columns of a row are; ``n`` is the column of how many items it
-    is over.
-    """
-    return comparisons.Interval(*(row[prefix + end] for end in ENDS.values()), row[n])
+    """The interval in three columns of a row; ``n`` is the column with its number of items."""
+    numbers = [row[prefix + end] for end in ENDS.values()]
+    return comparisons.Interval(*numbers, row[n])
 
 
 def told(value: float, low: float, high: float, form: str = "+.1f") -> str:
@@ -116,8 +146,9 @@ def told(value: float, low: float, high: float, form: str = "+.1f") -> str:
 
 @table()
 def method_properties(profile: dict) -> pd.DataFrame:
-    """The paper's Table "property", and where the methods take from."""
-    return pd.DataFrame([{"method": method.title} | method.table for method in CATALOGUE.values()])
+    """The paper's Table "property", and what each method removes from where."""
+    rows = [{"method": method.title} | method.table for method in CATALOGUE.values()]
+    return pd.DataFrame(rows)
 
 
 def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
@@ -152,7 +183,7 @@ def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
             change = None
             if other is not None:
                 change = comparisons.change(other["nll"], part["nll"], part["tokens"])
-            row |= ends(reference, change)
+            row.update(ends(reference, change))
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -161,8 +192,8 @@ def ranges(profile: dict) -> pd.DataFrame:
     """Perplexity of every layer range that was tried.
 
     Columns: model, method, start, end (open), layers, value, error, documents, tuned (the best), by
-    :func:`ends` "above" (how much higher than the best, paired by document), alike (not told from
-    the best).
+    :func:`ends` "above" (how much higher than the best, paired by document), alike (not
+    significantly above the best).
     """
     whole = data.documents(profile["name"], "baselines")
     if "start" not in whole:
@@ -177,29 +208,30 @@ def ranges(profile: dict) -> pd.DataFrame:
         for (start, end), part in tried.items():
             value, error = comparisons.perplexity(part["nll"], part["tokens"])
             above = comparisons.change(best["nll"], part["nll"], part["tokens"])
-            row = {
-                "model": model,
-                "method": method,
-                "start": start,
-                "end": end,
-                "layers": end - start,
-                "value": value,
-                "error": error,
-                "documents": above.n,
-                "tuned": (start, end) == tuned,
-            }
-            row |= ends("above", above)
-            row["alike"] = not above.low > 0
-            rows.append(row)
+            rows.append(
+                {
+                    "model": model,
+                    "method": method,
+                    "start": start,
+                    "end": end,
+                    "layers": end - start,
+                    "value": value,
+                    "error": error,
+                    "documents": above.n,
+                    "tuned": (start, end) == tuned,
+                    **ends("above", above),
+                    "alike": not above.low > 0,
+                }
+            )
     return pd.DataFrame(rows)
 
 
 @table("baselines")
 def baseline_tuning(profile: dict) -> Table:
-    """The paper's Table "baseline_tuning", then ours: the tuned range, and how many others cannot
-    be told from it.
-    """
-    frame, paper = ranges(profile), data.paper("layer_ranges")
+    """The paper's Table "baseline_tuning", then ours with the number of ranges that are as good."""
+    frame = ranges(profile)
+    paper = data.paper("layer_ranges")
+    paper = paper.assign(model=paper["model"] + " (paper)")
     tried = frame.groupby(["model", "method"])["alike"].agg(
         tried="size", others=lambda alike: alike.sum() - 1
     )
@@ -210,15 +242,14 @@ def baseline_tuning(profile: dict) -> Table:
         "starting layer index": "{start}",
         "end layer index": "{end}",
     }
-    more = {
+    columns_of_ours = {
+        **columns,
         "perplexity": "{value:.2f} ± {error:.2f}",
         "documents": "{documents}",
         "ranges tried": "{tried}",
+        "not told from the best": "{others}",
     }
-    more["not told from the best"] = "{others}"
-    return stacked(
-        lines(paper.assign(model=paper["model"] + " (paper)"), columns), lines(ours, columns | more)
-    ), frame
+    return stacked(lines(paper, columns), lines(ours, columns_of_ours)), frame
 
 
 FILLERS = {
@@ -230,26 +261,18 @@ FILLERS = {
 
 @table("baselines")
 def channel_filler(profile: dict) -> Table:
-    """What the choice of FFN channels does to HARP+FLAP: perplexity with FLAP's channels, and with
-    as many a layer.
+    """Perplexity of HARP+FLAP with FLAP's choice of FFN channels, and with equally many a layer.
 
-    The change is against HARP+FLAP, paired by document. Channels that go are counted in the three
-    layers that lose most.
+    The change is against HARP+FLAP, paired by document. Channels that are removed are counted in
+    all layers, and in the three layers that lose most.
     """
-    frame = perplexities(profile, "baselines", "harp+flap").query(
-        "method in @FILLERS and split == 'validation'"
-    )
-    shares = {}
-    for (model, method, task), cell in data.cells(profile["name"], "baselines").items():
-        if task == "plan" and method in FILLERS and cell["result"]["plan"]:
-            lost = sorted(
-                len(part.get("removed_channels", ())) for part in cell["result"]["plan"]["layers"]
-            )
-            shares[model, method] = (sum(lost), sum(lost[-3:]))
+    frame = perplexities(profile, "baselines", "harp+flap")
+    frame = frame.query("method in @FILLERS and split == 'validation'")
+    removed = _removed_channels(data.cells(profile["name"], "baselines"))
     plans = list(zip(frame["model"], frame["method"], strict=True))
     frame = frame.assign(
-        channels=[shares[plan][0] for plan in plans],
-        in_three_layers=[shares[plan][1] for plan in plans],
+        channels=[sum(removed[plan]) for plan in plans],
+        in_three_layers=[sum(removed[plan][-3:]) for plan in plans],
         plan=[FILLERS[method] for _, method in plans],
         text=[CORPUS_TITLES.get(corpus, corpus) for corpus in frame["corpus"]],
         change=100 * frame["harp+flap"],
@@ -258,79 +281,119 @@ def channel_filler(profile: dict) -> Table:
     )
     itself = frame["method"] == "harp+flap"
     frame.loc[itself, ["change", "change_low", "change_high"]] = np.nan
-    order = ["model", "corpus", "method"]
-    frame = frame.sort_values(
-        order, key=lambda part: part.map(list(FILLERS).index) if part.name == "method" else part
-    )
+    frame = frame.sort_values(["model", "corpus", "method"], key=_in_order_of_fillers)
     columns = {
         "model": "{model}",
         "text": "{text}",
         "plan": "{plan}",
         "channels removed": "{channels:,}",
-    }
-    columns |= {
         "in the three layers that lose most": "{in_three_layers:,}",
         "documents": "{documents}",
+        "perplexity": "{value:.1f} ± {error:.1f}",
+        "against HARP+FLAP (%)": "{change:+.1f} [{change_low:+.1f}, {change_high:+.1f}]",
     }
-    columns |= {"perplexity": "{value:.1f} ± {error:.1f}"}
-    columns |= {"against HARP+FLAP (%)": "{change:+.1f} [{change_low:+.1f}, {change_high:+.1f}]"}
     return stacked(lines(frame, columns)), frame
 
 
-@table()
-def pruning_ratios(profile: dict) -> Table:
-    """Every "Parameter Pruning Ratio" of the paper from its models' configs, and the FFN share of
-    the official runs.
+def _removed_channels(stored: Cells) -> dict[tuple[str, str], list[int]]:
+    """FFN channels that each plan of ``FILLERS`` removes from its layers, the fewest first.
+
+    The keys are model and method.
     """
-    printed = data.paper("generation").set_index(["model", "method", "quantity"])["value"]
-    alphas, official = (
-        data.paper("alpha_search"),
-        data.paper("official_ffn_ratios").set_index("model")["value"],
-    )
-    rows = []
-    for model, config in accounting.paper_configs().items():
-        groups = sum(total for total, _ in accounting.count_groups(config))
-        mine = alphas[(alphas["model"] == model) & (alphas["task"] == "wikitext")]
-        harp = PruningPlan.value_only(
-            config.num_hidden_layers, dict(zip(mine["layer"], mine["value"], strict=True))
-        )
-        taken = accounting.top_groups_plan(
-            config, round(printed[model, "flap", "head_ratio"] * groups)
-        )
-        target = accounting.removed_fraction(config, taken)
-        ratios = {"flap": 100 * target, "harp": 100 * accounting.removed_fraction(config, harp)}
-        needed = accounting.ffn_channels_for(config, harp, target)
-        needed /= config.num_hidden_layers * config.intermediate_size
-        row = {"model": model, "needed": needed, "official": official[model]}
-        rows.append(
-            row | {f"{m} printed": printed[model, m, "removed_fraction"] for m in ratios} | ratios
-        )
+    removed = {}
+    for (model, method, task), cell in stored.items():
+        if task != "plan" or method not in FILLERS:
+            continue
+        plan = cell["result"]["plan"]
+        if plan:
+            counts = [len(part.get("removed_channels", ())) for part in plan["layers"]]
+            removed[model, method] = sorted(counts)
+    return removed
+
+
+def _in_order_of_fillers(column: pd.Series) -> pd.Series:
+    """What a column is sorted by: methods by their place in ``FILLERS``, others by their values."""
+    if column.name == "method":
+        return column.map(list(FILLERS).index)
+    return column
+
+
+@table("paper_ratios")
+def pruning_ratios(profile: dict) -> Table:
+    """Every "Parameter Pruning Ratio" of the paper, beside those counted from its models' configs.
+
+    The FFN share that HARP+FLAP needs stands beside the one in the authors' logs.
+    """
+    counted = data.tidy(profile["name"], "paper_ratios", "removed_fraction", "ffn_share")
+    frame = ratios_beside_printed(counted)
     columns = {
         "model": "{model}",
         "baselines: computed": "{flap:.2f} %",
         "printed": "{flap printed:.1f} %",
-    }
-    columns |= {"HARP: computed": "{harp:.2f} %", "printed ": "{harp printed:.1f} %"}
-    columns |= {
+        "HARP: computed": "{harp:.2f} %",
+        "printed ": "{harp printed:.1f} %",
         "FFN share of HARP+FLAP: computed": "{needed:.5f}",
         "official run": "{official:.5f}",
     }
-    return lines(pd.DataFrame(rows), columns), pd.DataFrame(rows)
+    return lines(frame, columns), frame
+
+
+def ratios_beside_printed(counted: pd.DataFrame) -> pd.DataFrame:
+    """What is counted of the paper's models beside what the paper prints, a row for each model.
+
+    Parameters
+    ----------
+    counted : DataFrame
+        The rows ``removed_fraction`` and ``ffn_share`` of the store ``paper_ratios``.
+
+    Returns
+    -------
+    DataFrame
+        Columns: model, needed and official (the FFN share of HARP+FLAP, 0 to 1), "flap printed",
+        "harp printed", flap and harp (removed parameters in per cent).
+    """
+    printed = data.paper("generation").set_index(["model", "method", "quantity"])["value"]
+    official = data.paper("official_ffn_ratios").set_index("model")["value"]
+    rows = []
+    for model, of_model in counted.groupby("model", sort=False):
+        values = of_model.set_index(["method", "quantity"])["value"]
+        rows.append(
+            {
+                "model": model,
+                "needed": values["harp+flap", "ffn_share"],
+                "official": official[model],
+                "flap printed": printed[model, "flap", "removed_fraction"],
+                "harp printed": printed[model, "harp", "removed_fraction"],
+                "flap": 100 * values["flap", "removed_fraction"],
+                "harp": 100 * values["harp", "removed_fraction"],
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def efficiency(profile: dict, kind: str) -> pd.DataFrame:
-    """Seconds of each variant (``prefill`` or ``decode``), beside what is counted of it.
+    """Seconds of each variant, beside what is counted of it.
 
-    Columns: model, length, variant, repetitions; by :func:`ends` seconds, and "of dense" and "of
-    thinned": how many times these models' seconds, paired by repetition; "flops full" and "flops
-    causal" (all query-key pairs, and the visible ones), bytes (moved for a token), cache_bytes,
-    peak_bytes; the same with " of dense", as a ratio.
+    Parameters
+    ----------
+    profile : dict
+        Its name says which stored cells are read.
+    kind : str
+        ``prefill`` or ``decode``.
+
+    Returns
+    -------
+    DataFrame
+        Columns: model, length, variant, repetitions; by :func:`ends` seconds, and "of dense" and
+        "of thinned" (these models' seconds times how much, paired by repetition); "flops full" and
+        "flops causal" (all query-key pairs, and the visible ones), bytes (moved for a token),
+        cache_bytes, peak_bytes; the same with " of dense", as a ratio.
     """
-    found = data.tidy(profile["name"], "efficiency", "seconds", *COUNTED)
-    if found.empty or kind not in set(found["kind"]):
+    measured = data.tidy(profile["name"], "efficiency", "seconds", *COUNTED)
+    if measured.empty or kind not in set(measured["kind"]):
         return pd.DataFrame()
     rows = []
-    for (model, length), part in found[found["kind"] == kind].groupby(["model", "length"]):
+    for (model, length), part in measured[measured["kind"] == kind].groupby(["model", "length"]):
         seconds = {}
         for variant, of_variant in part[part["quantity"] == "seconds"].groupby("variant"):
             seconds[variant] = of_variant["value"].tolist()
@@ -339,20 +402,29 @@ def efficiency(profile: dict, kind: str) -> pd.DataFrame:
         counted = counted[[name for name in COUNTED if name in counted]]
         for variant in VARIANTS:
             if variant in seconds:
-                row = {"model": model, "length": int(length), "variant": variant}
-                rows.append(row | _timed(variant, seconds) | _counted(variant, counted))
+                rows.append(
+                    {
+                        "model": model,
+                        "length": int(length),
+                        "variant": variant,
+                        **_timed(variant, seconds),
+                        **_counted(variant, counted),
+                    }
+                )
     return pd.DataFrame(rows)
 
 
 def _timed(variant: str, seconds: Mapping[str, list[float]]) -> dict[str, float]:
     """A variant's seconds, and as multiples of two other models' seconds."""
-    row = {"repetitions": len(seconds[variant])}
-    row |= ends("seconds", comparisons.mean_interval(seconds[variant]))
+    row = {
+        "repetitions": len(seconds[variant]),
+        **ends("seconds", comparisons.mean_interval(seconds[variant])),
+    }
     for other in ("dense", "thinned"):
         ratio = None
         if other in seconds and other != variant:
             ratio = comparisons.time_ratio(seconds[other], seconds[variant])
-        row |= ends(f"of {other}", ratio)
+        row.update(ends(f"of {other}", ratio))
     return row
 
 
@@ -366,14 +438,9 @@ def _counted(variant: str, counted: pd.DataFrame) -> dict[str, float]:
 
 
 def paper_times() -> pd.Series:
-    """The pruned model's seconds that the paper prints, as a multiple of the dense model's, by
-    length.
-    """
-    seconds = (
-        data.paper("efficiency")
-        .query("quantity == 'seconds'")
-        .pivot_table("value", "length", "method")
-    )
+    """HARP's seconds as a multiple of the dense model's, as the paper prints them, by length."""
+    seconds = data.paper("efficiency").query("quantity == 'seconds'")
+    seconds = seconds.pivot_table("value", "length", "method")
     return seconds["harp"] / seconds["dense"]
 
 
@@ -383,20 +450,26 @@ def llama_cpp(profile: dict) -> Table | None:
 
     Both are measured in turn.
     """
-    found = data.tidy(profile["name"], "efficiency", "prompt", "generation")
-    if found.empty:
+    measured = data.tidy(profile["name"], "efficiency", "prompt", "generation")
+    if measured.empty:
         return None
     rows = []
     keys = ["model", "length", "quantity"]
-    for (model, length, quantity), part in found.groupby(keys, sort=False):
-        speeds = {name: own["value"].tolist() for name, own in part.groupby("variant")}
+    for (model, length, quantity), part in measured.groupby(keys, sort=False):
+        speeds = {name: runs["value"].tolist() for name, runs in part.groupby("variant")}
         dense = speeds["dense"]
         harp = speeds["harp"]
-        row = {"model": model, "length": length, "what": quantity, "repetitions": len(harp)}
-        row |= ends("dense", comparisons.mean_interval(dense))
-        row |= ends("harp", comparisons.mean_interval(harp))
-        row |= ends("times", comparisons.time_ratio(dense, harp))
-        rows.append(row)
+        rows.append(
+            {
+                "model": model,
+                "length": length,
+                "what": quantity,
+                "repetitions": len(harp),
+                **ends("dense", comparisons.mean_interval(dense)),
+                **ends("harp", comparisons.mean_interval(harp)),
+                **ends("times", comparisons.time_ratio(dense, harp)),
+            }
+        )
     columns = {
         "model": "{model}",
         "prompt": "{length:,} tokens",

@@ -5,7 +5,6 @@ from functools import partial
 import numpy as np
 from scipy import stats
 
-from harp_lib import accounting
 from harp_lib.names import CORPUS_TITLES
 from harp_lib.report.claims.registry import claim_test
 from harp_lib.report.claims.score_tests import (
@@ -24,10 +23,10 @@ from harp_lib.report.comparisons import (
     time_ratio,
 )
 from harp_lib.report.data import Missing, paper
-from harp_lib.report.tables import interval, paper_times, pruning_ratios, ranges
+from harp_lib.report.tables import interval, paper_times, ranges, ratios_beside_printed
 
 CHANGED = 0.05  # a norm that is further from what it was than this has changed
-OF = {  # what is taken of a document, in which unit, and what that is
+OF = {  # what is taken of a document, its unit, and the words for it
     "median": (np.median, "", "is the median"),
     "highest": (np.max, "", "is the highest"),
     "changed": (
@@ -45,7 +44,7 @@ def exactly(value: float, n: int) -> Interval:
 
 @claim_test
 def of_documents(source, method, quantities, of, goal, depth=0.0):
-    """What the layers above a share of the depth have in a document, on average of each corpus."""
+    """A statistic of the layers above a share of the depth, averaged over the texts of a corpus."""
     take, unit, about = OF[of]
     rows = source.rows(*quantities, method=method).dropna(subset="document")
     # What leaves the last layer is left out where another quantity has no such depth.
@@ -107,18 +106,23 @@ def stream_changed(source):
 
 @claim_test
 def norm_restored(source, goal):
-    """Which share of the deviation from the dense norm is gone with the searched α, at the top and
-    over the layers.
+    """Share of the deviation from the dense norm that the searched α removes.
+
+    It is measured at the top and over all pruned layers.
     """
-    unscaled, searched = _stream(source, "alpha-1"), _stream(source, "searched")
-    for where, of in (("at the top", np.s_[:, -1:]), ("over all pruned layers", np.s_[:, :])):
-        before, after = (np.abs(logs[of]).mean(axis=1) for logs in (unscaled, searched))
-        gone, larger = (
-            mean_interval((before - after) / before.mean()),
-            mean_interval(unscaled[of].mean(axis=1)),
-        )
-        reason = "" if larger.low * larger.high > 0 else "α = 1 does not change the norm"
-        yield Finding(gone, "share", f"of the deviation is gone {where}", goal, reason=reason)
+    unscaled = _stream(source, "alpha-1")  # (documents, depths)
+    searched = _stream(source, "searched")  # (documents, depths)
+    first_depths = {"at the top": -1, "over all pruned layers": 0}
+    for where, first in first_depths.items():
+        before = np.abs(unscaled[:, first:]).mean(axis=1)  # (documents,)
+        after = np.abs(searched[:, first:]).mean(axis=1)  # (documents,)
+        removed_share = mean_interval((before - after) / before.mean())
+        about = f"of the deviation is gone {where}"
+        change_of_norm = mean_interval(unscaled[:, first:].mean(axis=1))
+        reason = ""
+        if not change_of_norm.low * change_of_norm.high > 0:
+            reason = "α = 1 does not change the norm"
+        yield Finding(removed_share, "share", about, goal, reason=reason)
 
 
 @claim_test
@@ -151,7 +155,7 @@ def similar_layers(source):
 def _worse(source, corpus: str | None, split: str, plan: str, than: str) -> Interval:
     """How much higher perplexity is with a plan than with another on a text, as a fraction.
 
-    Without a corpus, on the only one that there is.
+    Without a corpus the text is the only one of the split.
     """
     likelihoods = {}
     for method in (than, plan):
@@ -161,8 +165,7 @@ def _worse(source, corpus: str | None, split: str, plan: str, than: str) -> Inte
             rows = rows[rows["corpus"] == corpus]
         if rows.empty:
             raise Missing(f"needs {method} on {corpus}, {split}, of {source.store}")
-        wide = rows.pivot_table("value", "document", "quantity")
-        likelihoods[method] = wide
+        likelihoods[method] = rows.pivot_table("value", "document", "quantity")
     before = likelihoods[than]
     after = likelihoods[plan]
     return change(before["nll"], after["nll"], after["tokens"])
@@ -170,7 +173,7 @@ def _worse(source, corpus: str | None, split: str, plan: str, than: str) -> Inte
 
 @claim_test
 def norm_reason(source):
-    """Is the α that keeps the norm better than others that shrink, and no worse than the searched?"""
+    """Whether the norm-keeping α beats others that shrink, and is no worse than the searched α."""
     worse = partial(_worse, source, None, "validation")
     keeping = "norm-matching"
     others = {"alpha-1": "α = 1", "reconstructing": "branch-keeping α", "constant": "α = 0.5"}
@@ -182,7 +185,10 @@ def norm_reason(source):
     pieces.append(Finding(worse(keeping, "searched"), "%", about, less=True))
     reason = "the search wins nothing over α = 1"
     won = Finding(worse("alpha-1", "searched"), "%", "α = 1", reason=reason)
-    yield weakest(pieces) if won.interval.low > 0 else won
+    if won.interval.low > 0:
+        yield weakest(pieces)
+    else:
+        yield won
 
 
 @claim_test
@@ -192,47 +198,59 @@ def perplexity_change(source, worse, better, splits, at_most=None):
     In the names of plans ``{own}`` is the text's corpus and ``{other}`` the other one.
     """
     rows = source.rows("nll")
-    texts = rows[rows["split"].isin(splits)][["corpus", "split"]].drop_duplicates()
-    if "start" in rows:  # ranges that were tried
-        texts = rows[rows["split"].isin(splits) & rows["start"].isna()]
-        texts = texts[["corpus", "split"]].drop_duplicates()
-    goal = {"goal": at_most, "less": True} if at_most else {}
+    rows = rows[rows["split"].isin(splits)]
+    if "start" in rows:  # leave out the layer ranges that were tried
+        rows = rows[rows["start"].isna()]
+    texts = rows[["corpus", "split"]].drop_duplicates()
+    about_all = {}  # what the findings have in common
+    if at_most:
+        about_all = {"goal": at_most, "less": True}
     if "searched-on-{other}" in worse:
         # Word perplexity, searched on × evaluated on.
         printed = paper("alpha_robustness").pivot_table("value", "method", "task").to_numpy()
-        goal["paper"] = tuple((printed[::-1] / printed).diagonal() - 1)
+        about_all["paper"] = tuple((printed[::-1] / printed).diagonal() - 1)
     corpora = texts["corpus"].unique()
-    for own, split in texts.itertuples(index=False):
-        other = next((corpus for corpus in corpora if corpus != own), own)
+    for corpus, split in texts.itertuples(index=False):
+        other = next((name for name in corpora if name != corpus), corpus)
         where = "held out" if split == "validation" else "searched"
         pieces = []
         for plan in named_in(worse):
-            names = [name.format(own=own, other=other) for name in (plan, better)]
-            about = f"with {PLANS[plan]}, {CORPUS_TITLES[own]}, {where}"
-            pieces.append(Finding(_worse(source, own, split, *names), "%", about, **goal))
+            names = [name.format(own=corpus, other=other) for name in (plan, better)]
+            about = f"with {PLANS[plan]}, {CORPUS_TITLES[corpus]}, {where}"
+            higher = _worse(source, corpus, split, *names)
+            pieces.append(Finding(higher, "%", about, **about_all))
         yield weakest(pieces)
 
 
 @claim_test
 def tuned_ranges(source, at_most):
-    """How much higher perplexity is with the paper's range of each baseline than with the best of
-    ours.
+    """How much higher perplexity is with the paper's layer range than with the best one tried.
+
+    The weakest of the baselines decides.
     """
-    theirs, tried = paper("layer_ranges").set_index("model"), ranges({"name": source.profile})
-    theirs = theirs[theirs.index == paper_model(source.model)]
-    tried = tried[tried["model"] == source.model].merge(theirs) if len(tried) else tried
-    found = [(interval(row, "above"), PLANS[row["method"]]) for row in tried.to_dict("records")]
-    pieces = [Finding(above, "%", f"with {name}", at_most, less=True) for above, name in found]
+    printed = paper("layer_ranges").set_index("model")
+    printed = printed[printed.index == paper_model(source.model)]
+    tried = ranges({"name": source.profile})
+    if len(tried):
+        tried = tried[tried["model"] == source.model].merge(printed)
+    pieces = []
+    for row in tried.to_dict("records"):
+        about = f"with {PLANS[row['method']]}"
+        pieces.append(Finding(interval(row, "above"), "%", about, at_most, less=True))
     yield weakest(pieces, "one of the paper's models")
 
 
 @claim_test
 def exact(source, pairs, within):
-    """Share of the printed numbers of each of the paper's models that follow from its config, to
-    the printed digit.
+    """Share of the printed numbers of each of the paper's models that follow from its config.
+
+    A printed number follows if the computed one is closer to it than ``within``.
     """
-    for row in pruning_ratios({})[1].to_dict("records"):
-        agree = [abs(row[computed] - row[printed]) < within for computed, printed in pairs.items()]
+    counted = source.rows("removed_fraction", "ffn_share")
+    for row in ratios_beside_printed(counted).to_dict("records"):
+        agree = []
+        for computed, printed in pairs.items():
+            agree.append(abs(row[computed] - row[printed]) < within)
         about = f"of the printed numbers of {row['model']}"
         yield Finding(exactly(np.mean(agree), len(agree)), "share", about, goal=1.0, inclusive=True)
 
@@ -251,40 +269,51 @@ def _prefills(source, against: str) -> dict[int, list[list[float]]]:
 
 @claim_test
 def time_saved(source, against, at="every", goal=0.0, only=None):
-    """Which share of the time of a prefill HARP saves, where it is least of every length, at the
-    longest, or at one.
+    """Share of another model's prefill time that HARP saves, at its weakest length.
+
+    ``at`` is every length, the longest, or one number of tokens, which the longest then has to be.
+    ``only`` names the one model of the paper that can decide.
     """
-    start = 0 if at == "every" else -1  # of the lengths, ours and the paper's
-    found, told = (
-        _prefills(source, against),
-        tuple(1 - paper_times())[start:] if against == "dense" else (),
-    )
-    lengths = sorted(found)[start:]
-    saved = {length: 1 - time_ratio(*found[length]) for length in lengths}
-    pieces = [
-        Finding(saved[n], "%", f"of the time at {n:,} tokens", goal, paper=told) for n in lengths
-    ]
+    pairs = _prefills(source, against)
+    lengths = sorted(pairs)
+    paper_values = ()
+    if against == "dense":
+        paper_values = tuple(1 - paper_times())
+    if at != "every":
+        lengths = lengths[-1:]
+        paper_values = paper_values[-1:]
+    pieces = []
+    for length in lengths:
+        saved = 1 - time_ratio(*pairs[length])
+        about = f"of the time at {length:,} tokens"
+        pieces.append(Finding(saved, "%", about, goal, paper=paper_values))
     if only and pieces and (lengths != [at] or paper_model(source.model) != only):
-        pieces = [
-            Finding(NOTHING, "%", goal=goal, reason=f"needs {only} and {at:,} tokens", paper=told)
-        ]
+        reason = f"needs {only} and {at:,} tokens"
+        pieces = [Finding(NOTHING, "%", goal=goal, reason=reason, paper=paper_values)]
     yield weakest(pieces, f"repeated prefills of {against}")
 
 
 @claim_test
 def time_saved_grows(source):
-    """How much less of the dense model's time HARP takes at the longest prefill than at the
-    shortest (Welch's t).
+    """How much less of the dense model's time HARP takes at the longest prefill than the shortest.
+
+    The interval is Welch's t.
     """
-    found = _prefills(source, "dense")
-    if len(found) < 2:
+    pairs = _prefills(source, "dense")
+    if len(pairs) < 2:
         raise Missing("needs repeated prefills of two lengths")
-    first, last = min(found), max(found)
-    logs = [np.log(np.divide(harp, dense)) for dense, harp in (found[first], found[last])]
-    ends = stats.ttest_ind(*logs, equal_var=False).confidence_interval()
-    fall = [float(1 - np.exp(-end)) for end in (logs[0].mean() - logs[1].mean(), *ends)]
+    first = min(pairs)
+    last = max(pairs)
+    log_ratios = []
+    for length in (first, last):
+        dense, harp = pairs[length]
+        log_ratios.append(np.log(np.divide(harp, dense)))
+    difference = log_ratios[0].mean() - log_ratios[1].mean()
+    limits = stats.ttest_ind(*log_ratios, equal_var=False).confidence_interval()
+    fall = [float(1 - np.exp(-number)) for number in (difference, *limits)]
+    number_of_runs = sum(map(len, log_ratios))
     about = f"less time, relative to dense, at {last:,} than at {first:,} tokens"
-    yield Finding(Interval(*fall, sum(map(len, logs))), "%", about)
+    yield Finding(Interval(*fall, number_of_runs), "%", about)
 
 
 @claim_test
@@ -303,27 +332,29 @@ def attention_share(source):
             continue
         shares = mean_interval(runs["attention"] / (runs["attention"] + runs["ffn"]))
         about = f"in attention at {length:,} tokens, d_ff = {width:,}"
-        fewer = length < width
-        piece = Finding(shares.mapped(np.clip, 0, 1), "share", about, goal=0.5, less=fewer)
-        pieces["fewer" if fewer else "more"].append(piece)
+        side = "fewer" if length < width else "more"
+        share = shares.mapped(np.clip, 0, 1)
+        piece = Finding(share, "share", about, goal=0.5, less=side == "fewer")
+        pieces[side].append(piece)
     if not any(pieces.values()):
         raise Missing("needs repeated splits")
     for side, measured in pieces.items():
-        reason = f"needs {side} than {width:,} tokens"
-        missing = Finding(NOTHING, "share", goal=0.5, less=side == "fewer", reason=reason)
-        yield weakest(measured) if measured else missing
+        if measured:
+            yield weakest(measured)
+        else:
+            reason = f"needs {side} than {width:,} tokens"
+            yield Finding(NOTHING, "share", goal=0.5, less=side == "fewer", reason=reason)
 
 
 @claim_test
 def overtaking(source):
-    """From how many times d_ff on attention takes as many operations as the FFN, all query-key
-    pairs counted.
+    """From how many times d_ff tokens on attention takes as many operations as the FFN.
+
+    It is the lowest of the paper's models; all query-key pairs are counted.
     """
-    sizes = [
-        (accounting.overtaking_length(c), c.intermediate_size)
-        for c in accounting.paper_configs().values()
-    ]
-    least = exactly(min(length / size for length, size in sizes), len(sizes))
-    yield Finding(
-        least, "", "× d_ff or later in the paper's models", goal=1, less=True, inclusive=True
-    )
+    counted = source.rows("overtaking_length", "intermediate_size")
+    shapes = counted.pivot_table("value", "model", "quantity")
+    multiples = shapes["overtaking_length"] / shapes["intermediate_size"]
+    about = "× d_ff or later in the paper's models"
+    lowest = exactly(multiples.min(), len(multiples))
+    yield Finding(lowest, "", about, goal=1, less=True, inclusive=True)
