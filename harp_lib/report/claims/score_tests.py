@@ -293,8 +293,8 @@ def ahead_of_all(source, left, right):
 
 
 REMOVED = {
-    "1": "queries and keys removed",
-    "0": "all attention removed",
+    1.0: "queries and keys removed",
+    0.0: "all attention removed",
 }  # what a single layer loses, by its α
 
 
@@ -311,16 +311,14 @@ def rank_trend(source, method, quantities, goal=0.0, deeper=None):
         raise Missing(f"needs {method} of {source.store}")
     if deeper:
         more = _by_layer(source, deeper, method, quantities)
-        frame = pd.concat([frame[~frame["task"].isin(more["task"])], more])
+        if not more.empty:
+            frame = pd.concat([frame[~frame["corpus"].isin(more["corpus"])], more])
+    apart = "corpus" if "corpus" in frame else "alpha"  # of single layers: an α each
     printed_rhos = _printed_alpha_trends()
     own = printed_rhos.get(paper_model(source.model))
     told = (own,) if own else tuple(printed_rhos.values())[:3]
-    for (text, quantity), part in frame.groupby(
-        [frame["task"].str.replace(r"-\d+$", "", regex=True), "quantity"]
-    ):
-        about = (
-            REMOVED.get(quantity) or f"on {CORPUS_TITLES.get(text.removeprefix('search-'), text)}"
-        )
+    for (group, _), part in frame.groupby([apart, "quantity"]):
+        about = REMOVED[group] if apart == "alpha" else f"on {CORPUS_TITLES.get(group, group)}"
         if "document" in part and part["document"].notna().any():
             rhos = [
                 comparisons.rank_correlation(d["layer"], d["value"]).value
