@@ -31,7 +31,7 @@ PLAN = PruningPlan(
 HARP = PruningPlan.value_only(6, [0.8, 0.2, 0.0])
 ENGINE = """
 import json, sys
-from harp_lib.experiments.efficiency import LETTERS, LlamaCpp
+from harp_lib.evaluation.llama_cpp import LETTERS, LlamaCpp
 prompts, context, cache = json.loads(sys.argv[1])
 for path in sys.argv[2:]:
     engine, said = LlamaCpp(path, context, cache, verbosity=5), []
