@@ -294,18 +294,18 @@ PARSING = {
     *("search", "findall", "sub", "slice"),
 }
 """Methods of text, of ``re`` and of ``Series.str`` that take text apart."""
-NAMES = {"task", "name"}  # of columns and variables that hold the name of a cell
 
 
-def names_in(node):
-    """Variables, attributes and texts that an expression is made of."""
-    names = set()
-    for part in ast.walk(node):
-        if isinstance(part, ast.Name):
-            names.add(part.id)
-        elif isinstance(part, ast.Constant):
-            names.add(part.value)
-    return names
+def holds_a_name(expression):
+    """Whether a variable ``task`` or ``name``, or a column ``task``, is part of an expression."""
+    for part in ast.walk(expression):
+        if isinstance(part, ast.Name) and part.id in ("task", "name"):
+            return True
+        if isinstance(part, ast.Constant) and part.value == "task":
+            return True
+        if isinstance(part, ast.Attribute) and part.attr == "task":
+            return True
+    return False
 
 
 def parsed_names(code):
@@ -316,11 +316,13 @@ def parsed_names(code):
             continue
         if node.func.attr not in PARSING:
             continue
+        if any(isinstance(argument, ast.Dict) for argument in node.args):
+            continue  # a frame's replace
         # The text: before the dot, or an argument of a function of re.
         expressions = [node.func.value]
         if ast.unparse(node.func.value) == "re":
             expressions = node.args
-        if any(NAMES & names_in(expression) for expression in expressions):
+        if any(holds_a_name(expression) for expression in expressions):
             calls.append(ast.unparse(node))
     return calls
 
@@ -341,6 +343,7 @@ def test_no_name_of_a_cell_is_parsed(room):
         "re.fullmatch(r'search-(.+)', task)",
         "frame['task'].str.replace(r'-\\d+$', '', regex=True)",
         "frame['task'].str.startswith('range-')",
+        "frame.task.str.contains('range-')",
         "key.name.removeprefix('range-') if name.startswith('range-') else ''",
     ],
 )
@@ -349,5 +352,7 @@ def test_a_parsed_name_is_found(code):
 
 
 def test_comparing_names_is_not_parsing():
-    code = "frame[frame['task'] == 'piqa']; rival.split(' and '); 'a b'.split(); re.sub('a', '', x)"
-    assert parsed_names(code) == []
+    assert parsed_names("frame[frame['task'] == 'piqa']") == []
+    assert parsed_names("frame.replace({'task': {'piqa': 'PIQA'}})") == []
+    assert parsed_names("profile['name'].split()") == []
+    assert parsed_names("re.sub('a', '', rival)") == []

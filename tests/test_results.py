@@ -1,4 +1,4 @@
-"""The result store: cells are computed once, kept as rows, and survive kills and other processes."""
+"""The result store: cells are computed once, kept as rows, and survive kills."""
 
 import json
 import subprocess
