@@ -1,5 +1,4 @@
-"""Findings that an author wrote, in README and notebooks: their numbers are compared with the
-stored cells of small.
+"""Numbers of the findings in README and notebooks are compared with the stored cells of small.
 
 A finding is a sentence with ``{}`` in the place of its numbers, and a function that reads these
 numbers from ``data/reference/small``. The page has to hold the sentence with exactly these numbers.
@@ -9,10 +8,13 @@ asserts what the sentence says in words.
 
 import json
 import re
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import nbformat
 import numpy as np
+import pandas as pd
 import pytest
 from helpers import CHECKOUT
 
@@ -21,19 +23,19 @@ from harp_lib.evaluation.benchmarks import BENCHMARKS
 from harp_lib.names import BASELINES
 from harp_lib.report import comparisons, data
 
-SMOLLM, GEMMA, CODER = "smollm2-135m", "gemma3-270m", "qwen2.5-coder-0.5b"
+SMOLLM = "smollm2-135m"
+GEMMA = "gemma3-270m"
+CODER = "qwen2.5-coder-0.5b"
 MODELS = (SMOLLM, GEMMA, CODER)
-FINDINGS = []
+FINDINGS = []  # page, sentence, and the function that gives its numbers
 AUTHORED = "**What we found** (profile `small`)."  # how a finding begins in a notebook
 
 
 def finding(page: str, sentence: str):
-    """Register a sentence of a page; the function gives the numbers in it, in their order and as
-    they are written.
-    """
+    """Register a sentence of a page; the function gives its numbers in order, as written."""
 
     def register(numbers):
-        FINDINGS.append(pytest.param(page, sentence, numbers, id=numbers.__name__))
+        FINDINGS.append((page, sentence, numbers))
         return numbers
 
     return register
@@ -59,62 +61,63 @@ def text_of(page: str) -> str:
 # ---- notebook 01
 
 
-def stored_numbers(model: str, quantity: str) -> np.ndarray:
-    """Of the trained model: (documents, layers, …), the documents of all texts together."""
-    cells = data.cells("small", "similarity")
-    found = []
-    for (name, method, task), cell in cells.items():
-        if (
-            (name, method) == (model, "trained")
-            and task != "repeated-tokens"
-            and quantity in cell["result"]
-        ):
-            found.append(np.array(cell["result"][quantity], dtype=float))
-    return np.concatenate(found)
+def observed(model: str, quantity: str) -> pd.DataFrame:
+    """What was observed in the trained model as it read texts, but for the repeated tokens."""
+    rows = data.tidy("small", "similarity", quantity)
+    return rows.query("model == @model and method == 'trained' and task != 'repeated-tokens'")
+
+
+def by_layer(rows: pd.DataFrame) -> np.ndarray:
+    """The values of rows with one number a layer, from the bottom up, ``(layers,)``."""
+    rows = rows.sort_values("layer")
+    assert rows["layer"].tolist() == list(range(len(rows)))
+    return rows["value"].to_numpy(float)
 
 
 def rank_of_the_top_layer(model: str) -> tuple[int, int]:
-    """Of a model's layers by block influence, where the top one stands (1: most), and how many
-    there are.
-    """
-    means = stored_numbers(model, "block influence").mean(axis=0)  # (layers,)
+    """Rank of the top layer by block influence (1: the highest), and the number of layers."""
+    rows = observed(model, "block influence")
+    assert rows.groupby("layer").size().nunique() == 1  # all documents of both texts
+    means = rows.groupby("layer")["value"].mean().to_numpy()  # (layers,)
     return int((means > means[-1]).sum()) + 1, len(means)
 
 
 @finding(
     "01_similarity.ipynb",
-    "The top layer ranks {} of {} on SmolLM2 135M, where it turns its tokens nearly most, but {} of {} on Gemma-3 270M "
-    "and {} of {} on Qwen-Coder 0.5B.",
+    "The top layer ranks {} of {} on SmolLM2 135M, where it turns its tokens nearly most, but {}"
+    " of {} on Gemma-3 270M and {} of {} on Qwen-Coder 0.5B.",
 )
 def top_layers():
-    return [number for model in MODELS for number in rank_of_the_top_layer(model)]
+    numbers = []
+    for model in MODELS:
+        numbers += rank_of_the_top_layer(model)
+    return numbers
 
 
 def factors(model: str) -> np.ndarray:
-    """The factor v of Lemma 2 in every layer, (layers,)."""
-    return np.array(
-        data.cells("small", "similarity")[model, "trained", "block-bound"]["result"]["v"]
-    )
+    """The factor v of Lemma 2 in every layer, ``(layers,)``."""
+    return by_layer(observed(model, "v"))
 
 
 @finding(
     "01_similarity.ipynb",
-    "On Gemma-3 270M v is below 1 in {} of {} layers, and on the text that v was computed on d(H) shrinks in none of "
-    "them, because Lemma 2 is about post-norm blocks, which these models do not have.",
+    "On Gemma-3 270M v is below 1 in {} of {} layers, and on the text that v was computed on "
+    "d(H) shrinks in none of them, because Lemma 2 is about post-norm blocks, which these models"
+    " do not have.",
 )
 def small_factors():
     v = factors(GEMMA)
-    read = data.cells("small", "similarity")[GEMMA, "trained", "wikitext"]["result"]
-    distances = np.array(
-        read["distance"][0]
-    )  # of the document that v is computed on: (layers + 1,)
-    assert not (np.diff(distances)[v < 1] < 0).any()
+    distances = observed(GEMMA, "distance")
+    read = distances.query("corpus == 'wikitext' and document == 0")  # what v is computed on
+    change = np.diff(by_layer(read))  # (layers,)
+    assert not (change[v < 1] < 0).any()
     return (v < 1).sum(), len(v)
 
 
 @finding(
     "01_similarity.ipynb",
-    "On SmolLM2 135M and Qwen-Coder 0.5B v is above {} in every layer, so the lemma says nothing there.",
+    "On SmolLM2 135M and Qwen-Coder 0.5B v is above {} in every layer, so the lemma says nothing"
+    " there.",
 )
 def large_factors():
     least = min(factors(SMOLLM).min(), factors(CODER).min())
@@ -146,38 +149,46 @@ def uniform_heads():
 
 @finding(
     "03_alpha_search.ipynb",
-    "α differs by up to {:.1f} on SmolLM2, {:.1f} on Gemma and {:.1f} on the coder, and held-out perplexity changes by "
-    "{} to {} %. An α of the other corpus changes it by {} to {} %, with one exception: on SmolLM2 the α of WikiText-2 "
-    "costs {:.1f} % on the Python documentation. So on Gemma and on the coder α carries over to another kind of text "
-    "as well as it does to another sample of the same text, as the paper says. On SmolLM2 it does so in one direction "
+    "α differs by up to {:.1f} on SmolLM2, {:.1f} on Gemma and {:.1f} on the coder, and held-out"
+    " perplexity changes by {} to {} %. An α of the other corpus changes it by {} to {} %, with "
+    "one exception: on SmolLM2 the α of WikiText-2 costs {:.1f} % on the Python documentation. "
+    "So on Gemma and on the coder α carries over to another kind of text as well as it does to "
+    "another sample of the same text, as the paper says. On SmolLM2 it does so in one direction "
     "only.",
 )
 def noise_of_the_search():
-    stored = data.cells("small", "alpha_search")
-    corpora = ("wikitext", "python-docs")
-    moved, resampled, carried = [], [], {}
+    differences = [largest_difference_of_alphas(model) for model in (SMOLLM, GEMMA, CODER)]
+    resampled = {}
+    carried = {}
     for model in (SMOLLM, GEMMA, CODER):
-        differences = []
-        for corpus, other in (corpora, corpora[::-1]):
-            searches = [
-                stored[model, name, f"search-{corpus}"]["result"]["alphas"]
-                for name in ("harp", "harp-resampled")
-            ]
-            differences.append(np.abs(np.subtract(*searches)).max())
-            text = f"{corpus}-validation"
-            own = stored[model, f"searched-on-{corpus}", text]["result"]
-            for plan in (f"resampled-on-{corpus}", f"searched-on-{other}"):
-                changed = stored[model, plan, text]["result"]
-                change = 100 * comparisons.change(own["nll"], changed["nll"], own["tokens"]).value
-                if plan.startswith("resampled"):
-                    resampled.append(change)
-                else:
-                    carried[model, corpus] = change
-        moved.append(max(differences))
+        for corpus, other in (("wikitext", "python-docs"), ("python-docs", "wikitext")):
+            of_second_sample = f"resampled-on-{corpus}"
+            of_other_corpus = f"searched-on-{other}"
+            resampled[model, corpus] = change_by_alpha(model, corpus, of_second_sample)
+            carried[model, corpus] = change_by_alpha(model, corpus, of_other_corpus)
     exception = carried.pop((SMOLLM, "python-docs"))
-    assert max(carried.values()) < max(resampled) < exception
-    ends = min(resampled), max(resampled), min(carried.values()), max(carried.values())
-    return [*moved, *(f"{end:+.1f}".replace("-", "−") for end in ends), exception]
+    assert max(carried.values()) < max(resampled.values()) < exception
+    ends = []
+    for changes in (resampled.values(), carried.values()):
+        for end in (min(changes), max(changes)):
+            ends.append(f"{end:+.1f}".replace("-", "−"))
+    return [*differences, *ends, exception]
+
+
+def largest_difference_of_alphas(model: str) -> float:
+    """How far alpha of two samples of one corpus differs in a layer at most, on both corpora."""
+    rows = data.tidy("small", "alpha_search", "alpha").query("model == @model")
+    alphas = rows.pivot_table("value", ["corpus", "layer"], "method")
+    assert not alphas.isna().any(axis=None)
+    assert len(alphas.index.get_level_values("corpus").unique()) == 2
+    return (alphas["harp"] - alphas["harp-resampled"]).abs().max()
+
+
+def change_by_alpha(model: str, corpus: str, method: str) -> float:
+    """Change of held-out perplexity in per cent, from alpha searched on this text to another's."""
+    before = documents(model, "alpha_search", f"searched-on-{corpus}", corpus)
+    after = documents(model, "alpha_search", method, corpus)
+    return 100 * comparisons.change(before["nll"], after["nll"], before["tokens"]).value
 
 
 # ---- notebook 04
@@ -185,39 +196,35 @@ def noise_of_the_search():
 
 @finding(
     "04_baselines.ipynb",
-    "takes {:,} of {:,} channels from three layers. Taken evenly, the same number of channels gives a perplexity "
-    "of {:.1f} on WikiText-2 instead of {:.1f}, which is below the best baseline's {:.1f}; on the Python documentation "
-    "it is {:.1f} instead of {:.1f}, and the best baseline has {:.1f}.",
+    "takes {:,} of {:,} channels from three layers. Taken evenly, the same number of channels "
+    "gives a perplexity of {:.1f} on WikiText-2 instead of {:.1f}, which is below the best "
+    "baseline's {:.1f}; on the Python documentation it is {:.1f} instead of {:.1f}, and the best"
+    " baseline has {:.1f}.",
 )
 def channels_of_gemma():
     plan = data.cells("small", "baselines")[GEMMA, "harp+flap", "plan"]["result"]["plan"]
-    lost = sorted(len(layer.get("removed_channels", ())) for layer in plan["layers"])
-    numbers = [sum(lost[-3:]), sum(lost)]
+    channels = sorted(len(layer.get("removed_channels", ())) for layer in plan["layers"])
+    numbers = [sum(channels[-3:]), sum(channels)]
     for corpus in ("wikitext", "python-docs"):
-        numbers += [
-            perplexity_of(GEMMA, method, corpus) for method in ("harp+flap-even", "harp+flap")
-        ]
+        numbers.append(perplexity_of(GEMMA, "harp+flap-even", corpus))
+        numbers.append(perplexity_of(GEMMA, "harp+flap", corpus))
         numbers.append(min(perplexity_of(GEMMA, method, corpus) for method in BASELINES))
     return numbers
 
 
 @finding(
     "04_baselines.ipynb",
-    "on the coder perplexity rises by {:.0f} %, and on SmolLM2 it stays the same on WikiText-2 and rises by {:.0f} % "
-    "on the Python documentation.",
+    "on the coder perplexity rises by {:.0f} %, and on SmolLM2 it stays the same on WikiText-2 "
+    "and rises by {:.0f} % on the Python documentation.",
 )
 def channels_of_the_others():
     changes = {}
     for model in (CODER, SMOLLM):
         for corpus in ("wikitext", "python-docs"):
-            stored = data.cells("small", "baselines")
-            ours, even = (
-                stored[model, m, f"{corpus}-validation"]["result"]
-                for m in ("harp+flap", "harp+flap-even")
-            )
-            changes[model, corpus] = (
-                comparisons.change(ours["nll"], even["nll"], ours["tokens"]) * 100
-            )
+            ours = documents(model, "baselines", "harp+flap", corpus)
+            even = documents(model, "baselines", "harp+flap-even", corpus)
+            change = comparisons.change(ours["nll"], even["nll"], ours["tokens"])
+            changes[model, corpus] = change * 100
     assert all(changes[CODER, corpus].low > 0 for corpus in ("wikitext", "python-docs"))
     same = changes[SMOLLM, "wikitext"]
     assert same.low < 0 < same.high
@@ -228,15 +235,31 @@ def channels_of_the_others():
 # ---- README
 
 
+@cache
+def documents_of(store: str) -> pd.DataFrame:
+    """The held-out documents of a store, which are read once for all findings."""
+    return data.documents("small", store).query("split == 'validation'")
+
+
+def documents(model: str, store: str, method: str, corpus: str) -> pd.DataFrame:
+    """Likelihood and tokens of each held-out document under a method's plan."""
+    of_store = documents_of(store)
+    rows = of_store.query("model == @model and method == @method and corpus == @corpus")
+    assert len(rows) > 1
+    assert rows["document"].tolist() == list(range(len(rows)))
+    return rows
+
+
 def perplexity_of(model: str, method: str, corpus: str = "wikitext") -> float:
     """Perplexity on held-out text."""
-    result = data.cells("small", "baselines")[model, method, f"{corpus}-validation"]["result"]
-    return np.exp(sum(result["nll"]) / sum(result["tokens"]))
+    rows = documents(model, "baselines", method, corpus)
+    return np.exp(rows["nll"].sum() / rows["tokens"].sum())
 
 
 @finding(
     "README.md",
-    "At equal heads HARP has the lowest perplexity on Gemma: {:.1f}, where the baselines have {:.1f} to {:.1f}.",
+    "At equal heads HARP has the lowest perplexity on Gemma: {:.1f}, where the baselines have "
+    "{:.1f} to {:.1f}.",
 )
 def equal_heads():
     baselines = [perplexity_of(GEMMA, method) for method in BASELINES]
@@ -250,8 +273,9 @@ def equal_heads():
 
 @finding(
     "README.md",
-    "At equal parameters HARP+FLAP has a lower perplexity than the best baseline on no model: {:.1f} against {:.1f} on "
-    "Gemma, {:.1f} against {:.1f} on the coder and {:.1f} against {:.1f} on SmolLM2.",
+    "At equal parameters HARP+FLAP has a lower perplexity than the best baseline on no model: "
+    "{:.1f} against {:.1f} on Gemma, {:.1f} against {:.1f} on the coder and {:.1f} against "
+    "{:.1f} on SmolLM2.",
 )
 def equal_parameters():
     numbers = []
@@ -266,24 +290,25 @@ def equal_parameters():
 
 @finding(
     "README.md",
-    "On the coder HARP has a higher perplexity on WikiText-2 than the baselines, and yet keeps most of what the dense "
-    "model",
+    "On the coder HARP has a higher perplexity on WikiText-2 than the baselines, and yet keeps "
+    "most of what the dense model",
 )
 def coder_against_the_baselines():
     assert perplexity_of(CODER, "harp") > max(perplexity_of(CODER, method) for method in BASELINES)
     stored = data.cells("small", "main_tables")
-    methods = ("dense", "harp", *BASELINES)
-    answers = [data.answered(stored[CODER, name, "bbh_cot_fewshot"]["result"]) for name in methods]
-    dense, harp, *baselines = (np.mean(scores) for scores in answers)
-    assert harp > 0.75 * dense
-    assert max(baselines) < 0.05
+    scores = {}
+    for method in ("dense", "harp", *BASELINES):
+        answers = data.answered(stored[CODER, method, "bbh_cot_fewshot"]["result"])
+        scores[method] = np.mean(answers)
+    assert scores["harp"] > 0.75 * scores["dense"]
+    assert max(scores[method] for method in BASELINES) < 0.05
     return []
 
 
 @finding(
     "README.md",
-    "But the dense model itself is not shown to be above chance there: it scores {:.1f} % on {} questions, and a guess "
-    "in the right form scores {:.1f} %.",
+    "But the dense model itself is not shown to be above chance there: it scores {:.1f} % on {} "
+    "questions, and a guess in the right form scores {:.1f} %.",
 )
 def guessing_on_bbh():
     result = data.cells("small", "main_tables")[CODER, "dense", "bbh_cot_fewshot"]["result"]
@@ -296,29 +321,29 @@ def guessing_on_bbh():
 def lead_on_piqa(model: str, baseline: str) -> comparisons.Interval:
     """By how many points HARP+FLAP scores higher than a baseline."""
     stored = data.cells("small", "main_tables")
-    ours, theirs = (
-        data.answered(stored[model, name, "piqa"]["result"]) for name in ("harp+flap", baseline)
-    )
+    ours = data.answered(stored[model, "harp+flap", "piqa"]["result"])
+    theirs = data.answered(stored[model, baseline, "piqa"]["result"])
     return comparisons.paired_difference([(ours, theirs)]) * 100
 
 
 @finding(
     "README.md",
-    "Where answers are chosen, the dense models are above chance on one of six tasks only, PIQA. There HARP+FLAP is "
-    "{:.0f} points behind Mag-sp on Gemma, and no difference to a baseline is significant on the other two models.",
+    "Where answers are chosen, the dense models are above chance on one of six tasks only, PIQA."
+    " There HARP+FLAP is {:.0f} points behind Mag-sp on Gemma, and no difference to a baseline "
+    "is significant on the other two models.",
 )
 def multiple_choice():
     stored = data.cells("small", "main_tables")
     choosing = [task for task, benchmark in BENCHMARKS.items() if benchmark.choices]
     assert len(choosing) == 6
     for model in MODELS:
-        results = {task: stored[model, "dense", task]["result"] for task in choosing}
-        above = [
-            task
-            for task, result in results.items()
-            if comparisons.floor(data.answered(result), data.answered(result, "chance")) is None
-        ]
-        assert above == ["piqa"]
+        above_chance = []
+        for task in choosing:
+            result = stored[model, "dense", task]["result"]
+            chances = data.answered(result, "chance")
+            if comparisons.floor(data.answered(result), chances) is None:
+                above_chance.append(task)
+        assert above_chance == ["piqa"]
     for model in (SMOLLM, CODER):
         for baseline in BASELINES:
             lead = lead_on_piqa(model, baseline)
@@ -330,62 +355,70 @@ def multiple_choice():
 
 @finding(
     "README.md",
-    "counting baselines that make the same plan once, HARP+FLAP leads a baseline in {} of {} comparisons and is led in "
-    "{}. The {} are all on BBH, with the coder.",
+    "counting baselines that make the same plan once, HARP+FLAP leads a baseline in {} of {} "
+    "comparisons and is led in {}. The {} are all on BBH, with the coder.",
 )
 def comparisons_task_by_task():
-    scores = {
-        key: data.answered(cell["result"])
-        for key, cell in data.cells("small", "main_tables").items()
-    }
-    plans = data.cells("small", "baselines")
-    leads, number, led = [], 0, 0
-    for model in MODELS:
-        distinct = {
-            json.dumps(plans[model, name, "plan"]["result"]["plan"]["layers"]): name
-            for name in BASELINES
-        }
-        for task in BENCHMARKS:
-            for method in distinct.values():
-                ours, theirs = (
-                    scores.get((model, "harp+flap", task)),
-                    scores.get((model, method, task)),
-                )
-                if ours is None or theirs is None or not any(ours + theirs):
-                    continue  # not asked, or both scored zero on all questions
-                difference = comparisons.paired_difference([(ours, theirs)])
-                number += 1
-                led += difference.high < 0
-                if difference.low > 0:
-                    leads.append((model, task))
+    number = 0
+    leads = []
+    led = []
+    for model, task, difference in differences_to_baselines():
+        number += 1
+        if difference.low > 0:
+            leads.append((model, task))
+        if difference.high < 0:
+            led.append((model, task))
     assert set(leads) == {(CODER, "bbh_cot_fewshot")}
-    return len(leads), number, led, len(leads)
+    return len(leads), number, len(led), len(leads)
+
+
+def differences_to_baselines() -> Iterator[tuple[str, str, comparisons.Interval]]:
+    """How much higher HARP+FLAP scores than each distinct baseline, by model and task."""
+    stored = data.cells("small", "main_tables")
+    plans = data.cells("small", "baselines")
+    for model in MODELS:
+        distinct = {}  # the last one of the baselines that make a plan
+        for baseline in BASELINES:
+            plan = plans[model, baseline, "plan"]["result"]["plan"]
+            distinct[json.dumps(plan["layers"])] = baseline
+        for task in BENCHMARKS:
+            for baseline in distinct.values():
+                ours = stored.get((model, "harp+flap", task))
+                theirs = stored.get((model, baseline, task))
+                if ours is None or theirs is None:  # not asked
+                    continue
+                scores = (data.answered(ours["result"]), data.answered(theirs["result"]))
+                if None in scores or not any(scores[0] + scores[1]):  # failed, or all zero
+                    continue
+                yield model, task, comparisons.paired_difference([scores])
 
 
 def prefill(model: str, variant: str, against: str = "dense") -> comparisons.Interval:
     """Time of reading 4,096 tokens, as a multiple of another variant's."""
-    seconds = data.cells("small", "efficiency")[model, "all", "prefill-4096"]["result"]["seconds"]
+    rows = data.tidy("small", "efficiency", "seconds")
+    rows = rows.query("model == @model and kind == 'prefill' and length == 4096")
+    seconds = rows.pivot_table("value", "repetition", "variant")
     return comparisons.time_ratio(seconds[against], seconds[variant])
 
 
 @finding(
     "README.md",
-    "HARP+FLAP has {:.1f} on WikiText-2 and {:.1f} on the Python documentation, where the best baselines have {:.1f} "
-    "and {:.1f}.",
+    "HARP+FLAP has {:.1f} on WikiText-2 and {:.1f} on the Python documentation, where the best "
+    "baselines have {:.1f} and {:.1f}.",
 )
 def channels_taken_evenly():
     corpora = ("wikitext", "python-docs")
-    ours = [perplexity_of(GEMMA, "harp+flap-even", corpus) for corpus in corpora]
-    return ours + [
-        min(perplexity_of(GEMMA, method, corpus) for method in BASELINES) for corpus in corpora
-    ]
+    numbers = [perplexity_of(GEMMA, "harp+flap-even", corpus) for corpus in corpora]
+    for corpus in corpora:
+        numbers.append(min(perplexity_of(GEMMA, method, corpus) for method in BASELINES))
+    return numbers
 
 
 @finding(
     "README.md",
-    "Plain HARP takes {:.2f} times the dense model's time on Gemma. On the coder and on SmolLM2 the interval includes "
-    "1, so no saving is shown. Against the model that is thinned out evenly, no difference is shown on any of the "
-    "three.",
+    "Plain HARP takes {:.2f} times the dense model's time on Gemma. On the coder and on SmolLM2 "
+    "the interval includes 1, so no saving is shown. Against the model that is thinned out "
+    "evenly, no difference is shown on any of the three.",
 )
 def time_of_plain_harp():
     for model in (CODER, SMOLLM):
@@ -398,8 +431,8 @@ def time_of_plain_harp():
 
 @finding(
     "README.md",
-    "With it the time is {:.2f} times the dense model's on Gemma and {:.2f} times on the coder; on SmolLM2 the "
-    "interval still includes 1.",
+    "With it the time is {:.2f} times the dense model's on Gemma and {:.2f} times on the coder; "
+    "on SmolLM2 the interval still includes 1.",
 )
 def time_of_tail_only_prefill():
     assert prefill(GEMMA, "harp-tail").high < 1
@@ -411,29 +444,36 @@ def time_of_tail_only_prefill():
 # ---- the tests
 
 
-@pytest.mark.parametrize(("page", "sentence", "numbers"), FINDINGS)
+@pytest.mark.parametrize(
+    ("page", "sentence", "numbers"),
+    FINDINGS,
+    ids=[numbers.__name__ for _, _, numbers in FINDINGS],
+)
 def test_a_finding_has_the_stored_numbers(page, sentence, numbers):
     expected = sentence.format(*numbers())
     assert expected in text_of(page), f"by the stored cells {page} should say: {expected}"
 
 
+def authored_paragraphs(file: Path) -> Iterator[str]:
+    """What an author wrote in a notebook as a finding, each on one line."""
+    for cell in nbformat.read(file, as_version=4).cells:
+        if cell.cell_type == "markdown" and AUTHORED in cell.source:
+            beginning = cell.source.index(AUTHORED)
+            paragraph, _, _ = cell.source[beginning:].partition("\n#")
+            yield re.sub(r"\s+", " ", paragraph)
+
+
 def test_every_number_of_an_authored_paragraph_is_compared():
     """A paragraph that begins as a finding holds no number outside of the sentences above."""
     for file in sorted((CHECKOUT / "notebooks").glob("*.ipynb")):
-        checked = [
-            param.values[1].format(*param.values[2]())
-            for param in FINDINGS
-            if param.values[0] == file.name
-        ]
-        for cell in nbformat.read(file, as_version=4).cells:
-            if cell.cell_type != "markdown" or AUTHORED not in cell.source:
-                continue
-            rest = re.sub(
-                r"\s+", " ", cell.source[cell.source.index(AUTHORED) :].partition("\n#")[0]
-            )
-            for sentence in checked:
+        compared = []
+        for page, sentence, numbers in FINDINGS:
+            if page == file.name:
+                compared.append(sentence.format(*numbers()))
+        for paragraph in authored_paragraphs(file):
+            rest = paragraph
+            for sentence in compared:
                 rest = rest.replace(sentence, "")
             rest = re.sub(r"SmolLM2 135M|Gemma-3 270M|Qwen-Coder [\d.]+B|Lemma \d", "", rest)
-            assert not re.search(r"\d", rest), (
-                f"{file.name}: no test compares the numbers of: {rest}"
-            )
+            message = f"{file.name}: no test compares the numbers of: {rest}"
+            assert not re.search(r"\d", rest), message

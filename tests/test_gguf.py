@@ -30,7 +30,7 @@ HARP = PruningPlan.value_only(6, [0.8, 0.2, 0.0])
 ENGINE = """
 import json
 import sys
-from harp_lib.experiments.efficiency import LETTERS, LlamaCpp
+from harp_lib.evaluation.llama_cpp import LETTERS, LlamaCpp
 prompts, context, cache = json.loads(sys.argv[1])
 for path in sys.argv[2:]:
     engine = LlamaCpp(path, context, cache, verbosity=5)

@@ -133,10 +133,7 @@ def test_a_room_without_a_place_is_named(tmp_path):
     (tmp_path / "harp_lib" / "attic").mkdir(parents=True)
     (tmp_path / "harp_lib" / "attic" / "old.py").touch()
     with pytest.raises(AssertionError, match="'attic'"):
-<<<<<<< HEAD
         forbidden_imports(tmp_path)
-=======
-        forbidden(tmp_path)
 
 
 def test_a_report_imports_no_torch():
@@ -146,4 +143,3 @@ def test_a_report_imports_no_torch():
     imported = "\n".join(f"import harp_lib.{name}" for name in modules)
     code = f"import sys\n{imported}\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=CHECKOUT)
->>>>>>> h-figures
