@@ -1,4 +1,4 @@
-"""Pictures, and the notebooks that show them (01 to 08): what is drawn, said, and checked by hand."""
+"""Figures, and the notebooks that show them: what is drawn, said, and checked by hand."""
 
 import ast
 import hashlib
@@ -19,7 +19,7 @@ from harp_lib.report import data, figures_harp, plots
 from harp_lib.report.figures_costs import LOOK
 from harp_lib.report.figures_harp import TEXTS
 from harp_lib.report.plots import LOOKS
-from harp_lib.report.scores import at_a_glance
+from harp_lib.report.score_tables import at_a_glance
 
 FIGURES = {
     "01": ("similarity_by_layer", "uniformity", "attention_entropy", "layer_changes"),
@@ -42,10 +42,12 @@ def style():
 
 
 def book(number: str):
+    """The source of a notebook."""
     return nbformat.read(next(NOTEBOOKS.glob(f"{number}_*.ipynb")), 4)
 
 
 def frame() -> pd.DataFrame:
+    """Two models, three tasks and two methods, each with a value and its interval."""
     rows = itertools.product(["A", "B"], ["first", "second", "third"], ["dense", "harp"])
     made = pd.DataFrame(list(rows), columns=["model", "task", "method"])
     made["value"] = np.arange(len(made)) * 7.0 + 5
@@ -56,12 +58,16 @@ def frame() -> pd.DataFrame:
 
 
 def drawn_intervals(axis: plt.Axes, along: int) -> set[tuple[float, float]]:
-    """The ends of every error bar on an axis."""
-    segments = [part for box in axis.containers for part in getattr(box, "lines", [()] * 3)[2]]
-    ends = [
-        segment[:, along] for part in segments for segment in part.get_segments() if len(segment)
-    ]
-    return {(round(min(end), 6), round(max(end), 6)) for end in ends}
+    """The ends of every error bar on an axis; ``along`` is 0 for x and 1 for y."""
+    intervals = set()
+    for container in axis.containers:
+        _, _, bars = getattr(container, "lines", (None, None, ()))
+        for bar in bars:
+            for segment in bar.get_segments():
+                if len(segment):
+                    ends = segment[:, along]
+                    intervals.add((round(min(ends), 6), round(max(ends), 6)))
+    return intervals
 
 
 @pytest.mark.parametrize("scale", ["linear", "log"])
@@ -70,52 +76,57 @@ def test_intervals_of_dots_are_where_the_numbers_are(scale):
     for axis, part in figure.panels:
         axis.set_xscale(scale)
         assert drawn_intervals(axis, along=0) == set(zip(part["low"], part["high"], strict=True))
-    assert [name.get_text() for name in figure.axes[0].get_yticklabels()] == [
-        "first",
-        "second",
-        "third",
-    ]
+
+
+def test_dots_have_names_down_the_side_and_one_legend():
+    figure = plots.dots(frame(), "task", "method", x="score (%)")
+    names = [name.get_text() for name in figure.axes[0].get_yticklabels()]
+    assert names == ["first", "second", "third"]
     plots.finish(figure, "A title")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["dense", "HARP"]
 
 
-def test_a_missing_interval_is_not_drawn_and_an_unknown_look_is_named():
+def test_a_missing_interval_is_not_drawn():
     part = frame().assign(low=np.nan, high=np.nan)
-    drawn = plots.dots(part, "task", "method")
-    assert not any(low == low for axis, _ in drawn.panels for low, _ in drawn_intervals(axis, 0))
+    for axis, _ in plots.dots(part, "task", "method").panels:
+        assert all(np.isnan(low) for low, _ in drawn_intervals(axis, along=0))
+
+
+def test_an_unknown_look_is_named():
     with pytest.raises(ValueError, match="no look for unheard-of"):
-        plots.dots(part.assign(method="unheard-of"), "task", "method")
+        plots.dots(frame().assign(method="unheard-of"), "task", "method")
 
 
 def test_lines_and_their_bands_are_where_the_numbers_are():
     part = frame().assign(layer=[0, 0, 1, 1, 2, 2] * 2)
-    for axis, own in plots.lines(part, "layer", "method").panels:
-        drawn = {tuple(point) for line in axis.lines for point in line.get_xydata()}
-        assert drawn == set(zip(own["layer"], own["value"], strict=True))
-        corners = {
-            tuple(point) for band in axis.collections for point in band.get_paths()[0].vertices
-        }
-        assert corners == {
-            (row.layer, end) for row in own.itertuples() for end in (row.low, row.high)
-        }
+    for axis, rows in plots.lines(part, "layer", "method").panels:
+        points = {tuple(point) for line in axis.lines for point in line.get_xydata()}
+        assert points == set(zip(rows["layer"], rows["value"], strict=True))
+        corners = set()
+        for band in axis.collections:
+            corners.update(tuple(point) for point in band.get_paths()[0].vertices)
+        lows = set(zip(rows["layer"], rows["low"], strict=True))
+        highs = set(zip(rows["layer"], rows["high"], strict=True))
+        assert corners == lows | highs
 
 
-def test_bars_have_their_numbers():
+def test_bars_have_their_numbers_and_hollow_ones_are_white():
     part = frame().replace({"method": {"dense": "alpha-1"}})
-    for axis, own in plots.bars(part, "task", "method").panels:
-        assert sorted(bar.get_height() for bar in axis.patches) == sorted(own["value"])
+    for axis, rows in plots.bars(part, "task", "method").panels:
+        assert sorted(bar.get_height() for bar in axis.patches) == sorted(rows["value"])
         faces = [to_hex(bar.get_facecolor()) for bar in axis.patches]
-        assert faces.count("#ffffff") == 3  # HARP at α = 1 is hollow
-        assert drawn_intervals(axis, 1) == set(zip(own["low"], own["high"], strict=True))
+        assert faces.count("#ffffff") == 3, "HARP at α = 1 is hollow"
+        assert drawn_intervals(axis, along=1) == set(zip(rows["low"], rows["high"], strict=True))
 
 
 def test_one_colour_has_one_meaning():
-    own = [
-        *(method.colour for method in CATALOGUE.values()),
-        *(colour for colour, _ in LOOK.values()),
-    ]
-    meanings = [*own, plots.DENSE, plots.PAPER, plots.RANDOM, plots.FIRST, plots.SECOND]
+    meanings = [method.colour for method in CATALOGUE.values()]
+    meanings.extend(colour for colour, _ in LOOK.values())
+    meanings.extend([plots.DENSE, plots.PAPER, plots.RANDOM, plots.FIRST, plots.SECOND])
     assert len({colour.lower() for colour in meanings}) == len(meanings)
+
+
+def test_every_look_differs_from_the_others():
     marks = {(look.marker, look.hollow, look.colour) for look in LOOKS.values()}
     assert len(marks) == len(LOOKS)
 
@@ -140,25 +151,31 @@ def test_figures_say_what_is_seen_and_in_which_units(name, profile):
     drawn = entry.make(load_profile(profile))
     if drawn is None and profile == "small":
         pytest.skip("nobody was compared")
-    title = " ".join(text.get_text() for text in drawn.texts[:1])
+    title = drawn.texts[0].get_text()
     assert title
     assert "nan" not in title, f"a title that needs a number that is not there: {title!r}"
-    own = [
-        axis
-        for axis in drawn.axes
-        if axis.get_subplotspec() is not None and axis.get_label() != "<colorbar>"
-    ]
-    assert any(axis.get_xlabel() for axis in own) or all(axis.get_xticklabels() for axis in own)
-    assert any(axis.get_ylabel() or len(axis.get_yticklabels()) for axis in own)
-    for axis in own:
-        low, high = sorted(axis.get_ylim())
-        lines = [
-            line for line in axis.lines if list(line.get_ydata()) != [0, 1]
-        ]  # one across the panel is no mark
-        points = [y for line in lines for y in np.atleast_1d(line.get_ydata()) if np.isfinite(y)]
-        assert not points or sum(low <= y <= high for y in points) > 0.9 * len(points), (
-            "marks are cut off"
-        )
+    axes = []
+    for axis in drawn.axes:
+        if axis.get_subplotspec() is not None and axis.get_label() != "<colorbar>":
+            axes.append(axis)
+    has_x_label = any(axis.get_xlabel() for axis in axes)
+    assert has_x_label or all(axis.get_xticklabels() for axis in axes)
+    assert any(axis.get_ylabel() or len(axis.get_yticklabels()) for axis in axes)
+    for axis in axes:
+        assert share_inside(axis) > 0.9, "marks are cut off"
+
+
+def share_inside(axis: plt.Axes) -> float:
+    """The share of the points of lines that are inside the panel, 1 without any."""
+    low, high = sorted(axis.get_ylim())
+    points = []
+    for line in axis.lines:
+        is_across = list(line.get_ydata()) == [0, 1]  # a line across the panel is no mark
+        if not is_across:
+            points.extend(y for y in np.atleast_1d(line.get_ydata()) if np.isfinite(y))
+    if not points:
+        return 1.0
+    return sum(low <= y <= high for y in points) / len(points)
 
 
 def title_of(corpus: str) -> str:
@@ -179,33 +196,33 @@ PERPLEXITIES = {  # a figure: its store, and what the names of the stored tasks 
 @pytest.mark.parametrize("name", PERPLEXITIES)
 def test_every_panel_of_perplexities_says_its_number_of_documents(name, profile):
     store, split = PERPLEXITIES[name]
-    stored = {}  # by text
+    counts = {}  # by text
     for (_, _, task), cell in data.cells(profile, store).items():
         corpus, _, end = task.rpartition("-")
         if end == split and "nll" in cell["result"]:
-            stored.setdefault(title_of(corpus), set()).add(len(cell["result"]["nll"]))
+            counts.setdefault(title_of(corpus), set()).add(len(cell["result"]["nll"]))
     drawn = report.entries()[name].make(load_profile(profile))
     note = drawn.texts[1].get_text().replace("\n", " ")
-    checked = 0
+    num_checked = 0
     for axis, _ in drawn.panels:
         title = axis.get_title(loc="left").replace("\n", " ")
-        for text in (text for text in stored if text in title and "(paper)" not in title):
-            (count,) = stored[text]
-            said = title if "documents)" in title else note
-            assert re.search(rf"(?<![\d.]){count}( held-out)? documents", said), (
-                f"{text} has {count}: {said!r}"
-            )
-            checked += 1
-    assert checked >= 2
+        if "(paper)" in title:
+            continue
+        words = title if "documents)" in title else note
+        for text in counts:
+            if text in title:
+                (count,) = counts[text]
+                pattern = rf"(?<![\d.]){count}( held-out)? documents"
+                assert re.search(pattern, words), f"{text} has {count}: {words!r}"
+                num_checked += 1
+    assert num_checked >= 2
 
 
-def test_counts_are_of_each_panel():
+def test_panels_that_differ_in_documents_have_counts_of_their_own():
     rows = frame().assign(documents=[5] * 6 + [8] * 6)
     drawn = plots.lines(rows, "layer", "method")
-    assert [axis.get_title(loc="left") for axis, _ in drawn.panels] == [
-        "A (5 documents)",
-        "B (8 documents)",
-    ]
+    titles = [axis.get_title(loc="left") for axis, _ in drawn.panels]
+    assert titles == ["A (5 documents)", "B (8 documents)"]
     assert plots.about(rows, "over {documents} documents") == "over 5 to 8 documents"
     equal = plots.lines(rows.assign(documents=5), "layer", "method")
     assert [axis.get_title(loc="left") for axis, _ in equal.panels] == ["A", "B"]
@@ -217,19 +234,19 @@ def test_a_span_has_no_negative_zero():
     assert plots.span([-5.2, 1.5], "+.1f") == "−5.2 to +1.5"
 
 
-def test_tables_of_perplexity_say_their_number_of_documents():
-    small = load_profile("small")
-    held_out = data.cells("small", "baselines")["smollm2-135m", "harp", "wikitext-validation"][
-        "result"
-    ]["nll"]
-    assert f"perplexity, WikiText-2 ({len(held_out)} documents)" in at_a_glance(small)[0]
-    stored = data.cells("small", "frontier")
-    counts = {
-        title_of(task.rpartition("-")[0]): str(len(cell["result"]["nll"]))
-        for (_, _, task), cell in stored.items()
-        if "nll" in cell["result"]
-    }
-    shown = figures_harp.refit_found(small)
+def test_the_glance_says_its_number_of_documents():
+    stored = data.cells("small", "baselines")
+    nll = stored["smollm2-135m", "harp", "wikitext-validation"]["result"]["nll"]
+    shown, _ = at_a_glance(load_profile("small"))
+    assert f"perplexity, WikiText-2 ({len(nll)} documents)" in shown
+
+
+def test_the_table_of_refits_says_its_number_of_documents():
+    counts = {}
+    for (_, _, task), cell in data.cells("small", "frontier").items():
+        if "nll" in cell["result"]:
+            counts[title_of(task.rpartition("-")[0])] = str(len(cell["result"]["nll"]))
+    shown = figures_harp.refit_found(load_profile("small"))
     assert shown["documents"].tolist() == shown["text"].map(counts).tolist()
 
 
@@ -243,59 +260,56 @@ def test_tables_of_perplexity_say_their_number_of_documents():
 def test_an_executed_notebook_is_of_its_source(source, profile):
     executed = nbformat.read(NOTEBOOKS / "executed" / profile / source.name, 4)
     again = f"./run_all.sh --profile {profile} --only {source.name[:2]}"
-    assert (
-        executed.metadata["harp"]["source_sha256"]
-        == hashlib.sha256(source.read_bytes()).hexdigest()
-    ), again
-    code = [cell for cell in executed.cells if cell.cell_type == "code"]
-    assert not [out for cell in code for out in cell.outputs if out.output_type == "error"]
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    assert executed.metadata["harp"]["source_sha256"] == digest, again
+    for cell in executed.cells:
+        if cell.cell_type == "code":
+            assert not [output for output in cell.outputs if output.output_type == "error"]
+
+
+def code_of(notebook) -> list:
+    """The cells of code of a notebook."""
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 @pytest.mark.parametrize("number", FIGURES)
 def test_a_notebook_has_its_parts(number):
-    """The claim at the top, code with an assertion, figures, and at the end a verdict and where
-    numbers come from.
-    """
-    read = book(number)
-    code = [cell for cell in read.cells if cell.cell_type == "code"]
+    """The claim at the top, an assertion, figures, and at the end a verdict and the provenance."""
+    notebook = book(number)
+    code = code_of(notebook)
     everything = "\n".join(cell.source for cell in code)
-    assert read.metadata.kernelspec.name == "python3"
+    assert notebook.metadata.kernelspec.name == "python3"
     assert not any(cell.outputs or cell.execution_count for cell in code)
-    assert "**The claim.**" in read.cells[0].source
+    assert "**The claim.**" in notebook.cells[0].source
     assert "assert " in everything or "assert_close" in everything
 
     shown = re.findall(r'report\.show\("(\w+)"', everything)
     figures = {name for name in shown if not report.entries()[name].is_table}
     assert figures == set(FIGURES[number])
     assert "provenance_table" in code[-1].source
-    heads = [
-        line for cell in read.cells for line in cell.source.splitlines() if line.startswith("## ")
-    ]
+    lines = [line for cell in notebook.cells for line in cell.source.splitlines()]
+    heads = [line for line in lines if line.startswith("## ")]
     assert heads[-3:] == ["## Verdict", "## Play", "## Where these numbers come from"]
 
 
 @pytest.mark.parametrize("number", FIGURES)
 def test_the_parameters_are_plain_literals(number):
-    (cell,) = [cell for cell in book(number).cells if "parameters" in cell.metadata.get("tags", [])]
-    found = {
-        node.targets[0].id: ast.literal_eval(node.value) for node in ast.parse(cell.source).body
-    }
-    limited = {"limit": None} if number in ("05", "06", "07") else {}
-    assert found == {
-        "profile": "mini",
-        "models": None,
-        "datasets": None,
-        **limited,
-        "force": False,
-        "seed": 0,
-    }
+    cells = book(number).cells
+    (cell,) = [cell for cell in cells if "parameters" in cell.metadata.get("tags", [])]
+    parameters = {}
+    for node in ast.parse(cell.source).body:
+        parameters[node.targets[0].id] = ast.literal_eval(node.value)
+    expected = {"profile": "mini", "models": None, "datasets": None, "force": False, "seed": 0}
+    if number in ("05", "06", "07"):
+        expected["limit"] = None
+    assert parameters == expected
 
 
 def by_hand(number: str, models: list[str], replace: str = "", by: str = "") -> int:
-    """Run what a notebook computes by hand, up to its first stored result; how many assertions
-    held.
+    """Run what a notebook computes by hand, up to its first stored result.
+
+    In its code ``replace`` is replaced ``by`` something else. Returns how many assertions held.
     """
-    code = [cell.source for cell in book(number).cells if cell.cell_type == "code"][1:]
     names = {
         "profile": "smoke",
         "models": models,
@@ -304,11 +318,14 @@ def by_hand(number: str, models: list[str], replace: str = "", by: str = "") -> 
         "force": False,
         "seed": 0,
     }
-    code = list(itertools.takewhile(lambda source: "report.show(" not in source, code))
-    for source in code:
-        source = re.sub(r"^experiments\.run\(.*$", "", source, flags=re.M).replace(replace, by)
-        exec(compile(source, number, "exec"), names)
-    return sum(source.count("assert") for source in code)
+    num_assertions = 0
+    for cell in code_of(book(number))[1:]:
+        if "report.show(" in cell.source:
+            break
+        source = re.sub(r"^experiments\.run\(.*$", "", cell.source, flags=re.M)
+        exec(compile(source.replace(replace, by), number, "exec"), names)
+        num_assertions += cell.source.count("assert")
+    return num_assertions
 
 
 @pytest.mark.parametrize("models", [["tiny-llama"], ["tiny-gemma2"]])
