@@ -1,6 +1,4 @@
-"""What notebook 08 times: variants that compute what their plans say, measured in turn; failures
-that are kept.
-"""
+"""What notebook 08 times: variants that compute what their plans say, measured in turn."""
 
 import itertools
 
@@ -14,7 +12,7 @@ from harp_lib.evaluation import timing
 from harp_lib.experiments import compute, efficiency
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
-from harp_lib.results import ResultStore, read_cell
+from harp_lib.results import ResultStore, read_cell, rows_of
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 500, "num_attention_heads": 4}
 PLAN = PruningPlan.value_only(6, [0.8, 0.0])
@@ -34,137 +32,185 @@ def model_of(*arguments):
 
 @pytest.fixture
 def profile(tmp_path, monkeypatch):
-    """The way of the paper profile, at a small width: at the full one, one layer takes half a
-    gigabyte.
-    """
+    """The profile paper's way, at a small width: at full width a layer takes half a gigabyte."""
     monkeypatch.setattr(config, "RESULTS", tmp_path)
     monkeypatch.setattr(efficiency, "paper_configs", lambda: {SHAPE: config_of("llama", 2, 32)})
-    decoding = {"contexts": [16, 48], "steps": 3, "repetitions": 2}
-    measured = {
+    settings = {
         "shapes": [SHAPE],
         "layers": 8,
         "prefill": {16: 2, 48: 3, 64: 1, 10**6: 1},
         "split": [48],
+        "decode": {"contexts": [16, 48], "steps": 3, "repetitions": 2},
+        "llama_cpp": {},
     }
-    return config.load_profile("smoke") | {
-        "dtype": "bfloat16",
-        "efficiency": measured | {"decode": decoding, "llama_cpp": {}},
-    }
+    return config.load_profile("smoke") | {"dtype": "bfloat16", "efficiency": settings}
 
 
-def result(task):
-    return read_cell(ResultStore("smoke", "efficiency").file(SHAPE, "all", task))["result"]
+def read(name):
+    return read_cell(ResultStore("smoke", "efficiency").file(SHAPE, "all", name))
+
+
+def rows(name, quantity):
+    """The rows of one quantity of a cell."""
+    stored_rows = rows_of(read(name)["result"])
+    return stored_rows[stored_rows["quantity"] == quantity].dropna(axis="columns", how="all")
+
+
+def by_variant(name, quantity):
+    """A quantity of a cell that every variant has once."""
+    return rows(name, quantity).set_index("variant")["value"].to_dict()
+
+
+VARIANTS = ["dense", "harp", "harp-tail", "harp-folded", "thinned"]
 
 
 def test_the_shape_of_a_model_of_the_paper(profile, capsys):
     assert compute("efficiency", profile, SHAPE) == {"computed": 7, "read": 0, "failed": 0}
-    assert "prefill, 48 tokens:   0%|          | 0/20" in capsys.readouterr().err, (
-        "five variants, warmed up once"
-    )
-    counted = result("counted")
-    assert len(counted["lengths"]) == len(counted["flops"]["full"]) > 10
-    for tokens, repetitions in {16: 2, 48: 3, 64: 1}.items():
-        cell = result(f"prefill-{tokens}")
-        assert all(
-            len(times) == repetitions and min(times) > 0 for times in cell["seconds"].values()
-        )
-        flops = [
-            cell["flops"]["full"][name] for name in ("dense", "harp", "harp-folded", "harp-tail")
-        ]
-        assert flops == sorted(flops, reverse=True)
-        assert set(cell["peak_bytes"]) == (set(cell["seconds"]) if repetitions > 1 else set()), (
-            "one run is not measured twice"
-        )
-    held = result("prefill-16")["cache_bytes"]
-    assert held["harp-tail"] * 8 == held["harp"] * 8 == held["dense"] * 6
-    assert {name: len(runs) for name, runs in result("split-48")["seconds"].items()} == {
-        "dense": 3,
-        "harp": 3,
-    }
-    assert result("decode-16")["bytes"]["harp"] < result("decode-16")["bytes"]["dense"]
+    shown = capsys.readouterr().err
+    assert "prefill, 48 tokens:   0%|          | 0/20" in shown, "five variants, warmed up once"
+    check_counted()
+    check_prefills({16: 2, 48: 3, 64: 1})
+    check_split()
+    check_decoding()
+
     assert compute("efficiency", profile, SHAPE) == {"computed": 0, "read": 7, "failed": 0}
-    profile["efficiency"]["prefill"][16] = 1
-    assert compute("efficiency", profile, SHAPE) == {"computed": 1, "read": 6, "failed": 0}, (
-        "other repetitions"
-    )
+    profile["efficiency"]["prefill"][16] = 1  # other repetitions
+    assert compute("efficiency", profile, SHAPE) == {"computed": 1, "read": 6, "failed": 0}
+
+
+def check_counted():
+    """Operations of each part of the dense model at each length of a curve."""
+    assert read("counted")["coordinates"] == {"kind": "counted"}
+    curves = {}
+    for pairs in ("full", "causal"):
+        flops = rows("counted", f"flops {pairs}")
+        curves[pairs] = flops.pivot(index="length", columns="part", values="value")
+        assert len(curves[pairs]) > 10
+        assert curves[pairs].notna().all(axis=None)
+        assert (curves[pairs].diff().dropna() >= 0).all(axis=None), "more tokens, more operations"
+    assert (curves["full"] >= curves["causal"]).all(axis=None)
+    assert min(curves["full"].index) == 8, "half of the shortest length that is timed"
+    assert rows("counted", "intermediate_size")["value"].tolist() == [96]
+
+
+def check_prefills(repetitions_by_length):
+    """Seconds, operations and memory of every variant."""
+    for tokens, repetitions in repetitions_by_length.items():
+        name = f"prefill-{tokens}"
+        assert read(name)["coordinates"] == {"kind": "prefill", "length": tokens}
+        seconds = rows(name, "seconds")
+        assert seconds["value"].min() > 0
+        assert seconds["variant"].unique().tolist() == VARIANTS
+        for _, of_variant in seconds.groupby("variant"):
+            assert of_variant["repetition"].tolist() == list(range(repetitions))
+        flops = by_variant(name, "flops full")
+        assert set(flops) == set(by_variant(name, "flops causal")) == set(VARIANTS)
+        assert flops["dense"] >= flops["harp"] >= flops["harp-folded"] >= flops["harp-tail"]
+        has_memory = "peak_bytes" in set(rows_of(read(name)["result"])["quantity"])
+        assert has_memory == (repetitions > 1), "one run is not measured twice"
+        if has_memory:
+            assert set(by_variant(name, "peak_bytes")) == set(VARIANTS)
+    held = by_variant("prefill-16", "cache_bytes")
+    assert set(held) == set(VARIANTS)
+    assert held["harp-tail"] * 8 == held["harp"] * 8 == held["dense"] * 6
+
+
+def check_split():
+    """Seconds of each part of a prefill, which differ by variant and repetition."""
+    assert read("split-48")["coordinates"] == {"kind": "split", "length": 48}
+    seconds = rows("split-48", "seconds")
+    parts = seconds.pivot(index=["variant", "repetition"], columns="part", values="value")
+    assert parts.index.tolist() == list(itertools.product(["dense", "harp"], range(3)))
+    assert len(parts.columns) >= 4
+    assert parts.notna().all(axis=None)
+    assert (parts.sum(axis=1) > 0).all()
+
+
+def check_decoding():
+    """Seconds of new tokens, and the bytes that the first one moves."""
+    assert read("decode-16")["coordinates"] == {"kind": "decode", "length": 16}
+    seconds = rows("decode-16", "seconds")
+    timed = ["dense", "harp", "harp-folded", "thinned"]
+    assert seconds["variant"].unique().tolist() == timed
+    assert seconds.groupby("variant").size().eq(2).all()
+    moved = by_variant("decode-16", "bytes")
+    assert set(moved) == set(timed)
+    assert moved["harp"] < moved["dense"]
 
 
 def test_a_length_that_fails_is_kept_and_tried_again(profile, monkeypatch):
+    prefill = timing.prefill
+
     def out_of_memory(model, ids):
         if ids.shape[1] == 48:
             raise RuntimeError("DefaultCPUAllocator: not enough memory\nand where")
         return prefill(model, ids)
 
-    prefill = timing.prefill
     end = config_of("llama").max_position_embeddings
-    profile["efficiency"]["decode"]["contexts"] = [
-        end - 3,
-        end - 2,
-    ]  # the model has no room for three more tokens
+    # After the second one the model has no room for three more tokens.
+    profile["efficiency"]["decode"]["contexts"] = [end - 3, end - 2]
     with monkeypatch.context() as patch:
         patch.setattr(timing, "prefill", out_of_memory)
         assert compute("efficiency", profile, SHAPE) == {"computed": 4, "read": 0, "failed": 2}
-    assert result("prefill-48") == {
-        "failed": "RuntimeError: DefaultCPUAllocator: not enough memory"
-    }
+    reason = "RuntimeError: DefaultCPUAllocator: not enough memory"
+    assert read("prefill-48")["result"] == {"failed": reason}
     assert compute("efficiency", profile, SHAPE) == {"computed": 2, "read": 4, "failed": 0}
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_variants_compute_what_their_plans_say(family):
     model = model_of(family)
-    ids, variants = torch.arange(14)[None], efficiency.make_variants(model, PLAN)
-    plans = {name: variant.plan for name, variant in variants.items()} | {
-        "dense": PruningPlan(6, {})
+    variants = efficiency.make_variants(model, PLAN)
+    # Alpha is in no variant: it takes no time.
+    without_alpha = PruningPlan.value_only(6, [1.0, 0.0])
+    plans = {
+        "dense": PruningPlan(6, {}),
+        "harp": without_alpha,
+        "harp-tail": without_alpha,
+        "harp-folded": without_alpha,
+        "thinned": variants["thinned"].plan,
     }
-    for name in ("harp", "harp-tail", "harp-folded"):
-        plans[name] = PruningPlan.value_only(
-            6, [1.0, 0.0]
-        )  # alpha is in no variant: it takes no time
+    assert set(variants) == set(plans)
+    ids = torch.arange(14)[None]
+    weights = {id(weight) for weight in model.parameters()}
     for name, variant in variants.items():
         with torch.no_grad(), temporarily_pruned(model, plans[name]):
             expected = model(ids, use_cache=False).logits[:, -1]
-        found = timing.decode(
-            variant.model, timing.prefill(variant.model, ids[:, :-1]), ids[:, -1:]
-        )
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-        shared = {id(weight) for weight in model.parameters()} & {
-            id(weight) for weight in variant.model.parameters()
-        }
+        cache = timing.prefill(variant.model, ids[:, :-1])
+        logits = timing.decode(variant.model, cache, ids[:, -1:])
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+        shared = weights & {id(weight) for weight in variant.model.parameters()}
         assert len(shared) > 30, "the weights are not copied"
 
 
 def test_only_the_tail_variant_spares_positions(monkeypatch):
     """HARP is timed as the paper runs it: every position passes every layer."""
-    seen = []
     for name, variant in efficiency.make_variants(model_of("llama"), PLAN).items():
-        gate = variant.model.model.layers[5].mlp.gate_proj  # a hook would turn it off
-        monkeypatch.setattr(
-            gate,
-            "forward",
-            lambda hidden, of=gate: seen.append(hidden.shape[1]) or hidden @ of.weight.T,
-        )
-        timing.prefill(variant.model, torch.arange(12)[None])
-        assert seen.pop() == (1 if name == "harp-tail" else 12), name
-        monkeypatch.undo()
+        gate = variant.model.model.layers[5].mlp.gate_proj
+        positions = []
+
+        def count_positions(hidden, weight=gate.weight, positions=positions):
+            positions.append(hidden.shape[1])
+            return hidden @ weight.T
+
+        with monkeypatch.context() as patch:  # a hook would turn tail-only prefill off
+            patch.setattr(gate, "forward", count_positions)
+            timing.prefill(variant.model, torch.arange(12)[None])
+        if name == "harp-tail":
+            assert positions == [1]
+        else:
+            assert positions == [12], name
 
 
 @pytest.mark.parametrize(
     ("family", "groups", "alphas", "names"),
     [
-        (
-            "olmo2",
-            2,
-            [0.8, 0.0],
-            ["dense", "harp", "harp-tail", "harp-folded"],
-        ),  # a norm over all heads
-        (
-            "llama",
-            4,
-            [0.8, 0.0],
-            ["dense", "harp", "harp-tail", "thinned"],
-        ),  # a value head for each query head
-        ("llama", 2, [0.0], ["dense", "harp", "harp-tail", "thinned"]),  # no layer keeps its values
+        # A norm over all heads.
+        ("olmo2", 2, [0.8, 0.0], ["dense", "harp", "harp-tail", "harp-folded"]),
+        # A value head for each query head.
+        ("llama", 4, [0.8, 0.0], ["dense", "harp", "harp-tail", "thinned"]),
+        # No layer keeps its values.
+        ("llama", 2, [0.0], ["dense", "harp", "harp-tail", "thinned"]),
     ],
 )
 def test_what_a_model_cannot_have_is_left_out(family, groups, alphas, names):
@@ -178,28 +224,31 @@ def test_what_a_model_cannot_have_is_left_out(family, groups, alphas, names):
 def test_thinning_is_even_and_does_the_same_work_on_pairs(model, layers, pruned):
     shape = paper_configs()[model]
     plan = PruningPlan.value_only(layers, dict.fromkeys(range(layers - pruned, layers), 0.5))
-    thinned, groups = efficiency.thinned_plan(shape, plan), shape.num_key_value_heads
-    per_layer = [
-        len(thinned.layers.get(layer, LayerPlan()).removed_groups) for layer in range(layers)
-    ]
+    thinned = efficiency.thinned_plan(shape, plan)
+    groups = shape.num_key_value_heads
+    per_layer = []
+    for layer in range(layers):
+        of_layer = thinned.layers.get(layer, LayerPlan())
+        per_layer.append(len(of_layer.removed_groups))
     assert sum(per_layer) == pruned * groups
-    for layer, taken in enumerate(itertools.accumulate(per_layer), start=1):
-        assert abs(taken - layer * pruned * groups / layers) < 1
+    for number, removed in enumerate(itertools.accumulate(per_layer), start=1):
+        assert abs(removed - number * pruned * groups / layers) < 1
 
-    def quadratic(plan):  # what is left of a second difference is the work on pairs
+    def work_on_pairs(plan):
+        """The second difference: it is what grows with the square of the length."""
         once, twice, thrice = (prefill_flops(shape, plan, times * 64) for times in (1, 2, 3))
         return thrice - 2 * twice + once
 
-    assert quadratic(thinned) == quadratic(plan) < quadratic(None)
+    assert work_on_pairs(thinned) == work_on_pairs(plan) < work_on_pairs(None)
 
 
 def test_a_random_shape_has_the_published_alphas(profile):
-    (model, plan), (again, _), (other, _) = (
-        efficiency.random_shape(SHAPE, profile, seed) for seed in (0, 0, 1)
-    )
+    model, plan = efficiency.random_shape(SHAPE, profile, 0)
+    again, _ = efficiency.random_shape(SHAPE, profile, 0)
+    other, _ = efficiency.random_shape(SHAPE, profile, 1)
     assert plan.alphas == {7: 0.8, 6: 0.2}, "a quarter of eight layers, from the top"
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
     assert parameters(model.config) == model.num_parameters()
-    first, second, third = (next(each.parameters()) for each in (model, again, other))
-    assert torch.equal(first, second)
-    assert not torch.equal(first, third)
+    weight = next(model.parameters())
+    assert torch.equal(weight, next(again.parameters()))
+    assert not torch.equal(weight, next(other.parameters()))

@@ -77,7 +77,7 @@ def by_layer(rows: pd.DataFrame) -> np.ndarray:
 def rank_of_the_top_layer(model: str) -> tuple[int, int]:
     """Rank of the top layer by block influence (1: the highest), and the number of layers."""
     rows = observed(model, "block influence")
-    assert rows.groupby("layer").size().nunique() == 1  # all documents of both texts
+    assert len(set(rows.groupby("layer").size())) == 1  # all documents of both texts
     means = rows.groupby("layer")["value"].mean().to_numpy()  # (layers,)
     return int((means > means[-1]).sum()) + 1, len(means)
 
