@@ -19,7 +19,7 @@ TIMED = ("seconds", "speed", "peak_bytes", "time", "device", "versions")
 
 
 class Checkout:
-    """A folder with the notebooks and data of this checkout and no results, in which runs take place.
+    """A folder with this checkout's notebooks and data and no results, in which runs take place.
 
     Parameters
     ----------

@@ -41,6 +41,7 @@ LIKELIHOODS = (
 )  # the second after the dense model's reasoning
 CELLS = {
     "theory": 4,
+    "paper_ratios": 4,
     "similarity": 6,
     "norm_change": 8,
     "alpha_search": 26,
@@ -66,7 +67,8 @@ def finished(tmp_path_factory):
     root = tmp_path_factory.mktemp("results")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "RESULTS", root)
-        run("theory", "similarity", "norms", "alpha", "efficiency", "frontier", profile=settings())
+        run("theory", "ratios", "similarity", "norms", profile=settings())
+        run("alpha", "efficiency", "frontier", profile=settings())
         run("ablations", "layers", profile=settings())
         run(
             "baselines",
@@ -114,7 +116,7 @@ def test_every_store_is_looked_at():
 
 @pytest.mark.parametrize(("store", "number"), CELLS.items())
 def test_cells_are_those_of_the_reference(store, number):
-    """Those of a run of mini, which reports read, but for the tasks that this profile leaves out."""
+    """They are those of a run of mini, but for the tasks that this profile leaves out."""
     found = read_results("smoke", store)
     asked = LIKELIHOODS if store == "likelihoods" else {*TASKS, *settings()["longbench"]["tasks"]}
     left_out = {re.sub(r"\d+", "0", task) for task in ALL_BENCHMARKS if task not in asked} | {
@@ -404,7 +406,7 @@ OF_OTHERS = {"refit_scores"}  # shown in 09, where notebooks 05 and 07 have been
 
 
 def calls(notebook, function):
-    """The plain names that a notebook gives to each call of ``experiments.run`` or ``report.show``."""
+    """The names that a notebook gives to each call of ``experiments.run`` or ``report.show``."""
     cells = nbformat.read(notebook, 4).cells
     tree = ast.parse("\n".join(cell.source for cell in cells if cell.cell_type == "code"))
     called = [
@@ -440,7 +442,7 @@ def test_units_and_notebooks_fit_together():
     )
     for name, unit in UNITS.items():
         assert all(list(UNITS).index(needed) < list(UNITS).index(name) for needed in unit.needs)
-        assert models_of(settings(), name) == (["synthetic"] if name == "theory" else [MODEL])
+        assert models_of(settings(), name) == [unit.model or MODEL]
     extra = settings()
     extra["alpha_search"]["extra_models"] = ["owner/large"]
     assert [unit for unit in UNITS if "owner/large" in models_of(extra, unit)] == ["search"]

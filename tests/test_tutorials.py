@@ -15,7 +15,7 @@ PARTS = re.split(r"^## ", (CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf
 
 
 def blocks_of(heading):
-    """What a tutorial writes: whether it is a file or goes to the end of one, its path, the text."""
+    """What a tutorial writes: whether it is a file or the end of one, its path, the text."""
     (tutorial,) = (part for part in PARTS if part.startswith(heading))
     blocks = BLOCK.findall(tutorial)
     assert blocks, f"no file in the tutorial {heading!r}"
