@@ -10,11 +10,13 @@ import pytest
 
 from harp_lib import config
 from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS, BENCHMARKS, LONGBENCH
+from harp_lib.experiments.job import document_rows
 from harp_lib.names import BASELINES
 from harp_lib.report import claims, data
 from harp_lib.report.claims.findings import Finding, Outcome, weakest
 from harp_lib.report.claims.registry import LIKELIHOOD_TESTS, TESTS
 from harp_lib.report.comparisons import Interval
+from harp_lib.results import columns_of
 
 RIGHT = Outcome.REPRODUCED
 WRONG = Outcome.NOT
@@ -38,12 +40,25 @@ ELSEWHERE = {  # claims that cannot be all three in these worlds
 }
 
 
+def cell(rows=(), fields=None, **coordinates):
+    """A stored cell of made-up rows; ``fields`` stand beside the rows."""
+    result = {"rows": columns_of(rows), **(fields or {})}
+    return {"inputs": {}, "coordinates": coordinates, "result": result}
+
+
+def by_layer(quantity, documents):
+    """Rows of a quantity that is given by document and layer."""
+    return [
+        {"quantity": quantity, "document": document, "layer": layer, "value": value}
+        for document, layers in enumerate(documents)
+        for layer, value in enumerate(layers)
+    ]
+
+
 def nll(level, wave=0.01):
     """Documents whose log perplexity is ``level`` higher; on a ``wave`` around it they disagree."""
-    return {
-        "nll": list(300 + np.arange(DOCUMENTS) + 100 * (level + wave * SIGNS)),
-        "tokens": [100] * DOCUMENTS,
-    }
+    values = 300 + np.arange(DOCUMENTS) + 100 * (level + wave * SIGNS)
+    return document_rows(values.tolist(), [100] * DOCUMENTS)
 
 
 def scores(rate, number, measure="margin"):
@@ -60,7 +75,7 @@ def scores(rate, number, measure="margin"):
         "score": right,
         measure: likelihoods[measure],
     }
-    return {"rows": rows}
+    return {"inputs": {}, "coordinates": {}, "result": {"rows": rows}}
 
 
 def documents(right, wrong, world):
@@ -111,9 +126,9 @@ def likelihoods(world):
     """The same questions where answers are written: bits per byte of the reference answer."""
     results = {}
     for store in (main_tables(world), ablations(world), longbench(world)):
-        for (method, task), result in store.items():
+        for (method, task), stored in store.items():
             if task in ALL_BENCHMARKS and not ALL_BENCHMARKS[task].choices:
-                right = result["rows"]["score"]
+                right = stored["result"]["rows"]["score"]
                 rate = sum(right) / len(right)
                 results[method, task] = scores(rate, len(right), "bits_per_byte")
     return results
@@ -129,31 +144,47 @@ def ablations(world):
         for task in BENCHMARKS:
             results[method, task] = scores(rate, 30 if world == OPEN else 100)
     picked = {RIGHT: [8, 9], WRONG: [0, 1], OPEN: [0, 9]}[world]
-    results["similarity", "selection"] = {"layers": picked}
-    results["top", "selection"] = {"layers": [8, 9]}
-    for i, costs in enumerate(documents(DOWN, UP, world)):
-        result = {"dense": 0, "tokens": 100, "1": costs, "0": costs}
-        results["single-layer", f"document-{i:02}"] = result
+    results["similarity", "selection"] = cell(fields={"layers": picked})
+    results["top", "selection"] = cell(fields={"layers": [8, 9]})
+    for document, costs in enumerate(documents(DOWN, UP, world)):
+        rows = [
+            {"quantity": "nll", "layer": layer, "alpha": alpha, "value": value}
+            for layer, value in enumerate(costs)
+            for alpha in (1.0, 0.0)
+        ]
+        results["single-layer", f"document-{document:02}"] = cell(rows, document=document)
     return results
+
+
+def rates_on_longbench(world, task, place):
+    """The rates at which HARP+FLAP and Mag-sp are right on a task."""
+    if "multifield" in task:
+        return {RIGHT: (0.6, 0.95), WRONG: (0.9, 0.2), OPEN: (0.8, 0.8)}[world]
+    if world == OPEN:
+        return (0.7, 0.9) if place % 2 == 0 else (0.9, 0.7)
+    if "hotpot" in task or "2wiki" in task:  # questions of several hops
+        return {RIGHT: (0.95, 0.1), WRONG: (0.2, 0.99)}[world]
+    return {RIGHT: (0.6, 0.3), WRONG: (0.5, 0.9)}[world]
 
 
 def longbench(world):
     number = 20 if world == OPEN else 60
     results = {}
-    for i, task in enumerate(LONGBENCH):
-        several_hops = "hotpot" in task or "2wiki" in task
-        if "multifield" in task:
-            ours, mag = {RIGHT: (0.6, 0.95), WRONG: (0.9, 0.2), OPEN: (0.8, 0.8)}[world]
-        elif world == RIGHT:
-            ours, mag = (0.95, 0.1) if several_hops else (0.6, 0.3)
-        elif world == WRONG:
-            ours, mag = (0.2, 0.99) if several_hops else (0.5, 0.9)
-        else:
-            ours, mag = (0.9, 0.7) if i % 2 else (0.7, 0.9)
+    for place, task in enumerate(LONGBENCH):
+        ours, mag = rates_on_longbench(world, task, place)
         rates = {"dense": 0.95, "harp+flap": ours, "mag-sp": mag}
         for method in ("dense", "harp+flap", *BASELINES):
             results[method, task] = scores(rates.get(method, 0.05), number)
     return results
+
+
+def search(corpus, alphas):
+    """A search that found these alphas, the top layer's first."""
+    rows = [
+        {"quantity": "alpha", "layer": LAYERS - 1 - depth, "value": float(alpha)}
+        for depth, alpha in enumerate(alphas)
+    ]
+    return cell(rows, corpus=corpus)
 
 
 def alpha_search(world):
@@ -170,12 +201,12 @@ def alpha_search(world):
             f"searched-on-{other}": nll(level_of_other, wave),
         }
         for split in ("test", "validation"):
-            for plan, result in plans.items():
-                results[plan, f"{corpus}-{split}"] = result
+            for plan, rows in plans.items():
+                results[plan, f"{corpus}-{split}"] = cell(rows, corpus=corpus, split=split)
         searched = list(alphas)
         if world == OPEN and corpus == "scipy-docs":
             searched.reverse()
-        results["harp", f"search-{corpus}"] = {"alphas": searched, "num_model_layers": LAYERS}
+        results["harp", f"search-{corpus}"] = search(corpus, searched)
     return results
 
 
@@ -184,16 +215,21 @@ def baselines(world):
     results = {}
     for method in ("dense", "harp", "harp+flap", *BASELINES):
         for corpus in CORPORA:
-            is_baseline = method in BASELINES
-            results[method, f"{corpus}-validation"] = nll(level, wave) if is_baseline else nll(0)
+            rows = nll(level, wave) if method in BASELINES else nll(0)
+            of_text = cell(rows, corpus=corpus, split="validation")
+            results[method, f"{corpus}-validation"] = of_text
     in_printed_range, in_another = {
         RIGHT: (nll(0), nll(0.2)),
         WRONG: (nll(0.3), nll(0)),
         OPEN: (nll(0.05, 0.2), nll(0)),
     }[world]
     for row in data.paper("layer_ranges").query("model == 'LLaMA3.1-8B'").itertuples():
-        results[row.method, f"range-{row.start:02}-{row.end:02}"] = in_printed_range
-        results[row.method, "range-01-17"] = in_another
+        for (start, end), rows in (
+            ((row.start, row.end), in_printed_range),
+            ((1, 17), in_another),
+        ):
+            tried = cell(rows, corpus=CORPORA[0], split="test", start=start, end=end)
+            results[row.method, f"range-{start:02}-{end:02}"] = tried
     return results
 
 
@@ -208,12 +244,16 @@ def similarity(world):
         "similarity": alike,
         "projected similarity": [row[1:] for row in alike],
         "distance": [list(DOWN if world == RIGHT else UP)],
-        "entropy": np.array(entropy)[..., None].tolist(),
+        "entropy": entropy,
         "block influence": documents(DOWN[:-1], UP[:-1], world),
     }
+    rows = []
+    for quantity, values in trained.items():
+        rows += by_layer(quantity, values)
+    results = {("trained", corpus): cell(rows, corpus=corpus) for corpus in CORPORA}
     bound = 2.0 if world == OPEN else 0.5
-    results = {("trained", corpus): trained for corpus in CORPORA}
-    results["trained", "block-bound"] = {"v": [bound] * LAYERS}
+    rows = by_layer("v", [[bound] * LAYERS])
+    results["trained", "block-bound"] = cell(rows, corpus=CORPORA[0])
     return results
 
 
@@ -235,35 +275,45 @@ def norm_change(world):
         "norm-matching": {RIGHT: nll(-0.1, 0), WRONG: nll(0.15, 0), OPEN: nll(0, 0.1)}[world],
     }
     ratios = documents([0.5] * LAYERS, [1.0] * LAYERS, world)
-    results = {("dense", corpus): {"ratios": ratios} for corpus in CORPORA}
-    for plan, result in likelihoods_of_plans.items():
-        results[plan, "reading"] = {**result, "without first": streams.get(plan)}
+    rows = by_layer("ratio", ratios)
+    results = {("dense", corpus): cell(rows, corpus=corpus) for corpus in CORPORA}
+    for plan, rows in likelihoods_of_plans.items():
+        rows = rows + by_layer("stream norm", streams.get(plan, []))
+        rows += [{"quantity": "alpha", "layer": layer, "value": 0.5} for layer in (9, 8)]
+        results[plan, "reading"] = cell(rows, corpus=CORPORA[0], split="validation")
     return results
 
 
+def timed(variant, seconds, **part):
+    """Rows of repeated times."""
+    return [
+        {"quantity": "seconds", "variant": variant, "repetition": number, "value": value, **part}
+        for number, value in enumerate(seconds)
+    ]
+
+
 def efficiency(world):
-    results = {("all", "counted"): {"intermediate_size": 1000}}
+    rows = [{"quantity": "intermediate_size", "value": 1000}]
+    results = {("all", "counted"): cell(rows, kind="counted")}
     for length, share in ((1024, 0.9), (65536, 0.8)):
         shares = {RIGHT: [share] * 4, WRONG: [2 - share] * 4, OPEN: [1.2, 1 / 1.2] * 2}[world]
         harp = list(shares * np.linspace(1, 1.01, 4))
-        seconds = {"dense": [1.0] * 4, "harp": harp, "thinned": [1.0] * 4}
-        results["all", f"prefill-{length}"] = {"seconds": seconds}
+        rows = []
+        for variant, seconds in (("dense", [1.0] * 4), ("harp", harp), ("thinned", [1.0] * 4)):
+            rows += timed(variant, seconds)
+        results["all", f"prefill-{length}"] = cell(rows, kind="prefill", length=length)
     for length, right in ((512, 0.1), (4096, 10.0)):
         attention = {RIGHT: [right] * 4, WRONG: [1 / right] * 4, OPEN: [0.1, 10.0] * 2}[world]
-        runs = [{"attention": seconds, "ffn": 1.0} for seconds in attention]
-        results["all", f"split-{length}"] = {"seconds": {"dense": runs}}
+        rows = timed("dense", attention, part="attention") + timed("dense", [1.0] * 4, part="ffn")
+        results["all", f"split-{length}"] = cell(rows, kind="split", length=length)
     return results
 
 
 def outcome_of(claim, monkeypatch, results, tests=TESTS):
     """The outcome of a claim from made-up ``results`` of stores, by accuracy or by likelihood."""
-    inputs = {"alphas": {"9": 0.5, "8": 0.5}}
     stores = {}
-    for store, results_of_store in results.items():
-        stores[store] = {
-            (MODEL, *key): {"inputs": inputs, "result": result}
-            for key, result in results_of_store.items()
-        }
+    for store, cells in results.items():
+        stores[store] = {(MODEL, *key): stored for key, stored in cells.items()}
     monkeypatch.setattr(data, "cells", lambda profile, store: stores.get(store, {}))
     ((name, arguments),) = CLAIMS[claim]["test"].items()
     source = data.Source("none", CLAIMS[claim]["store"], MODEL, data.cells)
@@ -306,8 +356,8 @@ def test_alphas_of_two_corpora_are_alike_opposite_or_unclear(monkeypatch):
     outcomes = []
     for other in (DOWN, UP, DOWN[[0, 8, 2, 6, 4, 5, 3, 7, 1]]):
         results = {
-            ("harp", "search-0"): {"alphas": DOWN[: len(other)]},
-            ("harp", "search-1"): {"alphas": other},
+            ("harp", "search-0"): search("0", DOWN[: len(other)]),
+            ("harp", "search-1"): search("1", other),
         }
         outcomes.append(outcome_of("alpha-alike", monkeypatch, {"alpha_search": results}))
     assert outcomes == [RIGHT, WRONG, OPEN]

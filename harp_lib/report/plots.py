@@ -32,6 +32,11 @@ class Look(NamedTuple):
     line: str = "-"
     hollow: bool = False
 
+    @property
+    def face(self) -> str:
+        """The colour inside a mark."""
+        return "white" if self.hollow else self.colour
+
 
 DENSE = "#4d4d4d"
 HARP = CATALOGUE["harp"].colour
@@ -129,7 +134,8 @@ def panels(
     for place, (axis, _) in enumerate(drawn.panels):
         lines_of_title = names[place].splitlines()
         axis.set_title("\n".join(textwrap.fill(line, int(8.5 * width)) for line in lines_of_title))
-        axis.set_ylabel(y if place % columns == 0 else "")
+        if place % columns == 0:
+            axis.set_ylabel(y)
         if place + columns >= len(parts):
             axis.set_xlabel(x)
             axis.tick_params(labelbottom=True)
@@ -206,7 +212,7 @@ def bars(frame: pd.DataFrame, by: str, hue: str, looks=LOOKS, **layout: Any) -> 
             marks.rows["value"],
             width,
             label=look.label,
-            facecolor="white" if look.hollow else look.colour,
+            facecolor=look.face,
             edgecolor=look.colour,
             linewidth=1.2,
             yerr=_reach(marks.rows, "value"),
@@ -364,9 +370,13 @@ def _marks(drawn: Figure, by: str, hue: str, looks: Mapping, along: str) -> Iter
         raise ValueError(f"no look for {names}; looks: {', '.join(map(str, looks))}")
     numeric = pd.api.types.is_numeric_dtype(frame[by])
     for axis, part in drawn.panels:
-        axes_alike = getattr(axis, f"get_shared_{along}_axes")().get_siblings(axis)
-        values = list((frame if len(axes_alike) > 1 else part)[by].unique())
-        places = dict(zip(values, values if numeric else range(len(values)), strict=True))
+        sharing_axes = getattr(axis, f"get_shared_{along}_axes")().get_siblings(axis)
+        rows = frame if len(sharing_axes) > 1 else part
+        values = list(rows[by].unique())
+        if numeric:
+            places = {value: value for value in values}
+        else:
+            places = {value: place for place, value in enumerate(values)}
         yield from _marks_of_panel(axis, part, by, hue, looks, places)
         if not numeric:
             _name_ticks(axis, along, places)
@@ -410,7 +420,7 @@ def _style(look: Look) -> dict[str, Any]:
         "color": look.colour,
         "marker": look.marker,
         "markersize": 5.5,
-        "markerfacecolor": "white" if look.hollow else look.colour,
+        "markerfacecolor": look.face,
         "label": look.label,
         "capsize": 2,
         "elinewidth": 1.2,
