@@ -1,5 +1,6 @@
 """What several test files share, fixtures apart, which are in conftest.py."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -7,15 +8,22 @@ import sys
 from pathlib import Path
 
 import nbformat
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from harp_lib.pruning.architecture import decoder_layers, output_norm
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 SHARED = CHECKOUT.parent / "shared"
 FAMILIES = ("tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-gemma2")
 
+NEW = 12
 NOT_LINKED = ("results", "reference", "models")
 """Folders of data that a run in a scratch checkout has to itself."""
-TIMED = ("seconds", "speed", "peak_bytes", "time", "device", "versions")
+TIMED = ("seconds", "time", "device", "versions", "texts")
 """Entries of a cell in which two runs may differ."""
+TIMED_QUANTITIES = ("seconds", "prompt", "generation", "peak_bytes")
+"""Quantities of rows in which two runs may differ."""
 
 
 class Checkout:
@@ -99,8 +107,156 @@ class Checkout:
 
 
 def _without_times(value):
-    if isinstance(value, dict):
-        return {key: _without_times(item) for key, item in value.items() if key not in TIMED}
     if isinstance(value, list):
         return [_without_times(item) for item in value]
-    return value
+    if not isinstance(value, dict):
+        return value
+    kept = {}
+    for key, item in value.items():
+        if key == "rows" and "quantity" in item:
+            item = _without_timed_rows(item)
+        if key not in TIMED:
+            kept[key] = _without_times(item)
+    return kept
+
+
+def _without_timed_rows(columns):
+    """The columns of a cell's rows, without the rows that a clock has written."""
+    keep = [quantity not in TIMED_QUANTITIES for quantity in columns["quantity"]]
+    return {name: list(itertools.compress(values, keep)) for name, values in columns.items()}
+
+
+OTHER_FAMILIES = {
+    "qwen3": {},
+    "gemma": {},
+    "gemma3_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 16,
+    },
+    "olmo2": {},  # norms after attention whose gain is w, not 1 + w
+    "mixtral": {"num_local_experts": 2},
+    "granitemoe": {"num_local_experts": 2},  # its FFN is not called mlp
+    "cohere": {},  # attention and FFN in parallel
+    "granite": {"residual_multiplier": 0.5},
+    "starcoder2": {"use_bias": True},
+}
+
+
+def small_model(model_type, **particulars):
+    shape = {
+        "vocab_size": 128,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "initializer_range": 0.2,
+        "pad_token_id": 0,
+    }
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(model_type, **shape | particulars)
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model.eval()
+
+
+SHAPES = {
+    "own heads": ("llama", {"num_key_value_heads": 4}),
+    "one group": ("llama", {"num_key_value_heads": 1}),
+    # Its attention reshapes by a stored number of heads.
+    "counted heads": ("stablelm", {"use_qkv_bias": True}),
+    "narrow heads": ("llama", {"head_dim": 4}),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    **{family: (family, particulars) for family, particulars in OTHER_FAMILIES.items()},
+}
+
+
+def make(tiny, name):
+    """A tiny model of the registry, or a small one of ``SHAPES`` or of a model type."""
+    if name in FAMILIES:
+        return tiny(name)
+    model_type, particulars = SHAPES.get(name, (name, {}))
+    return small_model(model_type, **particulars)
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def with_twins(model, alphas):
+    """``model`` with hand-made value-only layers, given as alpha by layer index."""
+    for layer, alpha in alphas.items():
+        module = decoder_layers(model)[layer]
+        module.self_attn = IdentityAttention(module.self_attn)
+        multiply_branch(module, alpha)
+    return model
+
+
+def generate(model, ids, mask=None, cache=None, **options):
+    """``NEW`` tokens after ``ids``, with their logits."""
+    if mask is None:
+        mask = torch.ones_like(ids)
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if cache is not None:
+        inputs["past_key_values"] = cache
+    settings = GenerationConfig(
+        return_dict_in_generate=True,
+        output_logits=True,
+        max_new_tokens=NEW,
+        min_new_tokens=NEW,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=2,
+        **options,
+    )
+    return model.generate(**inputs, generation_config=settings)
+
+
+def assert_same(first, second):
+    """Two results of ``generate`` have the same tokens, and the same logits but for rounding."""
+    assert torch.equal(first.sequences, second.sequences)
+    for a, b in zip(first.logits, second.logits, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
+class IdentityAttention(torch.nn.Module):
+    """The obvious twin of a value-only layer: stock attention on each token as its own text."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(
+        self,
+        hidden_states,
+        position_embeddings=None,
+        attention_mask=None,
+        past_key_values=None,
+        **kwargs,
+    ):
+        batch, length, width = hidden_states.shape
+        first_position = tuple(
+            part[:, :1].expand(batch, -1, -1).repeat_interleave(length, 0)  # (B·N, 1, Dh)
+            for part in position_embeddings
+        )
+        alone = hidden_states.reshape(batch * length, 1, width)
+        output, _ = self.attention(
+            alone, position_embeddings=first_position, attention_mask=None, past_key_values=None
+        )
+        return output.view(batch, length, width), None
+
+
+def multiply_branch(layer, alpha):
+    norm = output_norm(layer)
+    if norm is not None:
+        norm.register_forward_hook(lambda module, inputs, output: alpha * output)
+    else:
+        layer.self_attn.register_forward_hook(
+            lambda module, inputs, output: (alpha * output[0], None)
+        )

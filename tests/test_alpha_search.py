@@ -4,8 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from helpers import FAMILIES
-from test_surgery import OTHER_FAMILIES, small_model
+from helpers import FAMILIES, OTHER_FAMILIES, small_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from harp_lib import ALPHA_GRID, PruningPlan, apply_plan, perplexity, search_alphas

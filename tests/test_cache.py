@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from transformers import DynamicCache, GenerationConfig
+from helpers import assert_same, generate
+from transformers import DynamicCache
 
 from harp_lib import PruningPlan, apply_plan
 from harp_lib.pruning.plan import LayerPlan
 
-NEW = 12
 PRUNED = {  # alpha, or removed groups, by layer
     "top": {5: 0.8, 4: 0.3, 3: 0.0},
     "first": {0: 0.5},
@@ -36,33 +36,6 @@ def pruned(tiny, family, which):
         else:
             layers[layer] = LayerPlan(alpha=loss)
     return apply_plan(tiny(family), PruningPlan(6, layers))
-
-
-def generate(model, ids, mask=None, cache=None, **options):
-    """``NEW`` tokens after ``ids``, with their logits."""
-    if mask is None:
-        mask = torch.ones_like(ids)
-    inputs = {"input_ids": ids, "attention_mask": mask}
-    if cache is not None:
-        inputs["past_key_values"] = cache
-    settings = GenerationConfig(
-        return_dict_in_generate=True,
-        output_logits=True,
-        max_new_tokens=NEW,
-        min_new_tokens=NEW,
-        do_sample=False,
-        pad_token_id=0,
-        eos_token_id=2,
-        **options,
-    )
-    return model.generate(**inputs, generation_config=settings)
-
-
-def assert_same(first, second):
-    """Two results of ``generate`` have the same tokens, and the same logits but for rounding."""
-    assert torch.equal(first.sequences, second.sequences)
-    for a, b in zip(first.logits, second.logits, strict=True):
-        torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

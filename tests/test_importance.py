@@ -5,8 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import FAMILIES
-from test_surgery import small_model
+from helpers import FAMILIES, small_model
 
 from harp_lib import apply_plan
 from harp_lib.evaluation.probe import observe_layers

@@ -7,8 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import CHECKOUT, FAMILIES
-from test_surgery import small_model
+from helpers import CHECKOUT, FAMILIES, small_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from harp_lib import PruningPlan, apply_plan, config, perplexity, search_alphas

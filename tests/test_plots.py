@@ -20,6 +20,7 @@ from harp_lib.report.figures_costs import LOOK
 from harp_lib.report.figures_harp import TEXTS
 from harp_lib.report.plots import LOOKS
 from harp_lib.report.score_tables import at_a_glance
+from harp_lib.results import values_of
 
 FIGURES = {
     "01": ("similarity_by_layer", "uniformity", "attention_entropy", "layer_changes"),
@@ -197,10 +198,11 @@ PERPLEXITIES = {  # a figure: its store, and what the names of the stored tasks 
 def test_every_panel_of_perplexities_says_its_number_of_documents(name, profile):
     store, split = PERPLEXITIES[name]
     counts = {}  # by text
-    for (_, _, task), cell in data.cells(profile, store).items():
-        corpus, _, end = task.rpartition("-")
-        if end == split and "nll" in cell["result"]:
-            counts.setdefault(title_of(corpus), set()).add(len(cell["result"]["nll"]))
+    for cell in data.cells(profile, store).values():
+        coordinates = cell["coordinates"]
+        if coordinates.get("split") == split and "start" not in coordinates:
+            number = len(values_of(cell["result"], "nll"))
+            counts.setdefault(title_of(coordinates["corpus"]), set()).add(number)
     drawn = report.entries()[name].make(load_profile(profile))
     note = drawn.texts[1].get_text().replace("\n", " ")
     num_checked = 0
@@ -236,16 +238,17 @@ def test_a_span_has_no_negative_zero():
 
 def test_the_glance_says_its_number_of_documents():
     stored = data.cells("small", "baselines")
-    nll = stored["smollm2-135m", "harp", "wikitext-validation"]["result"]["nll"]
+    nll = values_of(stored["smollm2-135m", "harp", "wikitext-validation"]["result"], "nll")
     shown, _ = at_a_glance(load_profile("small"))
     assert f"perplexity, WikiText-2 ({len(nll)} documents)" in shown
 
 
 def test_the_table_of_refits_says_its_number_of_documents():
     counts = {}
-    for (_, _, task), cell in data.cells("small", "frontier").items():
-        if "nll" in cell["result"]:
-            counts[title_of(task.rpartition("-")[0])] = str(len(cell["result"]["nll"]))
+    for cell in data.cells("small", "frontier").values():
+        if "split" in cell["coordinates"]:
+            number = len(values_of(cell["result"], "nll"))
+            counts[title_of(cell["coordinates"]["corpus"])] = str(number)
     shown = figures_harp.refit_found(load_profile("small"))
     assert shown["documents"].tolist() == shown["text"].map(counts).tolist()
 

@@ -4,7 +4,7 @@ import ast
 import math
 
 import pytest
-from conftest import CHECKOUT
+from helpers import CHECKOUT
 
 from harp_lib import config
 from harp_lib.experiments import UNITS

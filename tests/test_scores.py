@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import FAMILIES
-from test_surgery import small_model
+from helpers import FAMILIES, small_model
 
 from harp_lib import PruningPlan, apply_plan, perplexity
 from harp_lib.methods import make_plan

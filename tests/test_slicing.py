@@ -4,8 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from helpers import FAMILIES
-from test_surgery import SHAPES, logits, make, with_twins
+from helpers import FAMILIES, SHAPES, logits, make, with_twins
 
 from harp_lib import PruningPlan, apply_plan
 from harp_lib.models.registry import tiny_model

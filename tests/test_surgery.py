@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from helpers import FAMILIES
+from helpers import FAMILIES, SHAPES, logits, make, small_model, with_twins
 from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
@@ -15,71 +15,8 @@ from transformers import (
 )
 
 from harp_lib import PruningPlan, apply_plan
-from harp_lib.pruning.architecture import decoder_layers, output_norm
+from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.surgery import temporarily_pruned
-
-OTHER_FAMILIES = {
-    "qwen3": {},
-    "gemma": {},
-    "gemma3_text": {
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "sliding_window": 16,
-    },
-    "olmo2": {},  # norms after attention whose gain is w, not 1 + w
-    "mixtral": {"num_local_experts": 2},
-    "granitemoe": {"num_local_experts": 2},  # its FFN is not called mlp
-    "cohere": {},  # attention and FFN in parallel
-    "granite": {"residual_multiplier": 0.5},
-    "starcoder2": {"use_bias": True},
-}
-
-
-def small_model(model_type, **particulars):
-    shape = {
-        "vocab_size": 128,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "initializer_range": 0.2,
-        "pad_token_id": 0,
-    }
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(model_type, **shape | particulars)
-    )
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):
-                parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    return model.eval()
-
-
-SHAPES = {
-    "own heads": ("llama", {"num_key_value_heads": 4}),
-    "one group": ("llama", {"num_key_value_heads": 1}),
-    # Its attention reshapes by a stored number of heads.
-    "counted heads": ("stablelm", {"use_qkv_bias": True}),
-    "narrow heads": ("llama", {"head_dim": 4}),
-    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-}
-for family, particulars in OTHER_FAMILIES.items():
-    SHAPES[family] = (family, particulars)
-
-
-def make(tiny, name):
-    """A tiny model of the registry, or a small one of ``SHAPES`` or of a model type."""
-    if name in FAMILIES:
-        return tiny(name)
-    model_type, particulars = SHAPES.get(name, (name, {}))
-    return small_model(model_type, **particulars)
-
-
-def logits(model, ids):
-    with torch.no_grad():
-        return model(ids).logits
 
 
 @pytest.mark.parametrize("fold", [False, True], ids=["as it is", "folded"])
@@ -99,52 +36,6 @@ def test_logits_of_the_official_code(shared, family, fold):
     )
     apply_plan(model, PruningPlan.value_only(6, golden["alpha_top_down"]), fold)
     torch.testing.assert_close(logits(model, tensors["ids"]), tensors["logits"], atol=1e-4, rtol=0)
-
-
-class IdentityAttention(torch.nn.Module):
-    """The obvious twin of a value-only layer: stock attention on each token as its own text."""
-
-    def __init__(self, attention):
-        super().__init__()
-        self.attention = attention
-
-    def forward(
-        self,
-        hidden_states,
-        position_embeddings=None,
-        attention_mask=None,
-        past_key_values=None,
-        **kwargs,
-    ):
-        batch, length, width = hidden_states.shape
-        first_position = tuple(
-            part[:, :1].expand(batch, -1, -1).repeat_interleave(length, 0)  # (B·N, 1, Dh)
-            for part in position_embeddings
-        )
-        alone = hidden_states.reshape(batch * length, 1, width)
-        output, _ = self.attention(
-            alone, position_embeddings=first_position, attention_mask=None, past_key_values=None
-        )
-        return output.view(batch, length, width), None
-
-
-def multiply_branch(layer, alpha):
-    norm = output_norm(layer)
-    if norm is not None:
-        norm.register_forward_hook(lambda module, inputs, output: alpha * output)
-    else:
-        layer.self_attn.register_forward_hook(
-            lambda module, inputs, output: (alpha * output[0], None)
-        )
-
-
-def with_twins(model, alphas):
-    """``model`` with hand-made value-only layers, given as alpha by layer index."""
-    for layer, alpha in alphas.items():
-        module = decoder_layers(model)[layer]
-        module.self_attn = IdentityAttention(module.self_attn)
-        multiply_branch(module, alpha)
-    return model
 
 
 @pytest.mark.parametrize("fold", [False, True], ids=["as it is", "folded"])

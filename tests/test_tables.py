@@ -26,6 +26,7 @@ from harp_lib.report import (
     tables,
 )
 from harp_lib.report.tables import MISSING, block, efficiency, lines, ranges, stacked, told, written
+from harp_lib.results import columns_of
 
 PAPER = ("LLaMA3.1-8B", "Mistral-7B-v0.3", "Qwen2-7B", "Gemma2-9B")
 
@@ -218,14 +219,19 @@ def test_tuned_ranges_are_the_best_and_say_by_how_little(mini):
 
 def timed(seconds: dict[str, list[float]], tokens: int = 64) -> dict:
     """A cell of prefill times."""
-    flops = {name: 100.0 - 10 * place for place, name in enumerate(seconds)}
-    result = {
-        "seconds": seconds,
-        "flops": {"full": flops, "causal": flops},
-        "cache_bytes": {},
-        "peak_bytes": {},
+    rows = []
+    for place, (variant, values) in enumerate(seconds.items()):
+        for number, value in enumerate(values):
+            row = {"quantity": "seconds", "variant": variant, "repetition": number}
+            rows.append(row | {"value": value})
+        for quantity in ("flops full", "flops causal"):
+            row = {"quantity": quantity, "variant": variant, "value": 100 - 10 * place}
+            rows.append(row)
+    cell = {
+        "coordinates": {"kind": "prefill", "length": tokens},
+        "inputs": {"tokens": tokens},
+        "result": {"rows": columns_of(rows)},
     }
-    cell = {"inputs": {"tokens": tokens}, "result": result, "seconds": 1.0}
     return {(MODEL, "all", f"prefill-{tokens}"): cell}
 
 

@@ -6,9 +6,7 @@ from threading import get_ident
 
 import pytest
 import torch
-from helpers import FAMILIES
-from test_cache import assert_same, generate
-from test_surgery import OTHER_FAMILIES, small_model
+from helpers import FAMILIES, OTHER_FAMILIES, assert_same, generate, small_model
 from torch.nn.modules.module import register_module_forward_hook
 from transformers import DynamicCache
 
