@@ -164,11 +164,11 @@ def _names_of_choices(frame: pd.DataFrame) -> list[str]:
     return names
 
 
-def _place_of_choice(name: str) -> int:
+def _place_of_choice(title: str) -> int:
     """The place of a choice of α in a panel, from the top; what was not searched is last."""
     beginnings = ("α searched on this", "α of a second sample", "α searched on the other")
     for place, beginning in enumerate(beginnings):
-        if name.startswith(beginning):
+        if title.startswith(beginning):
             return place
     return len(beginnings)
 
