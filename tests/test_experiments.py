@@ -418,7 +418,7 @@ def test_norms_are_followed_under_the_alphas_of_every_rule():
         if name == "reading":
             alphas[method] = cell["inputs"]["alphas"]
             rows = of_quantity(cell["result"], "alpha")
-            by_layer = {str(row.layer): row.value for row in rows.itertuples()}
+            by_layer = {str(int(row.layer)): row.value for row in rows.itertuples()}
             assert by_layer == alphas[method], "the rows say under which alphas"
     searched = the_job().alphas(FIRST)
     assert alphas["searched"] == {str(layer): alpha for layer, alpha in searched.items()}

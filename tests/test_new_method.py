@@ -47,7 +47,9 @@ def synthetic_stores():
     its own.
     """
     from harp_lib.evaluation.benchmarks import BENCHMARKS, LONGBENCH
+    from harp_lib.experiments.job import document_rows
     from harp_lib.names import METHOD_TITLES
+    from harp_lib.results import columns_of
 
     ratios = {"removed_fraction": 0.05, "head_ratio": 0.2}
     questions = range(40)
@@ -75,11 +77,12 @@ def synthetic_stores():
             "groups_per_layer": 3,
         }
         stores["baselines"][MODEL, method, "plan"] = {"inputs": {}, "result": result}
-        likelihood = {"nll": [300.0 + place, 310.0, 290.0], "tokens": [100, 100, 100]}
+        likelihood = columns_of(document_rows([300.0 + place, 310.0, 290.0], [100, 100, 100]))
         for corpus in ("wikitext", "python-docs"):
             stores["baselines"][MODEL, method, f"{corpus}-validation"] = {
+                "coordinates": {"corpus": corpus, "split": "validation"},
                 "inputs": {},
-                "result": likelihood,
+                "result": {"rows": likelihood},
             }
     return stores
 
