@@ -176,11 +176,19 @@ def values_of(result: Result, quantity: str) -> list[Any]:
 
 
 def read_cell(file: Path) -> dict[str, Any] | None:
-    """A stored cell, or None; a file that cannot be read is moved aside and named in a warning."""
+    """A stored cell, or None.
+
+    A file that cannot be read is moved aside and named in a warning. Cells that an older version
+    has written, which did not store rows, are left where they are and count as not stored.
+    """
     try:
         stored = json.loads(file.read_bytes())
-        if {"inputs", "result"} <= set(stored):
+        if {"coordinates", "inputs", "result"} <= set(stored):
             return stored
+        if {"inputs", "result"} <= set(stored):
+            message = "results of an older version are not rows: computing them again"
+            warnings.warn(message, stacklevel=3)  # Python shows equal warnings once
+            return None
     except FileNotFoundError:
         return None
     except (ValueError, TypeError):

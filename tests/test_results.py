@@ -188,6 +188,18 @@ def test_an_unreadable_cell_is_moved_aside_and_computed_again(root, content):
     assert aside.read_text() == content, "nothing is lost"
 
 
+def test_a_cell_of_an_older_version_is_computed_again(root):
+    """Before results were rows, a cell had no coordinates."""
+    compute_or_read()
+    file = root / "owner--model/harp/task.json"
+    stored = json.loads(file.read_text())
+    del stored["coordinates"]
+    file.write_text(json.dumps(stored))
+    with pytest.warns(UserWarning, match="results of an older version are not rows"):
+        assert compute_or_read(2.0) == (2.0, True)
+    assert compute_or_read(3.0) == (2.0, False)
+
+
 def resuming_cell(compute, seed=0):
     return Cell("harp", "task", {"seed": seed}, compute, resumes=True)
 
