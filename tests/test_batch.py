@@ -24,7 +24,7 @@ cells = []
 for task in ("one", "two"):
     file = folder / "toy" / "any" / f"{{task}}.json"
     if not file.exists():
-        write_json(file, {{"inputs": inputs, "result": {result}}})
+        write_json(file, {{"coordinates": {{}}, "inputs": inputs, "result": {result}}})
         time.sleep({seconds})
     cells.append(["toy", "any", task, digest(inputs)])
 write_json(folder / "run-{unit}.json", {{"cells": cells}})

@@ -13,12 +13,14 @@ from made_up_scores import MODEL, scored
 
 from harp_lib import config
 from harp_lib.config import load_profile
+from harp_lib.experiments.job import document_rows
 from harp_lib.names import METHODS
 from harp_lib.report import claims, data, figures_costs, figures_scores, plots, score_tables, scores
 from harp_lib.report.claims.findings import Finding
 from harp_lib.report.claims.score_tests import closest, score_lead
 from harp_lib.report.comparisons import Interval
 from harp_lib.report.plans import distinct_plans, dropped_attention, equal_plans, one_row_per_plan
+from harp_lib.results import columns_of
 
 OTHER = "gemma3-270m"
 SAME = "Mag-sp = LLM-Pruner"
@@ -71,9 +73,12 @@ def stored(monkeypatch):
         models_and_methods.extend([(model, "dense"), (model, "harp")])
     for model, method in models_and_methods:
         for corpus in ("wikitext", "python-docs"):
-            likelihood = {"nll": [300.0, 310.0], "tokens": [100, 100]}
-            cell = {"inputs": {}, "result": likelihood}
-            plans[model, method, f"{corpus}-validation"] = cell
+            rows = columns_of(document_rows([300.0, 310.0], [100, 100]))
+            plans[model, method, f"{corpus}-validation"] = {
+                "coordinates": {"corpus": corpus, "split": "validation"},
+                "inputs": {},
+                "result": {"rows": rows},
+            }
     right = {  # of 20 questions of each task
         "dense": 20,
         "mag-sp": 14,

@@ -127,7 +127,7 @@ def _averages(profile: dict, answers: pd.DataFrame, tasks: list[str]) -> pd.Data
     frame = groups.agg(value="mean", error="sem", questions="size").reset_index()
     order = {name: place for place, name in enumerate([*METHOD_TITLES, *tasks])}
     frame = frame.sort_values(["method", "task"], key=lambda names: names.map(order), kind="stable")
-    frame = frame.sort_values("model", kind="stable")
+    frame = frame.sort_values("model", kind="stable", ignore_index=True)
     return one_row_per_plan(frame, data.cells(profile["name"], "baselines"))
 
 
