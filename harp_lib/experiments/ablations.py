@@ -86,7 +86,7 @@ def _select_layers(job: Job) -> None:
         inputs = job.inputs | {"num_layers": job.num_pruned, "total": job.num_layers}
         if strategy in SCORED:
             calibration = job.profile["ablations"]["calibration"]
-            inputs |= {"calibration": calibration, "seed": job.seed, **described(corpus)}
+            inputs.update(calibration=calibration, seed=job.seed, **described(corpus))
         cells.append(Cell(strategy, "selection", inputs, partial(_select, job, strategy, corpus)))
     job.results("layer selection", cells)
 

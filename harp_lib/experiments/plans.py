@@ -196,13 +196,13 @@ class Setting:
         }
         size = self.size(method)
         if size:
-            inputs |= {
-                "calibration": size,
-                "calibration_split": CALIBRATION,
-                "seed": self.job.seed,
-                "source": self.text.source,
-                "sha256": self.text.sha256,
-            }
+            inputs.update(
+                calibration=size,
+                calibration_split=CALIBRATION,
+                seed=self.job.seed,
+                source=self.text.source,
+                sha256=self.text.sha256,
+            )
         _, options = OTHER_READINGS.get(method, (method, {}))
         return inputs | options
 
@@ -288,7 +288,7 @@ def _planned(
     }
     if method in OTHER_READINGS and layers:
         printed, _ = OTHER_READINGS[method]
-        result |= _difference(job.plan(printed), plan)
+        result.update(_difference(job.plan(printed), plan))
     return result
 
 

@@ -85,9 +85,9 @@ def _measure(
         twin = _method_with_equal_plan(plans, method)
         benchmark = ALL_BENCHMARKS[task]
         try:
-            inputs |= evaluator.inputs(benchmark)
+            inputs.update(evaluator.inputs(benchmark))
         except MissingTaskError as error:
-            inputs |= {"task": task, "missing": str(error)}
+            inputs.update(task=task, missing=str(error))
             compute = partial(dict, failed=str(error))
         else:
             if twin:
