@@ -113,7 +113,7 @@ def _without_times(value):
         return value
     kept = {}
     for key, item in value.items():
-        if key == "rows" and "quantity" in item:
+        if key == "rows" and isinstance(item, dict) and "quantity" in item:
             item = _without_timed_rows(item)
         if key not in TIMED:
             kept[key] = _without_times(item)
