@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+import subprocess
 import time
 import uuid
 import warnings
@@ -12,16 +13,19 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 from filelock import FileLock
 
 from harp_lib import __version__, config
 
 BEGAN = "HARP_RUN_BEGAN"  # in the environment of the processes of one run: when it began
+UNKNOWN = "unknown"  # of cells that older versions have written
 PACKAGES = ("torch", "transformers", "lm_eval")  # whose versions a cell records
 
 Cells = dict[tuple[str, str, str], dict[str, Any]]  # stored cells by model, method and name
@@ -127,6 +131,8 @@ class ResultStore:
             "result": result,
             "seconds": round(time.perf_counter() - begin, 3),
             "device": device_name(),
+            "hardware": hardware(),
+            "commit": commit(),
             "versions": versions,
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
         }
@@ -246,6 +252,45 @@ def write_json(file: Path, values: dict[str, Any]) -> None:
     temporary.replace(file)
 
 
+@cache
+def commit() -> str:
+    """The git commit of this checkout; "unknown" without git, "… with changes" if files differ."""
+    root = config.ROOT
+    git = ["git", "--git-dir", str(root / ".git"), "--work-tree", str(root)]
+    try:
+        head = subprocess.run(
+            [*git, "rev-parse", "HEAD"], capture_output=True, check=True, text=True
+        )
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "harp_lib"], check=False)
+    except (OSError, subprocess.CalledProcessError):
+        return UNKNOWN
+    name = head.stdout.strip()
+    if changed.returncode:
+        name += " with changes"
+    return name
+
+
+@cache
+def hardware() -> str:
+    """The processor's name, its number of cores, and the memory of this machine."""
+    memory = psutil.virtual_memory().total / 2**30
+    return f"{_processor()}, {psutil.cpu_count()} cores, {memory:.0f} GiB"
+
+
+def _processor() -> str:
+    """The processor's name as the system has it."""
+    with suppress(OSError):  # Linux
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    if platform.system() == "Darwin":
+        asked = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        shown = subprocess.run(asked, capture_output=True, check=False, text=True)
+        if shown.stdout.strip():
+            return shown.stdout.strip()
+    return platform.processor() or platform.machine()
+
+
 def device_name() -> str:
     """The accelerator's name, or the processor architecture."""
     import torch  # here, because a process that only reads cells does not need it
@@ -267,6 +312,8 @@ def provenance_table(profile: dict[str, Any], *experiments: str, seed: int = 0) 
         {
             "dtype": stored["inputs"].get("dtype"),
             "device": stored["device"],
+            "hardware": stored.get("hardware", UNKNOWN),
+            "commit": stored.get("commit", UNKNOWN),
             **stored["versions"],
             "day": stored["time"][:10],
         }

@@ -1,6 +1,7 @@
 """The result store: cells are computed once, kept as rows, and survive kills."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -89,9 +90,13 @@ def test_a_file_holds_coordinates_inputs_rows_and_their_provenance(root):
         "result",
         "seconds",
         "device",
+        "hardware",
+        "commit",
         "versions",
         "time",
     ]
+    assert "cores" in stored["hardware"]
+    assert re.match(r"unknown|[0-9a-f]{40}", stored["commit"])
     assert stored["coordinates"] == coordinates
     assert stored["inputs"] == {"seed": 0, "harp_lib": __version__}
     assert stored["result"] == {
