@@ -22,6 +22,7 @@ RESULTS = DATA / "results"
 REFERENCE = DATA / "reference"
 FIGURES = ROOT / "figures"
 NOTEBOOKS = ROOT / "notebooks"
+PAGE = "HARP_PAGE"  # in the environment of a kernel: the folder that its executed notebook goes to
 
 REGISTRY = tomllib.loads((DATA / "models.toml").read_text(encoding="utf-8"))
 NAMED_MODELS = REGISTRY["models"]  # which need no hub

@@ -156,6 +156,7 @@ def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
     papermill.log.logger.setLevel("CRITICAL")  # errors are reported once, below
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_suffix(".unfinished.ipynb")
+    os.environ[config.PAGE] = str(output.parent.absolute())  # for links from figures
     try:
         notebook = papermill.execute_notebook(
             source,

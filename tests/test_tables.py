@@ -294,7 +294,7 @@ def test_show_writes_the_files_of_a_table(mini):
     assert "LLaMA3.1-8B" in shown.data
     folder = config.FIGURES / "mini" / "tables"
     files = sorted(file.name for file in folder.iterdir())
-    assert files == [f"pruning_ratios.{ending}" for ending in ("csv", "md", "tex")]
+    assert files == [f"pruning_ratios.{ending}" for ending in ("csv", "json", "md", "tex")]
     numbers = pd.read_csv(folder / "pruning_ratios.csv")
     assert numbers["harp"].iloc[0] == pytest.approx(3.305288)
     assert r"\toprule" in (folder / "pruning_ratios.tex").read_text("utf-8")

@@ -18,6 +18,7 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from harp_lib import config
+from harp_lib.report import provenance
 
 FORMATS = {  # of a figure's files, and the metadata without which a file has no date
     "png": None,
@@ -80,8 +81,9 @@ def show(name: str, profile: dict) -> Any:
 
     Returns
     -------
-    Figure or Markdown
-        What a notebook displays.
+    Captioned or Markdown
+        What a notebook displays: a figure, or a table, and beneath it a line that says where its
+        files and its source are.
 
     Raises
     ------
@@ -92,13 +94,14 @@ def show(name: str, profile: dict) -> Any:
     if name not in known:
         choices = ", ".join(sorted(known))
         raise ValueError(f"unknown figure or table {name!r}; choose from {choices}")
-    made, _ = _make_and_write(name, known[name], profile)
+    made, files = _make_and_write(name, known[name], profile)
     if made is None:
         return Markdown(f"*{name}: the profile {profile['name']} has nothing to show for it.*")
+    caption = provenance.caption(name, known[name].make, files)
     if known[name].is_table:
         shown, _ = _shown_and_numbers(made)
-        return Markdown(markdown(shown))
-    return made
+        return Markdown(f"{markdown(shown)}\n\n{caption}")
+    return provenance.Captioned(made, caption)
 
 
 def redraw(profile: dict) -> list[Path]:
@@ -128,15 +131,21 @@ def _make_and_write(name: str, entry: Entry, profile: dict) -> tuple[Any, list[P
         if not data.cells(profile["name"], store):
             return None, []
     plots.use_style()
-    made = entry.make(profile)
+    with data.recording() as read:
+        made = entry.make(profile)
     if made is None:
         return None, []
     folder = config.FIGURES / profile["name"]
     (folder / "tables").mkdir(parents=True, exist_ok=True)
     csv = folder / "tables" / f"{name}.csv"
     if entry.is_table:
-        return made, _write_table(made, csv)
-    return made, _write_figure(made, csv, folder / name)
+        files = _write_table(made, csv)
+        sources = csv.with_suffix(".json")
+    else:
+        files = _write_figure(made, csv, folder / name)
+        sources = folder / f"{name}.json"
+    provenance.write_sources(sources, profile["name"], entry.make, files, read)
+    return made, [*files, sources]
 
 
 def _write_figure(drawn: Figure, csv: Path, stem: Path) -> list[Path]:

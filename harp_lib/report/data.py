@@ -1,7 +1,8 @@
 """Stored cells, and the paper's printed numbers, as long frames: one row for each number."""
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
 import pandas as pd
@@ -13,11 +14,29 @@ from harp_lib.results import Cells, read_results
 KEY = ["model", "method", "task"]  # the columns that name a cell
 
 
+_recorded: ContextVar[dict[str, Cells] | None] = ContextVar("recorded", default=None)
+
+
+@contextmanager
+def recording() -> Iterator[dict[str, Cells]]:
+    """Context that yields a dict and gathers in it, by experiment, the cells that are read."""
+    recorded: dict[str, Cells] = {}
+    token = _recorded.set(recorded)
+    try:
+        yield recorded
+    finally:
+        _recorded.reset(token)
+
+
 def cells(profile: str, experiment: str) -> Cells:
     """The cells of an experiment: this checkout's, or the committed reference, or none."""
+    stored: Cells = {}
     with suppress(FileNotFoundError):
-        return read_results(profile, experiment)
-    return {}
+        stored = read_results(profile, experiment)
+    recorded = _recorded.get()
+    if recorded is not None and stored:
+        recorded[experiment] = stored
+    return stored
 
 
 def rows(stored: Cells) -> pd.DataFrame:
