@@ -23,6 +23,7 @@ include_patterns = [
     "README.md",
     "CONTRIBUTING.md",
     "data/mini/README.md",
+    "docs/*.md",
     f"figures/{PROFILE}/tables/*.md",
     f"{EXECUTED}/[0-9][0-9]_*.ipynb",
 ]
@@ -64,7 +65,7 @@ def table_of_contents(source_folder):
             f"./run_all.sh --profile {PROFILE} first"
         )
     return toctree("Notebooks", notebooks) + toctree(
-        "Beside them", ["CONTRIBUTING", "data/mini/README"]
+        "Beside them", ["docs/protocol", "CONTRIBUTING", "data/mini/README"]
     )
 
 
