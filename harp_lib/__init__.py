@@ -11,6 +11,7 @@ __version__ = "0.2.0"
 _PUBLIC = {  # module and its public names
     "methods": ("make_plan",),
     "methods.alpha_search": ("search_alphas", "AlphaSearch", "ALPHA_GRID"),
+    "methods.fit_alpha": ("fit_alphas",),
     "methods.refit": ("refit_values",),
     "models.checkpoint": ("save_pruned", "load_pruned"),
     "models.gguf": ("save_gguf",),
