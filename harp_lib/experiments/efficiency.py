@@ -23,6 +23,7 @@ from harp_lib.experiments.job import Job, or_failed
 from harp_lib.models import gguf
 from harp_lib.models.load import random_model
 from harp_lib.names import PAPER_MODELS
+from harp_lib.prefix_lm.cache import continued
 from harp_lib.pruning import remote, surgery
 from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.layers import repeats_values
@@ -274,7 +275,7 @@ class Bench:
             rows.append({"quantity": "bytes", "variant": name, "value": moved})
 
         def run(name: str) -> torch.Tensor:
-            return timing.decode(models[name], timing.continued(caches[name]), ids)
+            return timing.decode(models[name], continued(caches[name]), ids)
 
         timed = self._timed({name: partial(run, name) for name in models})
         seconds = timing.interleaved(timed, repetitions, bar, repetitions > 1)
