@@ -31,15 +31,15 @@ from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.results import Cell, Result, device_name
 
 DENSE = "dense"
-HARP = "harp"
+PLAIN_HARP = "harp"
 TAIL = "harp-tail"
 FOLDED = "harp-folded"
 THINNED = "thinned"
 TIMED = {
-    "prefill": (DENSE, HARP, TAIL, FOLDED, THINNED),
-    "decode": (DENSE, HARP, FOLDED, THINNED),  # TAIL decodes as HARP does
-    "split": (DENSE, HARP),
-    "llama_cpp": (DENSE, HARP),
+    "prefill": (DENSE, PLAIN_HARP, TAIL, FOLDED, THINNED),
+    "decode": (DENSE, PLAIN_HARP, FOLDED, THINNED),  # TAIL decodes as PLAIN_HARP does
+    "split": (DENSE, PLAIN_HARP),
+    "llama_cpp": (DENSE, PLAIN_HARP),
 }
 """The variants that are timed, by the kind of measurement."""
 PAIRS = {"full": False, "causal": True}
@@ -70,7 +70,7 @@ def make_variants(model: PreTrainedModel, plan: PruningPlan) -> dict[str, Varian
     where it is 0 does the rest of the attention go too, and that it does here. A variant that a
     model cannot have is left out.
     """
-    plans = {HARP: plan, TAIL: plan}
+    plans = {PLAIN_HARP: plan, TAIL: plan}
     layers = decoder_layers(model)
     if any(
         alpha and repeats_values(layers[layer].self_attn) for layer, alpha in plan.alphas.items()

@@ -199,7 +199,7 @@ def rendered(text: str, profile: dict) -> str:
         return f"{claims.headline(profile)}\n\n{markdown(shown)}"
 
     def frontier(profile: dict) -> str:
-        return f"*{figures_harp.told(profile)}.*"
+        return f"*{figures_harp.sentence_on_most_layers(profile)}.*"
 
     def refit(profile: dict) -> str:
         return markdown(figures_harp.refit_found(profile))

@@ -317,14 +317,14 @@ def _compared(before: pd.DataFrame, after: pd.DataFrame) -> list[float]:
     first: its value, low and high end.
     """
     tokens = after["tokens"]
-    perplexity_after, _ = comparisons.perplexity(after["nll"], tokens)
-    perplexity_before, _ = comparisons.perplexity(before["nll"], tokens)
+    perplexity_after, _ = comparisons.perplexity_and_error(after["nll"], tokens)
+    perplexity_before, _ = comparisons.perplexity_and_error(before["nll"], tokens)
     *change, documents = comparisons.change(before["nll"], after["nll"], tokens)
     multiple = 1 + np.array(change)  # value, low, high
     return [perplexity_after, perplexity_before, documents, *multiple]
 
 
-def told(profile: dict) -> str:
+def sentence_on_most_layers(profile: dict) -> str:
     """The perplexity of each kind where the most layers are value-only, in a sentence."""
     frame = changes(profile).query("corpus != @PASSKEY")
     frame = frame[_has_most_layers(frame)]
@@ -389,7 +389,7 @@ def frontier(profile: dict) -> Figure:
         "{model}95 % intervals over {documents} documents; "
         "the layers at the top, but for the dotted line"
     )
-    return plots.finish(drawn, told(profile), note, log="y", level=1)
+    return plots.finish(drawn, sentence_on_most_layers(profile), note, log="y", level=1)
 
 
 @figure("frontier")

@@ -165,7 +165,7 @@ def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
     plans = dict(list(whole.groupby(["model", "method", "corpus", "split"], sort=False)))
     rows = []
     for (model, method, corpus, split), part in plans.items():
-        value, error = comparisons.perplexity(part["nll"], part["tokens"])
+        value, error = comparisons.perplexity_and_error(part["nll"], part["tokens"])
         mean = comparisons.mean_interval(part["nll"], part["tokens"]).mapped(np.exp)
         row = {
             "model": model,
@@ -206,7 +206,7 @@ def ranges(profile: dict) -> pd.DataFrame:
         tuned = min(losses, key=losses.get)
         best = tried[tuned]
         for (start, end), part in tried.items():
-            value, error = comparisons.perplexity(part["nll"], part["tokens"])
+            value, error = comparisons.perplexity_and_error(part["nll"], part["tokens"])
             above = comparisons.change(best["nll"], part["nll"], part["tokens"])
             rows.append(
                 {
