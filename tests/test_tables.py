@@ -25,7 +25,8 @@ from harp_lib.report import (
     scores,
     tables,
 )
-from harp_lib.report.tables import MISSING, block, efficiency, lines, ranges, stacked, told, written
+from harp_lib.report.plan_tables import ranges
+from harp_lib.report.tables import MISSING, block, efficiency, lines, stacked, told, written
 from harp_lib.results import columns_of
 
 PAPER = ("LLaMA3.1-8B", "Mistral-7B-v0.3", "Qwen2-7B", "Gemma2-9B")

@@ -23,7 +23,8 @@ from harp_lib.report.comparisons import (
     time_ratio,
 )
 from harp_lib.report.data import Missing, paper
-from harp_lib.report.tables import interval, paper_times, ranges, ratios_beside_printed
+from harp_lib.report.plan_tables import ranges, ratios_beside_printed
+from harp_lib.report.tables import interval, paper_times
 
 CHANGED = 0.05  # a norm that is further from what it was than this has changed
 OF = {  # what is taken of a document, its unit, and the words for it
