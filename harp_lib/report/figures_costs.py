@@ -10,6 +10,7 @@ from harp_lib.names import BASELINES, CORPUS_TITLES, METHOD_TITLES
 from harp_lib.report import data, figure, plots
 from harp_lib.report.plans import one_row_per_plan
 from harp_lib.report.plots import LOOKS, PAPER, Look
+from harp_lib.report.scores import FLAPPED
 from harp_lib.report.tables import (
     ENDS,
     VARIANTS,
@@ -21,7 +22,6 @@ from harp_lib.report.tables import (
 )
 from harp_lib.results import Cells
 
-FLAPPED = "harp+flap"
 READ = ("harp", "harp-tail")  # two ways to run a prefill
 LOOK = {"harp-tail": ("#004d40", "*"), "harp-folded": ("#7cb518", "^"), "thinned": ("#920000", "D")}
 TIMED = {"harp": LOOKS["harp"]} | {name: Look(VARIANTS[name], *look) for name, look in LOOK.items()}
@@ -35,7 +35,7 @@ def baseline_groups(profile: dict) -> Figure:
     A layer that HARP prunes counts as whole, because it loses all queries and keys.
     """
     stored = data.cells(profile["name"], "baselines")
-    frame = _in_order(_removed_groups(stored), list(DRAWN_PLANS)).reset_index(drop=True)
+    frame = data.in_order(_removed_groups(stored), "method", DRAWN_PLANS).reset_index(drop=True)
     frame = one_row_per_plan(frame, stored).replace({"methods": DRAWN_PLANS})
     drawn = plots.panels(frame, size=(5.2, 2.8), wrap=2, share=(False, False), x="layer")
     for axis, part in drawn.panels:
@@ -74,11 +74,6 @@ def _removed_groups(stored: Cells) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["model", "method", "title", "layer", "value", "layers"])
 
 
-def _in_order(frame: pd.DataFrame, methods: list[str]) -> pd.DataFrame:
-    """The rows of a frame sorted by the place of their method in a list; ties stay as they are."""
-    return frame.sort_values("method", key=lambda column: column.map(methods.index), kind="stable")
-
-
 @figure("baselines")
 def baseline_change(profile: dict) -> Figure:
     """Held-out perplexity of each baseline as a multiple of HARP's and of HARP+FLAP's."""
@@ -93,7 +88,7 @@ def baseline_change(profile: dict) -> Figure:
         heading = f"as many {equal} as {METHOD_TITLES[reference]}\n"
         parts.append(part.assign(panel=heading + changes["corpus"].map(CORPUS_TITLES)))
     frame = pd.concat(parts, ignore_index=True).dropna(subset="value")
-    frame = _in_order(frame, list(BASELINES))
+    frame = data.in_order(frame, "method", BASELINES)
     frame["title"] = frame["methods"].map(plots.in_lines)
     layout = {
         "panel": ["model", "panel"],

@@ -45,7 +45,7 @@ def ablation_layers(profile: dict) -> Figure:
     ours = selected_layers(profile)
     frame = with_paper(ours, data.paper("selected_layers"))
     frame["name"] = frame["method"].map(STRATEGIES)
-    frame = _sorted_by(frame, "method", list(STRATEGIES))
+    frame = data.in_order(frame, "method", STRATEGIES)
     looks = {"ours": Look("ours", HARP, "s"), "paper": Look("paper", PAPER, "s")}
     layout = {
         "share": (False, True),
@@ -65,11 +65,6 @@ def ablation_layers(profile: dict) -> Figure:
         f"in the paper {span(shared['paper'], '.0f')} %"
     )
     return plots.finish(drawn, title, "")
-
-
-def _sorted_by(frame: pd.DataFrame, column: str, order: list[str]) -> pd.DataFrame:
-    """The rows of a frame sorted by the place of a column's values in a list; ties stay as is."""
-    return frame.sort_values(column, key=lambda values: values.map(order.index), kind="stable")
 
 
 @figure("ablations")
@@ -262,7 +257,7 @@ def frontier(profile: dict) -> Figure:
 def frontier_rivals(profile: dict) -> Figure:
     """Perplexity with other replacements of attention in as many layers, also for finding a key."""
     frame = changes(profile)
-    frame = _sorted_by(frame[_usual(frame)], "kind", list(SHOWN))
+    frame = data.in_order(frame[_usual(frame)], "kind", SHOWN)
     frame["title"] = [SHOWN[kind].label for kind in frame["kind"]]
     frame["panel"] = frame["model"].map(plots.short) + "\n" + frame["text"]
     layout = {

@@ -21,7 +21,6 @@ from harp_lib.report.scores import (
     differences,
     named,
     of_kind,
-    place_of,
     scores,
 )
 from harp_lib.report.tables import told
@@ -37,7 +36,7 @@ def looks_of_plans(frame: pd.DataFrame) -> dict[str, Look]:
 
     A plan that several methods made looks like the first of them.
     """
-    plans = frame.drop_duplicates("methods").sort_values("method", key=place_of, kind="stable")
+    plans = data.in_order(frame.drop_duplicates("methods"), "method", METHOD_TITLES)
     return {
         plan.methods: LOOKS[plan.method]._replace(label=plan.methods) for plan in plans.itertuples()
     }

@@ -6,15 +6,9 @@ import numpy as np
 from scipy import stats
 
 from harp_lib.names import CORPUS_TITLES
+from harp_lib.report.claims.findings import NOTHING, Finding, weakest
 from harp_lib.report.claims.registry import claim_test
-from harp_lib.report.claims.score_tests import (
-    NOTHING,
-    PLANS,
-    Finding,
-    named_in,
-    paper_model,
-    weakest,
-)
+from harp_lib.report.claims.score_tests import PLANS, named_in, paper_model
 from harp_lib.report.comparisons import (
     Interval,
     change,
