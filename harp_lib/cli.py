@@ -56,10 +56,20 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if command in PASSED_ON:
         parser.error(f"{command!r} goes first; what follows goes to {PASSED_ON[command]}")
     if command != "run":
-        for name, value in vars(options).items():
-            if name not in ("command", "profile") and value != parser.get_default(name):
-                parser.error(f"--{name} goes with 'run', not with {command!r}")
+        _refuse_options_of_run(parser, options)
     return options
+
+
+def _refuse_options_of_run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuse what only goes with ``run``; a dry run also goes with ``figures``."""
+    for name, value in vars(options).items():
+        if name in ("command", "profile") or value == parser.get_default(name):
+            continue
+        if name == "dry_run" and options.command == "figures":
+            continue
+        option = "-p" if name == "parameters" else f"--{name.replace('_', '-')}"
+        owners = "'run' or 'figures'" if name == "dry_run" else "'run'"
+        parser.error(f"{option} goes with {owners}, not with {options.command!r}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -118,7 +128,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="local (default), or slurm: on a cluster",
     )
-    group.add_argument("--dry-run", action="store_true", help="show what would run, and why")
+    group.add_argument(
+        "--dry-run", action="store_true", help="show what would run, and why (also of figures)"
+    )
     group.add_argument(
         "-p",
         dest="parameters",
@@ -221,6 +233,8 @@ def main(arguments: list[str]) -> int:
 
         return batch.run(options)
     if options.command == "figures":
+        if options.dry_run:
+            return _list_figures(options.profile)
         return _redraw_figures(options.profile)
     if options.command == "test":
         _run_tests(options.rest)
@@ -247,6 +261,19 @@ def _redraw_figures(profile: str) -> int:
     for file in written:
         print(os.path.relpath(file, config.ROOT))
     print(f"{len(written)} files written")
+    return 0
+
+
+def _list_figures(profile: str) -> int:
+    """Say what ``figures`` would draw, and from which stores."""
+    from harp_lib import report
+
+    drawable = report.drawable(config.load_profile(profile))
+    for name, entry in drawable.items():
+        kind = "table" if entry.is_table else "figure"
+        stores = ", ".join(entry.stores) or "the paper"
+        print(f"{kind} {name}, from {stores}")
+    print(f"{len(drawable)} figures and tables would be drawn")
     return 0
 
 

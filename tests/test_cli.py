@@ -10,7 +10,7 @@ import sys
 import pytest
 from helpers import CHECKOUT
 
-from harp_lib import cli
+from harp_lib import cli, config
 
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^(\./run_all\.sh[^#\n]*)", README, re.MULTILINE)
@@ -53,6 +53,8 @@ def test_other_commands_are_read():
         ("-p seed", "malformed parameter 'seed'; write NAME=VALUE, as in seed=1"),
         ("-p models=x", "parameter 'models' has an option of its own: --models"),
         ("figures --force", "--force goes with 'run', not with 'figures'"),
+        ("figures -p seed=1", "-p goes with 'run', not with 'figures'"),
+        ("book --dry-run", "--dry-run goes with 'run' or 'figures', not with 'book'"),
         ("--profile mini test", "'test' goes first; what follows goes to pytest"),
     ],
 )
@@ -60,6 +62,16 @@ def test_refusals_name_the_value_and_the_way_out(arguments, message, capsys, tmp
     monkeypatch.chdir(tmp_path)
     assert cli.main(["--check", *shlex.split(arguments)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_dry_run_of_figures_names_them_and_draws_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(config, "FIGURES", tmp_path)
+    assert cli.main(["figures", "--profile", "mini", "--dry-run"]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert "figure alpha_curves, from alpha_search" in lines
+    assert "table at_a_glance, from main_tables, baselines" in lines
+    assert last == f"{len(lines)} figures and tables would be drawn"
+    assert not list(tmp_path.iterdir())
 
 
 def test_relative_folders_are_the_callers(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from harp_lib.report.comparisons import (
     mean_interval,
     paired_difference,
     paired_mean_difference,
-    perplexity,
+    perplexity_and_error,
     rank_correlation,
     resampled,
     score_error,
@@ -116,7 +116,7 @@ def test_changes_of_perplexity_hold_the_truth(documents):
 
 def test_means_and_perplexities_agree_with_numbers_worked_out_by_hand():
     # The rates of the two documents are 3 ± 1.
-    assert perplexity([2.0, 4.0], [1, 1]) == pytest.approx((np.exp(3), np.exp(3)))
+    assert perplexity_and_error([2.0, 4.0], [1, 1]) == pytest.approx((np.exp(3), np.exp(3)))
     interval = mean_interval([2.0, 4.0], [1, 2]).mapped(np.exp)
     assert interval[:3] == pytest.approx([np.exp(2)] * 3)
     assert log_change([1.0, 2.0], [2.0, 4.0], [1, 2]).value == pytest.approx(1)

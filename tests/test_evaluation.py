@@ -72,7 +72,6 @@ class TestModules:
         for earlier, later in (
             ("benchmarks", "longbench"),
             ("longbench", "runner"),
-            ("prefix_lm", "runner"),
             ("runner", "evaluator"),
         ):
             assert order.index(room + earlier) < order.index(room + later)

@@ -26,7 +26,7 @@ PLAN = PruningPlan(
         0: LayerPlan(0.5),
     },
 )
-HARP = PruningPlan.value_only(6, [0.8, 0.2, 0.0])
+HARP_PLAN = PruningPlan.value_only(6, [0.8, 0.2, 0.0])
 ENGINE = """
 import json
 import sys
@@ -112,7 +112,7 @@ def answers(tmp_path_factory):
     tokenizer = tiny_tokenizer()
     cases = {
         "dense": (tiny_model("tiny-llama"), tokenizer, "f32"),
-        "harp": (apply_plan(tiny_model("tiny-llama"), HARP), tokenizer, "f32"),
+        "harp": (apply_plan(tiny_model("tiny-llama"), HARP_PLAN), tokenizer, "f32"),
         "all kinds": (apply_plan(tiny_model("tiny-llama"), PLAN), tokenizer, "f32"),
         "folded": (
             apply_plan(tiny_model("tiny-mistral"), PLAN, fold_output=True),

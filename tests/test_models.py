@@ -12,7 +12,7 @@ from transformers.utils import logging
 from harp_lib import load_model
 from harp_lib.config import NAMED_MODELS, slug
 from harp_lib.models import registry
-from harp_lib.models.load import evaluating, release_memory
+from harp_lib.models.load import release_memory
 from harp_lib.models.registry import (
     FAMILIES,
     FROM_WHEELS,
@@ -21,6 +21,7 @@ from harp_lib.models.registry import (
     tiny_tokenizer,
 )
 from harp_lib.names import display_name
+from harp_lib.prefix_lm.onednn import evaluating
 
 TEXT = "The with statement wraps a block: naïve café, 日本語, 🙂 12345\n\n    def f(x): return x"
 

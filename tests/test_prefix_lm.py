@@ -2,6 +2,8 @@
 
 import ast
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,10 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from harp_lib import PruningPlan, apply_plan
-from harp_lib.evaluation import prefix_lm
-from harp_lib.evaluation.prefix_lm import PrefixLM
+from harp_lib import PruningPlan, apply_plan, prefix_lm
 from harp_lib.evaluation.runner import quiet_lm_eval
 from harp_lib.models.registry import SHAPE, tiny_tokenizer
+from harp_lib.prefix_lm import PrefixLM, lm, tree
 from harp_lib.pruning.plan import LayerPlan
 
 WORDS = [
@@ -126,8 +127,8 @@ def assert_same_answers(model, seed):
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("family", ["tiny-llama", "tiny-qwen2", "tiny-gemma2"])
 def test_answers_are_those_of_stock_lm_eval(tiny, monkeypatch, family, plan, tokens):
-    monkeypatch.setattr(prefix_lm, "TOKENS_PER_PASS", tokens)
-    monkeypatch.setattr(prefix_lm, "CACHED_TOKENS", 16 * tokens)
+    monkeypatch.setattr(tree, "TOKENS_PER_PASS", tokens)
+    monkeypatch.setattr(lm, "CACHED_TOKENS", 16 * tokens)
     model = tiny(family)
     if PLANS[plan]:
         model = apply_plan(model, PruningPlan(6, PLANS[plan]))
@@ -142,13 +143,13 @@ def test_answers_are_those_of_stock_lm_eval(tiny, monkeypatch, family, plan, tok
     ],
 )
 def test_sliding_windows_are_kept(monkeypatch, kind, settings):
-    monkeypatch.setattr(prefix_lm, "TOKENS_PER_PASS", 64)
+    monkeypatch.setattr(tree, "TOKENS_PER_PASS", 64)
     assert_same_answers(random_model(kind, **SHAPE | settings), kind)
 
 
 def test_fused_projections_mix_tokens(monkeypatch):
     """Phi-3 has no ``k_proj``, but attention all the same."""
-    monkeypatch.setattr(prefix_lm, "TOKENS_PER_PASS", 64)
+    monkeypatch.setattr(tree, "TOKENS_PER_PASS", 64)
     assert_same_answers(random_model("phi3", **SHAPE), "phi3")
 
 
@@ -177,6 +178,41 @@ def test_each_token_is_read_once_and_logits_are_few(tiny):
     assert sum(num_logits) <= num_answer_tokens
 
 
+def likelihood_requests(*pairs):
+    return [Instance("loglikelihood", {}, pair, number) for number, pair in enumerate(pairs)]
+
+
+def test_an_empty_continuation_beside_one_of_a_token_has_stock_answers(tiny):
+    requests = likelihood_requests(("a b c", ""), ("a b c", "d"), ("q", "r"))
+    expected = wrapped(HFLM, tiny()).loglikelihood(requests, disable_tqdm=True)
+    answers = wrapped(PrefixLM, tiny()).loglikelihood(requests, disable_tqdm=True)
+    assert answers[0] == expected[0] == (0.0, True)
+    for (likelihood, is_greedy), (stock_likelihood, stock_is_greedy) in zip(
+        answers, expected, strict=True
+    ):
+        assert likelihood == pytest.approx(stock_likelihood, abs=1e-4)
+        assert is_greedy == stock_is_greedy
+
+
+@pytest.mark.parametrize(
+    ("pairs", "complaint"),
+    [
+        ([("a b", "")], "the continuation '' of 'a b' has no token to score: leave the request"),
+        ([("a b", ""), ("x", "y")], "the continuation '' of 'a b'"),
+        ([("x", "y"), ("", "")], "the continuation '' of '' has no token"),
+    ],
+)
+@pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2"])
+def test_an_empty_continuation_where_stock_fails_is_named(tiny, attention, pairs, complaint):
+    model = tiny()
+    requests = likelihood_requests(*pairs)
+    with pytest.raises((AssertionError, IndexError)):
+        wrapped(HFLM, model).loglikelihood(requests, disable_tqdm=True)
+    model.config._attn_implementation = attention
+    with pytest.raises(ValueError, match=complaint):
+        wrapped(PrefixLM, model).loglikelihood(requests, disable_tqdm=True)
+
+
 def test_sampling_and_changed_logits_are_left_to_stock(tiny):
     model = tiny()
     ours = wrapped(PrefixLM, model)
@@ -200,14 +236,27 @@ def test_models_of_another_build_are_left_to_stock():
 
 
 def test_it_needs_nothing_else_of_the_library():
-    """The file can become a package of its own."""
-    tree = ast.parse(Path(prefix_lm.__file__).read_text(encoding="utf-8"))
+    """The folder can become a package of its own."""
+    folder = Path(prefix_lm.__file__).parent
+    files = sorted(folder.rglob("*.py"))
+    siblings = {file.stem for file in files}
+    assert {"lm", "tree", "cache", "onednn"} <= siblings
     packages = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            packages.update(alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "no relative import"
-            packages.add(node.module.partition(".")[0])
-    assert "torch" in packages
-    assert "harp_lib" not in packages
+    for file in files:
+        assert file.parent == folder
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                packages.update(alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.level:
+                assert node.level == 1, "relative imports are of siblings"
+                assert node.module in siblings
+            elif isinstance(node, ast.ImportFrom):
+                packages.add(node.module.partition(".")[0])
+    external = packages - sys.stdlib_module_names
+    assert external == {"torch", "transformers", "lm_eval"}
+
+
+def test_onednn_is_imported_without_lm_eval():
+    code = "import sys, harp_lib.prefix_lm.onednn; print('lm_eval' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

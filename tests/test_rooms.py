@@ -9,7 +9,7 @@ import pytest
 from helpers import CHECKOUT
 
 ORDER = (
-    ("config",),
+    ("config", "prefix_lm"),
     ("names", "pruning", "theory", "results"),
     ("accounting",),
     ("models",),

@@ -4,7 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from helpers import FAMILIES, SHAPES, logits, make, with_twins
+from helpers import FAMILIES, SHAPES, logits, make, small_model, with_twins
 
 from harp_lib import PruningPlan, apply_plan
 from harp_lib.models.registry import tiny_model
@@ -95,6 +95,42 @@ def test_sliced_equals_masked(tiny, name, means):
     torch.testing.assert_close(logits(model, ids), logits(twin, ids), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(temporary, logits(model, ids), atol=1e-5, rtol=1e-5)
     assert (logits(model, ids) - before).abs().max() > 1e-2
+
+
+def linear_attention_model():
+    """A hybrid: three layers of linear attention, which have no ``self_attn``, and one with it."""
+    return small_model(
+        "qwen3_next",
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        mlp_only_layers=[0, 1, 2, 3],
+    )
+
+
+def test_channels_are_removed_from_layers_without_self_attn():
+    model = linear_attention_model()
+    assert not hasattr(decoder_layers(model)[0], "self_attn")
+    plan = PruningPlan(
+        4,
+        {
+            0: LayerPlan(removed_channels=(0, 3, 5), channel_means=numbers(3)),
+            3: LayerPlan(removed_channels=(1,)),
+        },
+    )
+    twin = masked_twin(linear_attention_model(), plan)
+    ids = torch.randint(3, 120, (2, 24), generator=torch.Generator().manual_seed(1))
+    expected = logits(twin, ids)
+    before = logits(model, ids)
+    with temporarily_pruned(model, plan):
+        torch.testing.assert_close(logits(model, ids), expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(logits(model, ids), before)
+    apply_plan(model, plan)
+    torch.testing.assert_close(logits(model, ids), expected, atol=1e-5, rtol=1e-5)
+    assert decoder_layers(model)[0].mlp.down_proj.in_features == 61
+    texts = [m.generate(ids, max_new_tokens=4, do_sample=False) for m in (model, twin)]
+    assert torch.equal(*texts)
 
 
 @pytest.mark.parametrize("name", ["olmo2", *sorted(UNGATED)])

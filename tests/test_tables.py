@@ -20,12 +20,14 @@ from harp_lib.report import (
     data,
     figures_costs,
     figures_scores,
+    plan_tables,
     plots,
     score_tables,
     scores,
     tables,
 )
-from harp_lib.report.tables import MISSING, block, efficiency, lines, ranges, stacked, told, written
+from harp_lib.report.plan_tables import ranges
+from harp_lib.report.tables import MISSING, block, efficiency, lines, stacked, told, written
 from harp_lib.results import columns_of
 
 PAPER = ("LLaMA3.1-8B", "Mistral-7B-v0.3", "Qwen2-7B", "Gemma2-9B")
@@ -210,7 +212,7 @@ def test_tuned_ranges_are_the_best_and_say_by_how_little(mini):
         assert part["value"].idxmin() == part["tuned"].idxmax()
         assert part["tuned"].sum() == 1
         assert (part["alike"] == ~(part["above low"] > 0)).all()
-    shown, _ = tables.baseline_tuning(mini)
+    shown, _ = plan_tables.baseline_tuning(mini)
     assert shown.iloc[0].tolist()[1:4] == ["Mag-sp", "15", "31"]
     last = shown.iloc[-1]
     assert int(last["not told from the best"]) < int(last["ranges tried"])

@@ -8,7 +8,6 @@ from harp_lib import PruningPlan, apply_plan
 from harp_lib.evaluation import timing
 from harp_lib.evaluation.timing import (
     cache_bytes,
-    continued,
     decode,
     filled_cache,
     interleaved,
@@ -16,6 +15,7 @@ from harp_lib.evaluation.timing import (
     peak_memory,
     prefill,
 )
+from harp_lib.prefix_lm.cache import continued
 from harp_lib.pruning.plan import LayerPlan
 
 CPU = torch.device("cpu")

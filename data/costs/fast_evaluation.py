@@ -1,4 +1,4 @@
-"""Compare the speed of `harp_lib.evaluation.prefix_lm` with stock lm-eval's, in one run.
+"""Compare the speed of `harp_lib.prefix_lm` with stock lm-eval's, in one run.
 
     python data/costs/fast_evaluation.py [--model smollm2-135m] [--rows 8] [--datasets DIR]
 

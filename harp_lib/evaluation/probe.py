@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from harp_lib.accounting import attention_window
-from harp_lib.models.load import evaluating
+from harp_lib.prefix_lm.onednn import evaluating
 from harp_lib.pruning.architecture import branch_exit, check_plan, decoder_layers, output_norm
 from harp_lib.pruning.layers import LoneAttention
 from harp_lib.pruning.plan import PruningPlan

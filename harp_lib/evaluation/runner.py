@@ -26,8 +26,8 @@ from harp_lib.evaluation.benchmarks import (
     folder_of,
 )
 from harp_lib.evaluation.likelihood import reference_answer
-from harp_lib.evaluation.prefix_lm import PrefixLM
 from harp_lib.models.registry import quiet
+from harp_lib.prefix_lm import PrefixLM
 
 
 @contextmanager

@@ -13,8 +13,6 @@ from torch import nn
 from tqdm import tqdm
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-# efficiency.py continues filled caches
-from harp_lib.evaluation.prefix_lm import continued as continued
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import ATTENTION_PARTS, count_tokens, num_groups
 

@@ -23,6 +23,7 @@ from harp_lib.experiments.job import Job, or_failed
 from harp_lib.models import gguf
 from harp_lib.models.load import random_model
 from harp_lib.names import PAPER_MODELS
+from harp_lib.prefix_lm.cache import continued
 from harp_lib.pruning import remote, surgery
 from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.layers import repeats_values
@@ -30,15 +31,15 @@ from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.results import Cell, Result, device_name
 
 DENSE = "dense"
-HARP = "harp"
+PLAIN_HARP = "harp"
 TAIL = "harp-tail"
 FOLDED = "harp-folded"
 THINNED = "thinned"
 TIMED = {
-    "prefill": (DENSE, HARP, TAIL, FOLDED, THINNED),
-    "decode": (DENSE, HARP, FOLDED, THINNED),  # TAIL decodes as HARP does
-    "split": (DENSE, HARP),
-    "llama_cpp": (DENSE, HARP),
+    "prefill": (DENSE, PLAIN_HARP, TAIL, FOLDED, THINNED),
+    "decode": (DENSE, PLAIN_HARP, FOLDED, THINNED),  # TAIL decodes as PLAIN_HARP does
+    "split": (DENSE, PLAIN_HARP),
+    "llama_cpp": (DENSE, PLAIN_HARP),
 }
 """The variants that are timed, by the kind of measurement."""
 PAIRS = {"full": False, "causal": True}
@@ -69,7 +70,7 @@ def make_variants(model: PreTrainedModel, plan: PruningPlan) -> dict[str, Varian
     where it is 0 does the rest of the attention go too, and that it does here. A variant that a
     model cannot have is left out.
     """
-    plans = {HARP: plan, TAIL: plan}
+    plans = {PLAIN_HARP: plan, TAIL: plan}
     layers = decoder_layers(model)
     if any(
         alpha and repeats_values(layers[layer].self_attn) for layer, alpha in plan.alphas.items()
@@ -274,7 +275,7 @@ class Bench:
             rows.append({"quantity": "bytes", "variant": name, "value": moved})
 
         def run(name: str) -> torch.Tensor:
-            return timing.decode(models[name], timing.continued(caches[name]), ids)
+            return timing.decode(models[name], continued(caches[name]), ids)
 
         timed = self._timed({name: partial(run, name) for name in models})
         seconds = timing.interleaved(timed, repetitions, bar, repetitions > 1)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib import __version__
-from harp_lib.models.load import evaluating
+from harp_lib.prefix_lm.onednn import evaluating
 from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_value_only

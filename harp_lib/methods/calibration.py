@@ -10,7 +10,7 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from harp_lib.models.load import evaluating
+from harp_lib.prefix_lm.onednn import evaluating
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib.methods.calibration import Planner, by_group, lowest_per_layer
-from harp_lib.models.load import evaluating
+from harp_lib.prefix_lm.onednn import evaluating
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import ATTENTION_PARTS
 from harp_lib.text.perplexity import Batch, Tokens, make_batches

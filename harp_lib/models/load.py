@@ -4,14 +4,11 @@ import copy
 import difflib
 import gc
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch.overrides import TorchFunctionMode
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -23,10 +20,6 @@ from transformers import (
 from harp_lib import config
 from harp_lib.config import NAMED_MODELS
 from harp_lib.models import registry
-
-# In float32 torch calls MKL, which does not use all features of processors that are not Intel's and
-# is up to twice as slow there.
-ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def load_model(
@@ -145,48 +138,6 @@ def release_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-@contextmanager
-def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Context with ``model`` in evaluation mode and, on a CPU, its linear layers run by oneDNN."""
-    training = model.training
-    model.eval()
-    linear_mode = OneDNN() if ONEDNN and model.device.type == "cpu" else nullcontext()
-    try:
-        with linear_mode:
-            yield
-    finally:
-        model.train(training)
-
-
-class OneDNN(TorchFunctionMode):
-    """Torch mode in which oneDNN computes linear layers on the CPU, unless a gradient is needed."""
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        if function is torch.nn.functional.linear and not kwargs and _suits_onednn(*args):
-            return _linear_by_onednn(*args)
-        return function(*args, **(kwargs or {}))
-
-
-def _suits_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
-    """Whether oneDNN can compute this product: float32 on the CPU, not empty, no gradient."""
-    for tensor in (x, weight):
-        if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.numel():
-            return False
-    if torch.is_grad_enabled():
-        for tensor in (x, weight, bias):
-            if tensor is not None and tensor.requires_grad:
-                return False
-    return weight.is_contiguous()
-
-
-def _linear_by_onednn(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
 
 
 def scale_logits(config: PreTrainedConfig, logits: torch.Tensor) -> torch.Tensor:

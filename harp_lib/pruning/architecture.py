@@ -261,7 +261,8 @@ def _difference(layer: nn.Module, index: int, layer_plan: LayerPlan, calls: Call
             return (
                 "an FFN without some of its channels is not the same as with these channels masked"
             )
-    attention = layer.self_attn
+    # A layer that keeps its attention may have none, or one of any kind.
+    attention = getattr(layer, "self_attn", None)
     if layer_plan.removed_groups:
         pruned = pruned_attention(attention, index, layer_plan)
         columns = indices_of_groups(layer_plan.removed_groups, group_width(attention))

@@ -135,7 +135,8 @@ def top_layers(model: PreTrainedModel) -> list[nn.Module]:
     decoder = model.get_decoder()
     top = []
     for layer in reversed(decoder.layers):
-        if not isinstance(layer.self_attn, LoneAttention) or not has_known_parts(layer):
+        attention = getattr(layer, "self_attn", None)
+        if not isinstance(attention, LoneAttention) or not has_known_parts(layer):
             break
         top.append(layer)
     watched = [decoder, *decoder.children()]

@@ -118,7 +118,8 @@ def swap_modules(
         layer = decoder_layers(model)[index]
         if index in refitted:
             layer.self_attn = refitted[index]
-        else:
+        elif layer_plan.alpha is not None or layer_plan.removed_groups:
+            # A layer that keeps its attention may have none.
             layer.self_attn = pruned_attention(layer.self_attn, index, layer_plan, fold_output)
         if layer_plan.removed_channels:  # a layer that keeps its channels may have any kind of FFN
             layer.mlp = pruned_ffn(layer.mlp, layer_plan)

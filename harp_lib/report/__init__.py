@@ -7,6 +7,7 @@ read and the numbers unrounded. The function's name is the file's name.
 
 import re
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -123,6 +124,14 @@ def redraw(profile: dict) -> list[Path]:
     return written
 
 
+def drawable(profile: dict) -> dict[str, Entry]:
+    """The figures and tables whose stores all have results; :func:`redraw` makes no others."""
+    from harp_lib.report import data  # here, because it imports from this module
+
+    has_results = cache(lambda store: bool(data.cells(profile["name"], store)))
+    return {name: entry for name, entry in entries().items() if all(map(has_results, entry.stores))}
+
+
 def _make_and_write(name: str, entry: Entry, profile: dict) -> tuple[Any, list[Path]]:
     """What the function of an entry returns, and the files that it was written to."""
     from harp_lib.report import data, plots  # here, because they import from this module
@@ -208,7 +217,7 @@ def rendered(text: str, profile: dict) -> str:
         return f"{claims.headline(profile)}\n\n{markdown(shown)}"
 
     def frontier(profile: dict) -> str:
-        return f"*{figures_harp.told(profile)}.*"
+        return f"*{figures_harp.sentence_on_most_layers(profile)}.*"
 
     def refit(profile: dict) -> str:
         return markdown(figures_harp.refit_found(profile))

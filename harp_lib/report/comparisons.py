@@ -59,7 +59,7 @@ def mean_interval(amounts: Sequence[float], counts: Sequence[float] | None = Non
     return Interval(float(rate), float(rate - reach), float(rate + reach), len(amounts))
 
 
-def perplexity(nll: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
+def perplexity_and_error(nll: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
     """Perplexity over documents, and its standard error.
 
     ``nll`` is in nats, one for each document; ``counts`` are the tokens or words of each document.

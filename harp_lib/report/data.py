@@ -107,6 +107,12 @@ def documents(profile: str, experiment: str) -> pd.DataFrame:
     return nll[[*keys, "nll"]].merge(tokens[[*keys, "tokens"]], on=keys, how="left")
 
 
+def in_order(frame: pd.DataFrame, column: str, order: Iterable[str]) -> pd.DataFrame:
+    """The rows of a frame sorted by the place of a column's values in a list; ties stay as is."""
+    places = {value: place for place, value in enumerate(order)}
+    return frame.sort_values(column, key=lambda values: values.map(places), kind="stable")
+
+
 def table(profile: str, experiment: str, task: str) -> pd.DataFrame:
     """The cells of one name, whose rows are those of a table, beneath each other (``theory``)."""
     stored = cells(profile, experiment)
@@ -129,15 +135,8 @@ def questions(stored: Cells) -> pd.DataFrame:
     measured: ``score``, ``margin``, ``choice``, ``bits_per_byte`` and so on
     (:meth:`harp_lib.evaluation.evaluator.Evaluator.evaluate`).
     """
-    parts = []
-    for (model, method, task), cell in stored.items():
-        columns = cell["result"].get("rows")
-        if columns:
-            key = {"model": model, "method": method, "task": task}
-            parts.append(pd.DataFrame(key | columns))
-    if not parts:
-        return pd.DataFrame()
-    return pd.concat(parts, ignore_index=True)
+    asked = rows(stored)
+    return asked.where(asked.notna(), float("nan")).infer_objects()
 
 
 def answered(result: Mapping[str, Any], quantity: str = "score") -> list[float] | None:

@@ -10,6 +10,7 @@ from harp_lib.names import BASELINES, CORPUS_TITLES, METHOD_TITLES
 from harp_lib.report import data, figure, plots
 from harp_lib.report.plans import one_row_per_plan
 from harp_lib.report.plots import LOOKS, PAPER, Look
+from harp_lib.report.scores import FLAPPED
 from harp_lib.report.tables import (
     ENDS,
     VARIANTS,
@@ -21,11 +22,9 @@ from harp_lib.report.tables import (
 )
 from harp_lib.results import Cells
 
-HARP = "harp"
-FLAPPED = "harp+flap"
-READ = (HARP, "harp-tail")  # two ways to run a prefill
+READ = ("harp", "harp-tail")  # two ways to run a prefill
 LOOK = {"harp-tail": ("#004d40", "*"), "harp-folded": ("#7cb518", "^"), "thinned": ("#920000", "D")}
-TIMED = {"harp": LOOKS[HARP]} | {name: Look(VARIANTS[name], *look) for name, look in LOOK.items()}
+TIMED = {"harp": LOOKS["harp"]} | {name: Look(VARIANTS[name], *look) for name, look in LOOK.items()}
 DRAWN_PLANS = METHOD_TITLES | {"flap-squared": "FLAP (upstream)"}
 
 
@@ -36,7 +35,7 @@ def baseline_groups(profile: dict) -> Figure:
     A layer that HARP prunes counts as whole, because it loses all queries and keys.
     """
     stored = data.cells(profile["name"], "baselines")
-    frame = _in_order(_removed_groups(stored), list(DRAWN_PLANS)).reset_index(drop=True)
+    frame = data.in_order(_removed_groups(stored), "method", DRAWN_PLANS).reset_index(drop=True)
     frame = one_row_per_plan(frame, stored).replace({"methods": DRAWN_PLANS})
     drawn = plots.panels(frame, size=(5.2, 2.8), wrap=2, share=(False, False), x="layer")
     for axis, part in drawn.panels:
@@ -75,26 +74,21 @@ def _removed_groups(stored: Cells) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["model", "method", "title", "layer", "value", "layers"])
 
 
-def _in_order(frame: pd.DataFrame, methods: list[str]) -> pd.DataFrame:
-    """The rows of a frame sorted by the place of their method in a list; ties stay as they are."""
-    return frame.sort_values("method", key=lambda column: column.map(methods.index), kind="stable")
-
-
 @figure("baselines")
 def baseline_change(profile: dict) -> Figure:
     """Held-out perplexity of each baseline as a multiple of HARP's and of HARP+FLAP's."""
-    changes = perplexities(profile, "baselines", HARP, FLAPPED)
+    changes = perplexities(profile, "baselines", "harp", FLAPPED)
     changes = changes.query("method in @BASELINES and split == 'validation'")
     changes = one_row_per_plan(changes, data.cells(profile["name"], "baselines"))
     parts = []
-    for reference, equal in ((HARP, "heads"), (FLAPPED, "parameters")):
+    for reference, equal in (("harp", "heads"), (FLAPPED, "parameters")):
         part = changes[["model", "method", "methods", "documents"]].assign(reference=reference)
         fractions = changes[[reference + end for end in ENDS.values()]]
         part[list(ENDS)] = 1 + fractions.to_numpy()
         heading = f"as many {equal} as {METHOD_TITLES[reference]}\n"
         parts.append(part.assign(panel=heading + changes["corpus"].map(CORPUS_TITLES)))
     frame = pd.concat(parts, ignore_index=True).dropna(subset="value")
-    frame = _in_order(frame, list(BASELINES))
+    frame = data.in_order(frame, "method", BASELINES)
     frame["title"] = frame["methods"].map(plots.in_lines)
     layout = {
         "panel": ["model", "panel"],
@@ -168,7 +162,7 @@ def time_saved(profile: dict) -> Figure:
         label = "HARP in the paper (H100)"
         axis.scatter(paper.index, paper, 70, PAPER, marker="X", label=label)
     longest = drawn.numbers["length"].max()
-    last = drawn.numbers.query("variant == @HARP and length == @longest")
+    last = drawn.numbers.query("variant == 'harp' and length == @longest")
     multiples = []
     for name, part in last.groupby("what", sort=False):
         multiples.append(f"{plots.span(part['value'])} {name}")
@@ -191,7 +185,7 @@ def memory_and_decode(profile: dict) -> Figure:
         "peak of a prefill, times dense": ("prefill", "peak_bytes of dense"),
     }
     drawn = _ratios(profile, panels, y="as a multiple")
-    left = plots.span(drawn.numbers.query("what == @cache and variant == @HARP")["value"], ".0%")
+    left = plots.span(drawn.numbers.query("what == @cache and variant == 'harp'")["value"], ".0%")
     note = "{model}marks upon each other are equal; 95 % intervals over repetitions of the times"
     return plots.finish(drawn, f"HARP keeps {left} of the KV cache", note)
 
@@ -224,6 +218,6 @@ def _longest_prefill(model: str, part: pd.DataFrame) -> list[dict[str, Any]]:
         for variant in READ:
             for end in ENDS.values():
                 row[variant + end] = last.get(f"of {other}{end}", {}).get(variant)
-        if pd.notna(row[HARP]):
+        if pd.notna(row["harp"]):
             rows.append(row)
     return rows

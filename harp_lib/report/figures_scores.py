@@ -21,12 +21,10 @@ from harp_lib.report.scores import (
     differences,
     named,
     of_kind,
-    place_of,
     scores,
 )
 from harp_lib.report.tables import told
 
-HARP = "harp"
 REFIT = "harp+refit"
 AVERAGES = {f"{kind} tasks": of_kind(kind) for kind in KINDS}
 PAPER_MODEL = "LLaMA3.1-8B"  # the paper's first
@@ -38,7 +36,7 @@ def looks_of_plans(frame: pd.DataFrame) -> dict[str, Look]:
 
     A plan that several methods made looks like the first of them.
     """
-    plans = frame.drop_duplicates("methods").sort_values("method", key=place_of, kind="stable")
+    plans = data.in_order(frame.drop_duplicates("methods"), "method", METHOD_TITLES)
     return {
         plan.methods: LOOKS[plan.method]._replace(label=plan.methods) for plan in plans.itertuples()
     }
@@ -174,7 +172,7 @@ def score_differences(profile: dict) -> Figure | None:
             groups[named(task, profile["datasets"])] = [task]
     groups.update(AVERAGES)
     parts = []
-    for reference in (FLAPPED, HARP):
+    for reference in (FLAPPED, "harp"):
         part = differences(profile, "main_tables", groups, reference)
         parts.append(part.assign(reference=reference))
     frame = pd.concat(parts)
@@ -204,5 +202,5 @@ def refit_scores(profile: dict) -> Figure | None:
     of_kinds = differences(profile, "main_tables", AVERAGES, REFIT)
     of_categories = differences(profile, "longbench", categories, REFIT)
     frame = pd.concat([of_kinds, of_categories]).assign(reference=REFIT)
-    frame = frame.query("method in ['dense', @HARP] and not silent")
+    frame = frame.query("method in ['dense', 'harp'] and not silent")
     return _leads(frame, frame, size=(6.5, 3))

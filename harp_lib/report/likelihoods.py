@@ -17,7 +17,7 @@ from harp_lib.report import data, figure, plots, table
 from harp_lib.report.comparisons import Interval, paired_mean_difference
 from harp_lib.report.plans import one_row_per_plan
 from harp_lib.report.right_answers import ITEM, measure_of, paired, right_answers
-from harp_lib.report.scores import AVERAGE, FEWEST_QUESTIONS, named, of_kind
+from harp_lib.report.scores import AVERAGE, FEWEST_QUESTIONS, named, of_kind, question_counts
 from harp_lib.report.tables import MISSING, Table, block, stacked
 
 DIRECTIONS = {"to_wrong": "right to wrong", "to_right": "wrong to right"}  # of flips
@@ -125,8 +125,8 @@ def _averages(profile: dict, answers: pd.DataFrame, tasks: list[str]) -> pd.Data
     """
     groups = answers.groupby(["model", "method", "task"], sort=False)["value"]
     frame = groups.agg(value="mean", error="sem", questions="size").reset_index()
-    order = {name: place for place, name in enumerate([*METHOD_TITLES, *tasks])}
-    frame = frame.sort_values(["method", "task"], key=lambda names: names.map(order), kind="stable")
+    frame = data.in_order(frame, "task", tasks)
+    frame = data.in_order(frame, "method", METHOD_TITLES)
     frame = frame.sort_values("model", kind="stable", ignore_index=True)
     return one_row_per_plan(frame, data.cells(profile["name"], "baselines"))
 
@@ -148,8 +148,7 @@ def _table(profile: dict, tasks: list[str], form: str) -> Table | None:
             of_plans = of_model.reindex(shown["methods"].map(names))
             for column, title in DIRECTIONS.items():
                 shown[title] = [_share(value) for value in of_plans[column].astype(float)]
-        counts = part.groupby("task")["questions"].max().map("{:.0f}".format).to_dict()
-        last_line = pd.DataFrame([{"methods": "questions", **counts}])
+        last_line = pd.DataFrame([{"methods": "questions", **question_counts(part)}])
         blocks.append(pd.concat([shown, last_line]).assign(model=display_name(model)))
     shown = stacked(*blocks)
     columns = ["model", "methods", *(task for task in tasks if task in shown)]

@@ -20,7 +20,7 @@ from harp_lib.report.scores import (
     STRATEGIES,
     named,
     of_kind,
-    place_of,
+    question_counts,
     scores,
     without_one,
 )
@@ -134,8 +134,7 @@ def _with_questions(
     blocks = [shown]
     if datasets == "embedded":
         blocks.insert(0, pd.DataFrame([{task: named(task, datasets) for task in tasks}]))
-    questions = part.groupby("task")["questions"].max().map("{:.0f}".format).to_dict()
-    blocks.append(pd.DataFrame([{**questions, "method": "questions"}]))
+    blocks.append(pd.DataFrame([{**question_counts(part), "method": "questions"}]))
     return pd.concat(blocks)
 
 
@@ -253,7 +252,7 @@ def at_a_glance(profile: dict) -> Table:
     measured = list(numbers["what"].unique())
     blocks = []
     for model, part in numbers.groupby("model"):
-        part = part.sort_values("method", key=place_of, kind="stable")
+        part = data.in_order(part, "method", METHOD_TITLES)
         blocks.append(_glance(part, measured, removed).assign(model=display_name(model)))
     return stacked(*blocks)[["model", *blocks[0].columns.drop("model")]], numbers
 

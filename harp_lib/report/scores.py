@@ -200,6 +200,6 @@ def named(task: str, source: str) -> str:
     return task.capitalize() if task == AVERAGE else task_title(task, source)
 
 
-def place_of(methods: pd.Series) -> pd.Series:
-    """The places of methods in tables and figures."""
-    return methods.map(list(METHOD_TITLES).index)
+def question_counts(part: pd.DataFrame) -> dict[str, str]:
+    """The number of questions of each task of a model, as a table has it in its last line."""
+    return part.groupby("task")["questions"].max().map("{:.0f}".format).to_dict()

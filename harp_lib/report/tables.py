@@ -1,4 +1,4 @@
-"""The paper's tables: its block, and ours beneath in the same layout, with counts and errors.
+"""How tables are written: the paper's block, and ours beneath, with counts and errors; and times.
 
 A frame is long and unrounded, and is written to the csv; :func:`block` and :func:`lines` make the
 table that people read from it.
@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harp_lib.names import CATALOGUE, CORPUS_TITLES, METHOD_TITLES, display_name
+from harp_lib.names import METHOD_TITLES, display_name
 from harp_lib.report import comparisons, data, table
-from harp_lib.results import Cells
 
 MISSING = "–"
 # The three numbers of an interval, and how the names of their columns end.
@@ -144,13 +143,6 @@ def told(value: float, low: float, high: float, form: str = "+.1f") -> str:
     return f"{value:{form}} [{low:{form}}, {high:{form}}]".replace("-", "−")
 
 
-@table()
-def method_properties(profile: dict) -> pd.DataFrame:
-    """The paper's Table "property", and what each method removes from where."""
-    rows = [{"method": method.title} | method.table for method in CATALOGUE.values()]
-    return pd.DataFrame(rows)
-
-
 def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
     """Perplexity of each plan on each text, and its paired change against other plans.
 
@@ -165,7 +157,7 @@ def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
     plans = dict(list(whole.groupby(["model", "method", "corpus", "split"], sort=False)))
     rows = []
     for (model, method, corpus, split), part in plans.items():
-        value, error = comparisons.perplexity(part["nll"], part["tokens"])
+        value, error = comparisons.perplexity_and_error(part["nll"], part["tokens"])
         mean = comparisons.mean_interval(part["nll"], part["tokens"]).mapped(np.exp)
         row = {
             "model": model,
@@ -185,189 +177,6 @@ def perplexities(profile: dict, store: str, *references: str) -> pd.DataFrame:
                 change = comparisons.change(other["nll"], part["nll"], part["tokens"])
             row.update(ends(reference, change))
         rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def ranges(profile: dict) -> pd.DataFrame:
-    """Perplexity of every layer range that was tried.
-
-    Columns: model, method, start, end (open), layers, value, error, documents, tuned (the best), by
-    :func:`ends` "above" (how much higher than the best, paired by document), alike (not
-    significantly above the best).
-    """
-    whole = data.documents(profile["name"], "baselines")
-    if "start" not in whole:
-        return pd.DataFrame()
-    whole = whole.dropna(subset="start").astype({"start": int, "end": int})
-    rows = []
-    for (model, method), of_method in whole.groupby(["model", "method"], sort=False):
-        tried = dict(list(of_method.groupby(["start", "end"], sort=False)))
-        losses = {key: part["nll"].sum() / part["tokens"].sum() for key, part in tried.items()}
-        tuned = min(losses, key=losses.get)
-        best = tried[tuned]
-        for (start, end), part in tried.items():
-            value, error = comparisons.perplexity(part["nll"], part["tokens"])
-            above = comparisons.change(best["nll"], part["nll"], part["tokens"])
-            rows.append(
-                {
-                    "model": model,
-                    "method": method,
-                    "start": start,
-                    "end": end,
-                    "layers": end - start,
-                    "value": value,
-                    "error": error,
-                    "documents": above.n,
-                    "tuned": (start, end) == tuned,
-                    **ends("above", above),
-                    "alike": not above.low > 0,
-                }
-            )
-    return pd.DataFrame(rows)
-
-
-@table("baselines")
-def baseline_tuning(profile: dict) -> Table:
-    """The paper's Table "baseline_tuning", then ours with the number of ranges that are as good."""
-    frame = ranges(profile)
-    paper = data.paper("layer_ranges")
-    paper = paper.assign(model=paper["model"] + " (paper)")
-    tried = frame.groupby(["model", "method"])["alike"].agg(
-        tried="size", others=lambda alike: alike.sum() - 1
-    )
-    ours = frame[frame["tuned"]].join(tried, on=["model", "method"])
-    columns = {
-        "model": "{model}",
-        "method": "{name}",
-        "starting layer index": "{start}",
-        "end layer index": "{end}",
-    }
-    columns_of_ours = {
-        **columns,
-        "perplexity": "{value:.2f} ± {error:.2f}",
-        "documents": "{documents}",
-        "ranges tried": "{tried}",
-        "not told from the best": "{others}",
-    }
-    return stacked(lines(paper, columns), lines(ours, columns_of_ours)), frame
-
-
-FILLERS = {
-    "harp": "HARP",
-    "harp+flap": "HARP+FLAP",
-    "harp+flap-even": "HARP+FLAP, channels taken evenly (control)",
-}
-
-
-@table("baselines")
-def channel_filler(profile: dict) -> Table:
-    """Perplexity of HARP+FLAP with FLAP's choice of FFN channels, and with equally many a layer.
-
-    The change is against HARP+FLAP, paired by document. Channels that are removed are counted in
-    all layers, and in the three layers that lose most.
-    """
-    frame = perplexities(profile, "baselines", "harp+flap")
-    frame = frame.query("method in @FILLERS and split == 'validation'")
-    removed = _removed_channels(data.cells(profile["name"], "baselines"))
-    plans = list(zip(frame["model"], frame["method"], strict=True))
-    frame = frame.assign(
-        channels=[sum(removed[plan]) for plan in plans],
-        in_three_layers=[sum(removed[plan][-3:]) for plan in plans],
-        plan=[FILLERS[method] for _, method in plans],
-        text=[CORPUS_TITLES.get(corpus, corpus) for corpus in frame["corpus"]],
-        change=100 * frame["harp+flap"],
-        change_low=100 * frame["harp+flap low"],
-        change_high=100 * frame["harp+flap high"],
-    )
-    itself = frame["method"] == "harp+flap"
-    frame.loc[itself, ["change", "change_low", "change_high"]] = np.nan
-    frame = frame.sort_values(["model", "corpus", "method"], key=_in_order_of_fillers)
-    columns = {
-        "model": "{model}",
-        "text": "{text}",
-        "plan": "{plan}",
-        "channels removed": "{channels:,}",
-        "in the three layers that lose most": "{in_three_layers:,}",
-        "documents": "{documents}",
-        "perplexity": "{value:.1f} ± {error:.1f}",
-        "against HARP+FLAP (%)": "{change:+.1f} [{change_low:+.1f}, {change_high:+.1f}]",
-    }
-    return stacked(lines(frame, columns)), frame
-
-
-def _removed_channels(stored: Cells) -> dict[tuple[str, str], list[int]]:
-    """FFN channels that each plan of ``FILLERS`` removes from its layers, the fewest first.
-
-    The keys are model and method.
-    """
-    removed = {}
-    for (model, method, task), cell in stored.items():
-        if task != "plan" or method not in FILLERS:
-            continue
-        plan = cell["result"]["plan"]
-        if plan:
-            counts = [len(part.get("removed_channels", ())) for part in plan["layers"]]
-            removed[model, method] = sorted(counts)
-    return removed
-
-
-def _in_order_of_fillers(column: pd.Series) -> pd.Series:
-    """What a column is sorted by: methods by their place in ``FILLERS``, others by their values."""
-    if column.name == "method":
-        return column.map(list(FILLERS).index)
-    return column
-
-
-@table("paper_ratios")
-def pruning_ratios(profile: dict) -> Table:
-    """Every "Parameter Pruning Ratio" of the paper, beside those counted from its models' configs.
-
-    The FFN share that HARP+FLAP needs stands beside the one in the authors' logs.
-    """
-    counted = data.tidy(profile["name"], "paper_ratios", "removed_fraction", "ffn_share")
-    frame = ratios_beside_printed(counted)
-    columns = {
-        "model": "{model}",
-        "baselines: computed": "{flap:.2f} %",
-        "printed": "{flap printed:.1f} %",
-        "HARP: computed": "{harp:.2f} %",
-        "printed ": "{harp printed:.1f} %",
-        "FFN share of HARP+FLAP: computed": "{needed:.5f}",
-        "official run": "{official:.5f}",
-    }
-    return lines(frame, columns), frame
-
-
-def ratios_beside_printed(counted: pd.DataFrame) -> pd.DataFrame:
-    """What is counted of the paper's models beside what the paper prints, a row for each model.
-
-    Parameters
-    ----------
-    counted : DataFrame
-        The rows ``removed_fraction`` and ``ffn_share`` of the store ``paper_ratios``.
-
-    Returns
-    -------
-    DataFrame
-        Columns: model, needed and official (the FFN share of HARP+FLAP, 0 to 1), "flap printed",
-        "harp printed", flap and harp (removed parameters in per cent).
-    """
-    printed = data.paper("generation").set_index(["model", "method", "quantity"])["value"]
-    official = data.paper("official_ffn_ratios").set_index("model")["value"]
-    rows = []
-    for model, of_model in counted.groupby("model", sort=False):
-        values = of_model.set_index(["method", "quantity"])["value"]
-        rows.append(
-            {
-                "model": model,
-                "needed": values["harp+flap", "ffn_share"],
-                "official": official[model],
-                "flap printed": printed[model, "flap", "removed_fraction"],
-                "harp printed": printed[model, "harp", "removed_fraction"],
-                "flap": 100 * values["flap", "removed_fraction"],
-                "harp": 100 * values["harp", "removed_fraction"],
-            }
-        )
     return pd.DataFrame(rows)
 
 

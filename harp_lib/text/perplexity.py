@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from harp_lib.models.load import evaluating, scale_logits
+from harp_lib.models.load import scale_logits
+from harp_lib.prefix_lm.onednn import evaluating
 from harp_lib.text.corpora import detokenize
 
 TOKENS_PER_BATCH = 4096  # in one forward pass of the decoder

@@ -6,15 +6,9 @@ import numpy as np
 from scipy import stats
 
 from harp_lib.names import CORPUS_TITLES
+from harp_lib.report.claims.findings import NOTHING, Finding, weakest
 from harp_lib.report.claims.registry import claim_test
-from harp_lib.report.claims.score_tests import (
-    NOTHING,
-    PLANS,
-    Finding,
-    named_in,
-    paper_model,
-    weakest,
-)
+from harp_lib.report.claims.score_tests import PLANS, named_in, paper_model
 from harp_lib.report.comparisons import (
     Interval,
     change,
@@ -23,7 +17,8 @@ from harp_lib.report.comparisons import (
     time_ratio,
 )
 from harp_lib.report.data import Missing, paper
-from harp_lib.report.tables import interval, paper_times, ranges, ratios_beside_printed
+from harp_lib.report.plan_tables import ranges, ratios_beside_printed
+from harp_lib.report.tables import interval, paper_times
 
 CHANGED = 0.05  # a norm that is further from what it was than this has changed
 OF = {  # what is taken of a document, its unit, and the words for it

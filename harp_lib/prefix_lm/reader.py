@@ -1,0 +1,209 @@
+"""Forward passes over the tree of tokens, each of which computes what is new and no more."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import DynamicCache, PreTrainedModel
+
+from .cache import TextBatch, continued
+from .tree import Branch, PackedTree, Tokens, fits, sorted_branches
+
+WORTH_CACHING = 16  # tokens; a shorter common beginning is not worth a pass of its own
+
+
+class Pass(NamedTuple):
+    """Branches that are read together, and a cache that holds what all of them begin with."""
+
+    branches: list[Branch]
+    num_cached: int  # tokens in the cache
+    cache: DynamicCache | None
+
+
+class Reading(NamedTuple):
+    """What one forward pass found out about several sequences."""
+
+    sequences: list[Tokens]
+    logits: torch.Tensor  # (U, V)
+    logit_rows: list[list[int]]  # of each sequence: the rows of ``logits`` at its scored tokens
+    cache: DynamicCache | None
+    cache_places: list[torch.Tensor]  # of each sequence: where its tokens are in the cache
+
+
+class TreeReader:
+    """Reads sequences of tokens with a model, and what they begin with once.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A decoder.
+    device : torch.device
+        Where tokens and masks enter the model.
+    """
+
+    def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
+        self.model = model
+        self.device = device
+
+    @torch.no_grad()
+    def read(self, num_scored: dict[Tokens, int], keep_cache: bool) -> Iterator[Reading]:
+        """Read sequences, several in a pass, and score the last ``num_scored`` tokens of each."""
+        for branches, num_cached, cache in self._passes(sorted_branches(num_scored)):
+            tree = PackedTree(branches, num_cached)
+            positions = tree.positions()  # (T,)
+            masks = None  # a single sequence is causal without one
+            if len(branches) > 1:
+                distances = positions[:, None] - tree.key_positions()  # (T, S)
+                masks = self.masks(tree.visible()[None], distances)
+
+            scored_paths = [
+                path[-branch.num_scored :]
+                for branch, path in zip(branches, tree.paths, strict=True)
+            ]
+            scored_places = sorted({place for path in scored_paths for place in path})
+            row_of = {place: row for row, place in enumerate(scored_places)}
+
+            if cache is not None:
+                cache = continued(cache)
+            elif keep_cache:
+                cache = DynamicCache()
+            logits = self._logits(
+                torch.tensor([tree.tokens]),
+                positions[None],
+                masks,
+                cache,
+                torch.tensor(scored_places),
+            )
+            yield Reading(
+                sequences=[branch.tokens for branch in branches],
+                logits=logits,
+                logit_rows=[[row_of[place] for place in path] for path in scored_paths],
+                cache=cache,
+                cache_places=tree.cache_places(),
+            )
+
+    def _passes(
+        self, branches: list[Branch], num_cached: int = 0, cache: DynamicCache | None = None
+    ) -> Iterator[Pass]:
+        """Split sorted branches into passes, each with a cache of what its branches begin with."""
+        if fits(branches, num_cached):
+            yield Pass(branches, num_cached, cache)
+            return
+
+        num_shared = min(branch.num_shared for branch in branches[1:])
+        num_unscored = min(len(branch.tokens) - branch.num_scored for branch in branches)
+        end = min(num_shared, num_unscored)
+        if end - num_cached >= WORTH_CACHING:
+            longer = self._extend(cache, branches[0].tokens[num_cached:end], num_cached)
+            yield from self._passes(branches, end, longer)
+            return
+
+        group: list[Branch] = []  # as many limbs of the tree as fit in a pass
+        for _, limb in groupby(branches, lambda branch: branch.tokens[: num_shared + 1]):
+            limb = list(limb)
+            if group and not fits(group + limb, num_cached):
+                yield from self._passes(group, num_cached, cache)
+                group = []
+            group.extend(limb)
+        yield from self._passes(group, num_cached, cache)
+
+    def _extend(
+        self, cache: DynamicCache | None, tokens: Sequence[int], num_cached: int
+    ) -> DynamicCache:
+        """A cache with more tokens in it; the one before stays as it is."""
+        longer = DynamicCache() if cache is None else continued(cache)
+        positions = num_cached + torch.arange(len(tokens))
+        nowhere = torch.tensor([], dtype=torch.long)
+        self._logits(torch.tensor([tokens]), positions[None], None, longer, nowhere)
+        return longer
+
+    def _logits(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        masks: Any,
+        cache: DynamicCache | None,
+        scored_places: torch.Tensor,
+    ) -> torch.Tensor:
+        """Logits (U, V) at some places of a sequence (1, T).
+
+        Only these places enter the output head, and the layers on top that do not mix tokens.
+        """
+        scored_places = scored_places.to(self.device)
+
+        def narrow(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+            hidden_states = args[0]  # (1, T, d)
+            scored = hidden_states[:, scored_places.to(hidden_states.device)]  # (1, U, d)
+            return (scored, *args[1:]), kwargs
+
+        layers = self.model.get_decoder().layers
+        modules = [*layers, self.model.get_output_embeddings()]
+        entrance = modules[num_mixing_layers(layers)]
+        with entrance.register_forward_pre_hook(narrow, with_kwargs=True):
+            output = self.model(
+                input_ids=tokens.to(self.device),
+                position_ids=positions.to(self.device),
+                attention_mask=masks,
+                past_key_values=cache,
+                use_cache=cache is not None,
+            )
+        return output.logits[0]
+
+    @torch.no_grad()
+    def next_logits(self, batch: TextBatch, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits (B, V) after one more token (B,) of each text."""
+        positions = batch.positions[:, -1:]  # (B, 1)
+        distances = positions - batch.positions  # (B, S)
+        output = self.model(
+            input_ids=tokens[:, None].to(self.device),
+            position_ids=positions.to(self.device),
+            attention_mask=self.masks(batch.visible[:, None], distances[:, None]),
+            past_key_values=batch.cache,
+            use_cache=True,
+        )
+        return output.logits[:, -1].float()
+
+    def masks(self, visible: torch.Tensor, distances: torch.Tensor) -> Any:
+        """Masks (B, 1, T, S) that are added to attention scores, as the model wants them.
+
+        ``visible`` (B, T, S) says which keys a token may see, ``distances`` how far back they are.
+        A model with several kinds of layers wants a dictionary, with one mask for each kind.
+        """
+        config = self.model.config
+        layer_types = getattr(config, "layer_types", None)
+        window = getattr(config, "sliding_window", None)
+        if not layer_types:
+            return self._mask(visible, distances, window)
+        masks = {}
+        for layer_type in set(layer_types):
+            if layer_type == "sliding_attention":
+                masks[layer_type] = self._mask(visible, distances, window)
+            else:
+                masks[layer_type] = self._mask(visible, distances, None)
+        return masks
+
+    def _mask(
+        self, visible: torch.Tensor, distances: torch.Tensor, window: int | None
+    ) -> torch.Tensor:
+        """One of the masks: 0 for a visible key, the lowest number for any other."""
+        if window is not None:
+            visible = visible & (distances < window)
+        mask = torch.zeros(visible.shape, dtype=self.model.dtype)
+        mask = mask.masked_fill(~visible, torch.finfo(mask.dtype).min)
+        return mask[:, None].to(self.device)  # (B, 1, T, S)
+
+
+def num_mixing_layers(layers: nn.ModuleList) -> int:
+    """How many layers, from the bottom, have to see all tokens.
+
+    The layers above them have attention without queries and keys: a value projection and an output
+    projection at most, as in a pruned model. They look at each token alone.
+    """
+    count = 0
+    for index, layer in enumerate(layers):
+        parts = {name for name, _ in layer.self_attn.named_children()}
+        if not parts <= {"v_proj", "o_proj"}:
+            count = index + 1
+    return count
