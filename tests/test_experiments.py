@@ -1,21 +1,19 @@
 """Every unit on a tiny model, end to end: which cells there are, and what their numbers are."""
 
-import ast
 import itertools
 import json
 import math
 import shutil
 from functools import partial
 
-import nbformat
 import pandas as pd
 import pytest
 import torch
 
-from harp_lib import config, report
+from harp_lib import config
 from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS
 from harp_lib.evaluation.evaluator import Evaluator
-from harp_lib.experiments import NOTEBOOKS, UNITS, compute, job, models_of, run
+from harp_lib.experiments import UNITS, compute, job, run
 from harp_lib.experiments.plans import Setting
 from harp_lib.methods import alpha_search, layer_selection, make_plan
 from harp_lib.methods.alpha_search import search_alphas
@@ -475,63 +473,6 @@ def test_a_score_that_fails_is_kept_with_its_reason(finished, tmp_path, monkeypa
     assert reasons["piqa"] == {"OutOfMemoryError: CUDA out of memory."}
     (reason,) = reasons["boolq"]
     assert "boolq" in reason
-
-
-def test_wrong_requests(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "RESULTS", tmp_path)
-    with pytest.raises(ValueError, match="unknown unit 'alphas'; choose from theory, similarity"):
-        run("alphas", profile=settings())
-    missing = {
-        "plans": "alpha_search has no harp/search",
-        "scores": "baselines has no dense/plan",
-    }
-    for unit, needed in missing.items():
-        with pytest.raises(FileNotFoundError, match=f"{needed}.* of {MODEL}: compute that first"):
-            compute(unit, settings(), MODEL)
-
-
-OF_OTHERS = {"refit_scores"}  # shown in 09, where notebooks 05 and 07 have been run
-
-
-def calls(notebook, function):
-    """The plain names that a notebook gives to each call of a function."""
-    cells = nbformat.read(notebook, 4).cells
-    tree = ast.parse("\n".join(cell.source for cell in cells if cell.cell_type == "code"))
-    names = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == function:
-            plain = [part.value for part in node.args if isinstance(part, ast.Constant)]
-            names.append(tuple(plain))
-    return names
-
-
-def with_needs(unit):
-    """A unit and what it needs first, and what that needs."""
-    return {unit}.union(*map(with_needs, UNITS[unit].needs))
-
-
-@pytest.mark.parametrize("number", [number for number in NOTEBOOKS if NOTEBOOKS[number]])
-def test_a_notebook_runs_what_is_computed_for_it_and_shows_nothing_else(number):
-    """In Jupyter it computes by itself what a run of everything computes before it."""
-    (notebook,) = config.NOTEBOOKS.glob(f"{number}_*.ipynb")
-    assert calls(notebook, "experiments.run") == [NOTEBOOKS[number]]
-    stores = {UNITS[unit].store for asked in NOTEBOOKS[number] for unit in with_needs(asked)}
-    shown = [name for (name,) in calls(notebook, "report.show")]
-    assert shown
-    for name in set(shown) - OF_OTHERS:
-        assert set(report.entries()[name].stores) <= stores, name
-
-
-def test_units_and_notebooks_fit_together():
-    assert set(UNITS) == set().union(*NOTEBOOKS.values()), "a notebook asks for each"
-    order = list(UNITS)
-    for name, unit in UNITS.items():
-        assert all(order.index(needed) < order.index(name) for needed in unit.needs)
-        models = models_of(settings(), name)
-        assert models == [unit.model or MODEL]
-    extra = settings()
-    extra["alpha_search"]["extra_models"] = ["owner/large"]
-    assert [unit for unit in UNITS if "owner/large" in models_of(extra, unit)] == ["search"]
 
 
 def test_a_search_that_is_interrupted_goes_on_where_it_was(finished, tmp_path, monkeypatch):

@@ -1,0 +1,70 @@
+"""Units of experiments: what each needs first, which notebooks run it, and refused requests."""
+
+import ast
+
+import nbformat
+import pytest
+
+from harp_lib import config, report
+from harp_lib.experiments import NOTEBOOKS, UNITS, compute, models_of, run
+
+MODEL = "tiny-gemma2"
+OF_OTHERS = {"refit_scores"}  # shown in 09, where notebooks 05 and 07 have been run
+
+
+def profile():
+    return config.load_profile("smoke", models=[MODEL])
+
+
+def test_wrong_requests(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
+    with pytest.raises(ValueError, match="unknown unit 'alphas'; choose from theory, similarity"):
+        run("alphas", profile=profile())
+    missing = {
+        "plans": "alpha_search has no harp/search",
+        "scores": "baselines has no dense/plan",
+    }
+    for unit, needed in missing.items():
+        with pytest.raises(FileNotFoundError, match=f"{needed}.* of {MODEL}: compute that first"):
+            compute(unit, profile(), MODEL)
+
+
+def calls(notebook, function):
+    """The plain names that a notebook gives to each call of a function."""
+    cells = nbformat.read(notebook, 4).cells
+    tree = ast.parse("\n".join(cell.source for cell in cells if cell.cell_type == "code"))
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == function:
+            plain = [part.value for part in node.args if isinstance(part, ast.Constant)]
+            names.append(tuple(plain))
+    return names
+
+
+def with_needs(unit):
+    """A unit and what it needs first, and what that needs."""
+    return {unit}.union(*map(with_needs, UNITS[unit].needs))
+
+
+@pytest.mark.parametrize("number", [number for number in NOTEBOOKS if NOTEBOOKS[number]])
+def test_a_notebook_runs_what_is_computed_for_it_and_shows_nothing_else(number):
+    """In Jupyter it computes by itself what a run of everything computes before it."""
+    (notebook,) = config.NOTEBOOKS.glob(f"{number}_*.ipynb")
+    assert calls(notebook, "experiments.run") == [NOTEBOOKS[number]]
+    stores = {UNITS[unit].store for asked in NOTEBOOKS[number] for unit in with_needs(asked)}
+    shown = [name for (name,) in calls(notebook, "report.show")]
+    assert shown
+    for name in set(shown) - OF_OTHERS:
+        assert set(report.entries()[name].stores) <= stores, name
+
+
+def test_units_and_notebooks_fit_together():
+    assert set(UNITS) == set().union(*NOTEBOOKS.values()), "a notebook asks for each"
+    order = list(UNITS)
+    for name, unit in UNITS.items():
+        assert all(order.index(needed) < order.index(name) for needed in unit.needs)
+        models = models_of(profile(), name)
+        assert models == [unit.model or MODEL]
+    extra = profile()
+    extra["alpha_search"]["extra_models"] = ["owner/large"]
+    assert [unit for unit in UNITS if "owner/large" in models_of(extra, unit)] == ["search"]
