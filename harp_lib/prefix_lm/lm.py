@@ -124,7 +124,9 @@ class PrefixLM(HFLM):
             encoded.append(tuple(ids[0].tolist()))
 
         longest = max(map(len, encoded)) + max_new_tokens
-        batch_size = max(self.batch_size, CACHED_TOKENS // longest)
+        batch_size = max(1, CACHED_TOKENS // longest)
+        if self.batch_size != "auto":
+            batch_size = max(self.batch_size, batch_size)
         read_prompts = self._read_prompts(encoded)
         texts: dict[Tokens, str] = {}
         while batch := list(islice(read_prompts, batch_size)):
