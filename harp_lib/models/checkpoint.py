@@ -1,6 +1,8 @@
 """A pruned model as a Hugging Face folder that says how it was pruned."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -49,12 +51,23 @@ def save_pruned(
         raise FileExistsError(
             f"{path} exists and is not a pruned checkpoint; choose another folder"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temporary, quiet():
-        folder = Path(temporary, "checkpoint")
+    with complete_or_nothing(path) as folder, quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         PruningPlan.from_dict(model.config.pruning_plan).to_json(folder / PLAN_FILE)
+
+
+@contextmanager
+def complete_or_nothing(path: Path) -> Iterator[Path]:
+    """Context with an empty folder that becomes ``path`` at the end, in place of what is there.
+
+    After an error ``path`` is as it was before, and nothing else is left.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temporary:
+        folder = Path(temporary, "checkpoint")
+        folder.mkdir()
+        yield folder
         if path.exists():
             path.rename(Path(temporary, "replaced"))
         folder.rename(path)
