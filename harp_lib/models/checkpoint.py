@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from harp_lib.models.card import CARD_FILE, pruned_card
 from harp_lib.models.load import from_pretrained
 from harp_lib.models.registry import quiet
 from harp_lib.pruning import remote
@@ -22,9 +23,9 @@ def save_pruned(
 ) -> None:
     """Write a pruned model and its tokenizer as a Hugging Face folder.
 
-    The folder holds safetensors, config, tokenizer, the plan (``pruning_plan.json``) and the files
-    of this library that ``trust_remote_code=True`` needs. It appears complete or not at all; an
-    earlier pruned checkpoint at ``path`` is replaced.
+    The folder holds safetensors, config, tokenizer, the plan (``pruning_plan.json``), a model card
+    (``README.md``) and the files of this library that ``trust_remote_code=True`` needs. It appears
+    complete or not at all; an earlier pruned checkpoint at ``path`` is replaced.
 
     Parameters
     ----------
@@ -55,6 +56,7 @@ def save_pruned(
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         PruningPlan.from_dict(model.config.pruning_plan).to_json(folder / PLAN_FILE)
+        (folder / CARD_FILE).write_text(pruned_card(model, path.name), encoding="utf-8")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from huggingface_hub import save_torch_state_dict
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib.models import configuration_nemotron_nas
+from harp_lib.models.card import CARD_FILE, nemotron_nas_card
 from harp_lib.models.checkpoint import complete_or_nothing
 from harp_lib.models.nas_blocks import Block, Tensors, blocks_of, check_nemotron_nas, has_biases
 from harp_lib.models.registry import quiet
@@ -72,7 +73,11 @@ def save_nemotron_nas(
         if model.generation_config is not None:
             model.generation_config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        save_torch_state_dict(_state_dict(model, blocks), folder, metadata={"format": "pt"})
+        weights = _state_dict(model, blocks)
+        num_parameters = sum(tensor.numel() for tensor in weights.values())
+        card = nemotron_nas_card(model, path.name, num_parameters, blocks)
+        (folder / CARD_FILE).write_text(card, encoding="utf-8")
+        save_torch_state_dict(weights, folder, metadata={"format": "pt"})
 
 
 def _write_config(folder: Path, model: PreTrainedModel, blocks: list[Block]) -> None:
