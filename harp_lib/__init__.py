@@ -16,6 +16,7 @@ _PUBLIC = {  # module and its public names
     "models.checkpoint": ("save_pruned", "load_pruned"),
     "models.gguf": ("save_gguf",),
     "models.load": ("load_model",),
+    "models.nemotron_nas": ("save_nemotron_nas",),
     "names": ("METHODS",),
     "pruning.plan": ("PruningPlan",),
     "pruning.surgery": ("apply_plan",),

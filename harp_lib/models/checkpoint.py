@@ -1,12 +1,15 @@
 """A pruned model as a Hugging Face folder that says how it was pruned."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from harp_lib.models.card import CARD_FILE, pruned_card
 from harp_lib.models.load import from_pretrained
 from harp_lib.models.registry import quiet
 from harp_lib.pruning import remote
@@ -20,9 +23,9 @@ def save_pruned(
 ) -> None:
     """Write a pruned model and its tokenizer as a Hugging Face folder.
 
-    The folder holds safetensors, config, tokenizer, the plan (``pruning_plan.json``) and the files
-    of this library that ``trust_remote_code=True`` needs. It appears complete or not at all; an
-    earlier pruned checkpoint at ``path`` is replaced.
+    The folder holds safetensors, config, tokenizer, the plan (``pruning_plan.json``), a model card
+    (``README.md``) and the files of this library that ``trust_remote_code=True`` needs. It appears
+    complete or not at all; an earlier pruned checkpoint at ``path`` is replaced.
 
     Parameters
     ----------
@@ -49,12 +52,24 @@ def save_pruned(
         raise FileExistsError(
             f"{path} exists and is not a pruned checkpoint; choose another folder"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temporary, quiet():
-        folder = Path(temporary, "checkpoint")
+    with complete_or_nothing(path) as folder, quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         PruningPlan.from_dict(model.config.pruning_plan).to_json(folder / PLAN_FILE)
+        (folder / CARD_FILE).write_text(pruned_card(model, path.name), encoding="utf-8")
+
+
+@contextmanager
+def complete_or_nothing(path: Path) -> Iterator[Path]:
+    """Context with an empty folder that becomes ``path`` at the end, in place of what is there.
+
+    After an error ``path`` is as it was before, and nothing else is left.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temporary:
+        folder = Path(temporary, "checkpoint")
+        folder.mkdir()
+        yield folder
         if path.exists():
             path.rename(Path(temporary, "replaced"))
         folder.rename(path)

@@ -89,7 +89,13 @@ def _check_folder(folder: Path) -> None:
         raise ValueError(
             f"{folder} holds no config.json: give the folder that save_pretrained wrote"
         )
-    if "remote.Harp" in config_file.read_text(encoding="utf-8"):
+    config_text = config_file.read_text(encoding="utf-8")
+    if '"nemotron-nas"' in config_text:
+        raise ValueError(
+            f"{folder} is a nemotron-nas folder, for vLLM and MLX-LM: to load a pruned model here, "
+            "save it with harp_lib.save_pruned"
+        )
+    if "remote.Harp" in config_text:
         raise ValueError(
             f"{folder} is a pruned checkpoint: load it with harp_lib.load_pruned({str(folder)!r})"
         )

@@ -1,0 +1,278 @@
+"""A pruned model as the blocks of the format ``nemotron-nas``.
+
+Each block of this format has its own number of key/value heads, or no attention, and its own width
+of the FFN. A value-only layer becomes two blocks without attention. In the first one, the FFN is
+``W_O W_V``: its gate is 16 for every token, because the gate's weight is zero, its bias is 16, and
+SiLU(16) = 16 up to rounding. Dividing W_V by 16 makes up for that without an error of rounding. The
+second block holds the FFN of the layer.
+
+Symbols in shapes are those of :mod:`harp_lib.pruning.layers`.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from harp_lib.accounting import attends, attention_window
+from harp_lib.pruning.architecture import decoder_layers, output_norm
+from harp_lib.pruning.layers import (
+    ATTENTION_PARTS,
+    FFN_PARTS,
+    LoneAttention,
+    folded_output,
+    linear_like,
+    num_groups,
+    repeats_values,
+)
+
+MODEL_TYPES = ("llama", "mistral", "qwen2")  # RMS norms before attention and FFN, a gated FFN
+# Rotary positions that both vLLM and MLX-LM compute from the config.
+ROPE_TYPES = ("default", "linear", "llama3")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+WIDTH_UNIT = 256  # runtimes round the width of an FFN up to a multiple of it
+CONSTANT_GATE = 16.0  # a power of two, so that dividing by it is exact; SiLU(16) = 16 (1 - 1e-7)
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Block(NamedTuple):
+    """One block of the format: its entry of ``block_configs``, and its weights by name."""
+
+    settings: dict[str, dict[str, Any]]
+    tensors: Tensors
+
+
+def check_nemotron_nas(model: PreTrainedModel) -> None:
+    """Raise a ValueError, with the reason, if ``nemotron-nas`` cannot express ``model``."""
+    if getattr(model.config, "pruning_plan", None) is None:
+        raise ValueError(
+            "this model is not pruned: call apply_plan first, or save it with model.save_pretrained"
+        )
+    _check_weights(model)
+    _check_architecture(model)
+    config = model.config
+    for index, layer in enumerate(decoder_layers(model)):
+        window = attention_window(config, index)
+        if window is not None:
+            raise ValueError(f"a sliding window of {window} tokens has no place in nemotron-nas")
+        if index == 0 and not attends(layer):
+            raise ValueError(
+                "layer 0 has no attention, but vLLM needs it in the first layer of nemotron-nas: "
+                "prune other layers, or save the model with save_pruned or save_gguf"
+            )
+    rope_type = config.rope_parameters["rope_type"]
+    if rope_type not in ROPE_TYPES:
+        raise ValueError(
+            f"rotary positions of type {rope_type!r} cannot be written; {', '.join(ROPE_TYPES)} can"
+        )
+    head_dim = decoder_layers(model)[0].self_attn.head_dim
+    if head_dim * config.num_attention_heads != config.hidden_size:
+        raise ValueError(
+            f"{config.num_attention_heads} heads of width {head_dim} do not make up the hidden "
+            f"size {config.hidden_size}, as MLX-LM's nemotron-nas assumes"
+        )
+
+
+def _check_weights(model: PreTrainedModel) -> None:
+    """Raise a ValueError if some weights are quantized, offloaded or of an unusual dtype."""
+    way_out = "load the model in float32, bfloat16 or float16 without offloading, and prune it"
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise ValueError(f"a quantized model cannot be written as nemotron-nas: {way_out}")
+    for name, weight in model.named_parameters():
+        if weight.is_meta:
+            raise ValueError(f"{name} is offloaded (on the meta device): {way_out}")
+        if weight.dtype not in DTYPES:
+            raise ValueError(f"{name} is of dtype {weight.dtype}: {way_out}")
+
+
+def _check_architecture(model: PreTrainedModel) -> None:
+    """Raise a ValueError if the layers of ``model`` are not of Llama's kind."""
+    config = model.config
+    model_type = config.model_type.removeprefix("harp_")
+    reason = None
+    for layer in decoder_layers(model):
+        if output_norm(layer) is not None:
+            reason = "they have a norm after attention"
+        elif hasattr(layer.self_attn, "q_norm") or hasattr(layer.self_attn, "k_norm"):
+            reason = "they have norms of queries and keys"
+    if reason is None and getattr(config, "hidden_act", None) != "silu":
+        reason = f"their activation is {getattr(config, 'hidden_act', None)!r}, not 'silu'"
+    if reason is None and model_type not in MODEL_TYPES:
+        reason = "their architecture is another one"
+    if reason is not None:
+        raise ValueError(
+            f"{model_type} models cannot be written as nemotron-nas, because {reason}; "
+            f"{', '.join(MODEL_TYPES)} models can"
+        )
+
+
+@torch.no_grad()
+def blocks_of(model: PreTrainedModel) -> list[Block]:
+    """The blocks that compute the same as the decoder layers of ``model``, from the bottom."""
+    blocks = []
+    for layer in decoder_layers(model):
+        attention_settings: dict[str, Any] = {"no_op": True}
+        tensors: Tensors = {}
+        if attends(layer):
+            heads_in_group, tensors = _attention(layer.self_attn, model.config.num_attention_heads)
+            attention_settings = {"no_op": False, "n_heads_in_group": heads_in_group}
+            tensors["input_layernorm.weight"] = layer.input_layernorm.weight
+        elif adds_something(layer.self_attn):
+            blocks.append(_value_block(layer))
+        tensors |= _ffn(layer.mlp)
+        tensors["post_attention_layernorm.weight"] = layer.post_attention_layernorm.weight
+        blocks.append(_block(attention_settings, tensors))
+    for module in ("self_attn", "mlp"):
+        _complete_biases(blocks, module)
+    return blocks
+
+
+def adds_something(attention: LoneAttention) -> bool:
+    """Whether the output of attention without queries and keys is anything but zero."""
+    return hasattr(attention, "v_proj") or attention.bias is not None
+
+
+def has_biases(blocks: list[Block], module: str) -> bool:
+    """Whether a projection of ``module`` has a bias; if so, all of them have in this format."""
+    return any(_is_bias(name, module) for block in blocks for name in block.tensors)
+
+
+def _is_bias(name: str, module: str) -> bool:
+    return name.startswith(f"{module}.") and name.endswith(".bias")
+
+
+def _complete_biases(blocks: list[Block], module: str) -> None:
+    """Add zero biases to all projections of ``module`` if one of them has a bias."""
+    if not has_biases(blocks, module):
+        return
+    for _, tensors in blocks:
+        for name, weight in list(tensors.items()):
+            if name.startswith(f"{module}.") and name.endswith(".weight"):
+                bias_name = f"{name.removesuffix('weight')}bias"
+                tensors.setdefault(bias_name, weight.new_zeros(len(weight)))
+
+
+def _block(attention_settings: dict[str, Any], tensors: Tensors) -> Block:
+    """A block with these weights, whose FFN is described by the shape of its weights."""
+    width, hidden_size = tensors["mlp.up_proj.weight"].shape
+    # Runtimes round int(2 * ffn_mult * hidden_size / 3) up to a multiple of 256. Half a channel is
+    # left out, so that no error of rounding can lead beyond the width.
+    ffn_mult = 3 * (width - 0.5) / (2 * hidden_size)
+    ffn_settings = {"no_op": False, "ffn_mult": ffn_mult}
+    return Block({"attention": attention_settings, "ffn": ffn_settings}, tensors)
+
+
+def _attention(attention: nn.Module, num_heads: int) -> tuple[int, Tensors]:
+    """Query heads in each group, and the weights, of an attention that may have lost groups.
+
+    Every attention of the format has ``num_heads`` query heads in groups of equal size. The k
+    groups of r query heads that are kept become K' groups of r' heads, where K' is the smallest
+    divisor of the number of heads that is not below k. Zeros fill the rest.
+    """
+    head_dim = attention.head_dim
+    kept_groups = num_groups(attention)
+    groups = next(n for n in range(kept_groups, num_heads + 1) if num_heads % n == 0)
+    heads_in_group = num_heads // groups
+    query_rows = (groups, heads_in_group * head_dim)
+    value_rows = (groups, head_dim)
+    tensors: Tensors = {}
+    for part in ATTENTION_PARTS:
+        linear = getattr(attention, part)
+        rows = query_rows if part == "q_proj" else value_rows
+        if part == "o_proj":
+            # W_O reads query heads by its columns.
+            columns = _padded_groups(linear.weight.T, kept_groups, query_rows)  # (r'·K'·Dh, d)
+            tensors["self_attn.o_proj.weight"] = columns.T
+            bias = linear.bias
+        else:
+            weight = _padded_groups(linear.weight, kept_groups, rows)
+            tensors[f"self_attn.{part}.weight"] = weight
+            bias = linear.bias
+            if bias is not None:
+                bias = _padded_groups(bias, kept_groups, rows)
+        if bias is not None:
+            tensors[f"self_attn.{part}.bias"] = bias
+    return heads_in_group, tensors
+
+
+def _padded_groups(tensor: torch.Tensor, num_groups: int, shape: tuple[int, int]) -> torch.Tensor:
+    """Rows of ``num_groups`` groups, with zeros for more groups and for more rows in each.
+
+    ``shape`` is the number of groups and of rows in each group afterwards.
+    """
+    groups = tensor.unflatten(0, (num_groups, -1))  # (k, rows, …)
+    return _padded(groups, shape).flatten(0, 1)  # (K'·rows', …)
+
+
+def _padded(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """``tensor`` with zeros behind its entries, so that its first dimensions are ``shape``."""
+    full_shape = (*shape, *tensor.shape[len(shape) :])
+    if tensor.shape == full_shape:
+        return tensor
+    padded = tensor.new_zeros(full_shape)
+    padded[tuple(slice(size) for size in tensor.shape)] = tensor
+    return padded
+
+
+def _rounded_up(width: int) -> int:
+    """``width`` as a multiple of the unit in which runtimes count."""
+    return math.ceil(width / WIDTH_UNIT) * WIDTH_UNIT
+
+
+def _ffn(ffn: nn.Module) -> Tensors:
+    """The weights of an FFN, with zeros for channels that round its width up."""
+    hidden_size, width = ffn.down_proj.weight.shape
+    width = _rounded_up(width)
+    tensors: Tensors = {}
+    for part in FFN_PARTS:
+        linear = getattr(ffn, part)
+        if part == "down_proj":
+            shape = (hidden_size, width)
+            bias = linear.bias
+        else:
+            shape = (width,)
+            bias = None if linear.bias is None else _padded(linear.bias, shape)
+        tensors[f"mlp.{part}.weight"] = _padded(linear.weight, shape)
+        if bias is not None:
+            tensors[f"mlp.{part}.bias"] = bias
+    return tensors
+
+
+def _value_block(layer: nn.Module) -> Block:
+    """The block whose FFN is the attention branch of a layer without queries and keys."""
+    values, output = _value_projections(layer)
+    hidden_size = values.in_features
+    width = _rounded_up(values.out_features)
+    up = _padded(values.weight / CONSTANT_GATE, (width,))
+    tensors = {
+        "mlp.gate_proj.weight": torch.zeros_like(up),
+        "mlp.gate_proj.bias": up.new_full((width,), CONSTANT_GATE),
+        "mlp.up_proj.weight": up,  # (width, d)
+        "mlp.down_proj.weight": _padded(output.weight, (hidden_size, width)),
+        "post_attention_layernorm.weight": layer.input_layernorm.weight,
+    }
+    if values.bias is not None:
+        tensors["mlp.up_proj.bias"] = _padded(values.bias / CONSTANT_GATE, (width,))
+    if output.bias is not None:
+        tensors["mlp.down_proj.bias"] = output.bias
+    return _block({"no_op": True}, tensors)
+
+
+def _value_projections(layer: nn.Module) -> tuple[nn.Linear, nn.Linear]:
+    """The value projection, and the output projection that reads each value head once.
+
+    If the layer adds the same vector to every token, this is the bias of an output projection that
+    reads one channel of zeros.
+    """
+    attention = layer.self_attn
+    if not hasattr(attention, "v_proj"):
+        hidden_size = len(attention.bias)
+        zeros = attention.bias.new_zeros(1, hidden_size)
+        values = linear_like(layer.mlp.up_proj, zeros, None)
+        return values, linear_like(layer.mlp.up_proj, zeros.T, attention.bias)
+    if repeats_values(attention):
+        return attention.v_proj, folded_output(attention)
+    return attention.v_proj, attention.o_proj

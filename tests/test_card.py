@@ -1,0 +1,111 @@
+"""Model cards of saved folders: the head is what the hub reads, and the facts are right."""
+
+import pytest
+from helpers import small_model
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file
+
+from harp_lib import PruningPlan, apply_plan, load_pruned, save_nemotron_nas, save_pruned
+from harp_lib.config import MODELS, NAMED_MODELS
+from harp_lib.models.registry import tiny_tokenizer
+from harp_lib.pruning.plan import LayerPlan
+
+HARP = PruningPlan.value_only(6, [0.8, 0.25, 0.0])
+FLAP = PruningPlan(6, {1: LayerPlan(removed_groups=(1,), removed_channels=(3, 4))}, "flap")
+
+
+def card_of(folder):
+    """The card of a folder; the hub's own checks raise for a head that it would refuse."""
+    return ModelCard.load(folder / "README.md")
+
+
+def test_the_card_of_a_pruned_checkpoint(tiny, tmp_path):
+    model = tiny()
+    dense_parameters = model.num_parameters()
+    model.config.name_or_path = "owner/some-model"
+    save_pruned(apply_plan(model, HARP), tiny_tokenizer(), tmp_path / "my-model-harp")
+    card = card_of(tmp_path / "my-model-harp")
+    assert card.data.base_model == "owner/some-model"
+    assert card.data.license is None
+    assert card.data.library_name == "transformers"
+    assert card.data.pipeline_tag == "text-generation"
+    assert card.data.tags == ["harp", "pruned"]
+    text = card.text
+    assert "pruned by HARP. 3 of 6 layers are value-only" in text
+    assert "Where α is 0 (1), values" in text
+    assert "| 5 | 0.8 |\n| 4 | 0.25 |\n| 3 | 0 |" in text
+    parameters = model.num_parameters()
+    assert f"| parameters | {dense_parameters:,} | {parameters:,} |" in text
+    # Two groups of width 16 in float32, keys and values, in 6 and in 3 layers.
+    assert "| bytes of KV cache for each token | 1,536 | 768 | -50.0% |" in text
+    assert 'from_pretrained("my-model-harp", trust_remote_code=True)' in text
+    assert "save_gguf" in text
+    assert "save_nemotron_nas" in text
+
+
+@pytest.mark.parametrize(
+    ("family", "plan", "gguf", "nas"),
+    [
+        ("llama", PruningPlan.value_only(4, {0: 0.5}), True, False),
+        ("qwen2", PruningPlan.value_only(4, {2: 0.5}), False, True),
+        ("gemma2", PruningPlan.value_only(4, {2: 0.5}), False, False),
+        ("olmo2", PruningPlan.value_only(4, {2: 0.5}), False, False),
+        ("cohere", PruningPlan.value_only(4, {2: 0.5}), False, False),
+    ],
+)
+def test_only_what_can_run_the_model_is_named(family, plan, gguf, nas, tmp_path):
+    save_pruned(apply_plan(small_model(family), plan), tiny_tokenizer(), tmp_path / "pruned")
+    text = card_of(tmp_path / "pruned").text
+    assert ("llama.cpp" in text) == gguf
+    assert ("vLLM" in text) == nas
+    assert ("MLX-LM" in text) == nas
+    assert "AutoModelForCausalLM" in text
+
+
+def test_the_card_of_a_nemotron_nas_folder(tiny, tmp_path):
+    model = apply_plan(tiny(), HARP)
+    save_nemotron_nas(model, tiny_tokenizer(), tmp_path / "my-model-nas")
+    card = card_of(tmp_path / "my-model-nas")
+    assert card.data.library_name == "vllm"
+    assert card.data.base_model is None
+    weights = load_file(tmp_path / "my-model-nas" / "model.safetensors")
+    num_parameters = sum(tensor.numel() for tensor in weights.values())
+    assert f" | {num_parameters:,} | " in card.text
+    assert "| 1,536 | 768 | -50.0% |" in card.text
+    assert "6 layers are written as 8 blocks, 3 of which have attention" in card.text
+    assert "vllm serve ./my-model-nas --trust-remote-code\n" in card.text
+    assert "mlx_lm.generate --model ./my-model-nas" in card.text
+    assert "from_pretrained" not in card.text
+
+
+def test_a_baseline(tiny, tmp_path):
+    save_pruned(apply_plan(tiny(), FLAP), tiny_tokenizer(), tmp_path / "pruned")
+    text = card_of(tmp_path / "pruned").text
+    assert "A model, pruned by FLAP. Key/value groups removed from layers that attend: 1." in text
+    assert "FFN channels removed: 2." in text
+    assert "α" not in text
+    assert "| 1,536 | 1,408 |" in text
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, fields in NAMED_MODELS.items() if "sha256" in fields]
+)
+def test_the_origin_is_known_by_the_registry_and_handed_on(name, tiny, tmp_path):
+    model = tiny()
+    model.config.name_or_path = str(MODELS / name)
+    save_pruned(apply_plan(model, HARP), tiny_tokenizer(), tmp_path / "pruned")
+    save_nemotron_nas(*load_pruned(tmp_path / "pruned"), tmp_path / "nas")
+    for folder in ("pruned", "nas"):
+        card = card_of(tmp_path / folder)
+        assert card.data.base_model == NAMED_MODELS[name]["base_model"]
+        assert card.data.license == NAMED_MODELS[name]["license"]
+        assert str(tmp_path) not in str(card)
+
+
+def test_the_card_of_a_dense_folder_is_not_handed_on(tiny, tmp_path):
+    model = tiny()
+    model.config.name_or_path = str(tmp_path)
+    head = "---\nbase_model: owner/older\nlicense: mit\ntags: [other]\n---\n"
+    (tmp_path / "README.md").write_text(head)
+    save_pruned(apply_plan(model, HARP), tiny_tokenizer(), tmp_path / "pruned")
+    assert card_of(tmp_path / "pruned").data.base_model is None
