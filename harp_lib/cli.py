@@ -205,9 +205,12 @@ def _assignment(text: str) -> tuple[str, str]:
 
 
 def missing_packages() -> list[str]:
-    """Packages of requirements.lock that this interpreter lacks, whatever their version."""
+    """Packages of requirements.lock that this interpreter lacks, whatever their version.
+
+    Those that are not for every machine (MLX) may be lacking.
+    """
     lock = (CHECKOUT / "requirements.lock").read_text(encoding="utf-8")
-    packages = re.findall(r"^([\w.-]+)==", lock, re.MULTILINE)
+    packages = re.findall(r"^([\w.-]+)==[^;\s]+$", lock, re.MULTILINE)
     return [name for name in packages if not any(metadata.distributions(name=name))]
 
 
