@@ -134,10 +134,10 @@ def panels(
     width = min(width, WIDEST / columns)
     names = {}
     for number, name in enumerate(_panel_names(frame, parts, keys)):
-        names[str(number)] = "\n".join(_wrapped(line, width) for line in name.splitlines())
+        names[str(number)] = "\n".join(_wrapped(line, 9 * width) for line in name.splitlines())
     plot = plot.facet(groups.ngroup().astype(str), wrap=columns)
     plot = plot.share(x=share[0], y=share[1])
-    plot = plot.label(x=_wrapped(x, width), y=y, title=names.get)
+    plot = plot.label(x=_wrapped(x, 10.5 * width), y=y, title=names.get)
     num_rows = math.ceil(len(parts) / columns)
     drawn = plt.figure(figsize=(width * columns, height * num_rows + 0.5))
     plot.on(drawn).plot()
@@ -148,9 +148,9 @@ def panels(
     return drawn
 
 
-def _wrapped(text: str, width: float) -> str:
-    """A text in lines that fit a panel of so many inches."""
-    return textwrap.fill(text, int(10.5 * width))
+def _wrapped(text: str, length: float) -> str:
+    """A text in lines of so many characters at most."""
+    return textwrap.fill(text, int(length))
 
 
 def _panel_names(frame: pd.DataFrame, parts: list[pd.DataFrame], keys: list[str]) -> list[str]:
