@@ -209,7 +209,7 @@ def read_cell(file: Path) -> dict[str, Any] | None:
 
 
 def read_results(profile: str, experiment: str) -> Cells:
-    """Cells of the last finished run, or else committed ones.
+    """Cells of the last finished run, or else committed ones, in the registry's order of models.
 
     FileNotFoundError if there are none, or one is gone.
     """
@@ -224,8 +224,18 @@ def read_results(profile: str, experiment: str) -> Cells:
                 raise FileNotFoundError(f"{what} is gone or of an unfinished run; {again}")
             cells[model, method, name] = stored
         if cells:
-            return cells
+            return _in_order_of_models(cells)
     raise FileNotFoundError(f"no stored results of {experiment} for the profile {profile}; {again}")
+
+
+def _in_order_of_models(cells: Cells) -> Cells:
+    """The cells in the order in which models stand in the registry, others behind them."""
+    names = list(config.NAMED_MODELS)
+
+    def place(key: tuple[str, str, str]) -> int:
+        return names.index(key[0]) if key[0] in names else len(names)
+
+    return {key: cells[key] for key in sorted(cells, key=place)}
 
 
 def _listed(folder: Path) -> dict[tuple[str, str, str], str]:

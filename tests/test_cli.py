@@ -12,8 +12,9 @@ from helpers import CHECKOUT
 
 from harp_lib import cli, config
 
-README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^(\./run_all\.sh[^#\n]*)", README, re.MULTILINE)
+PAGES = [CHECKOUT / "README.md", *(CHECKOUT / "docs").glob("*.md")]
+TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+COMMANDS = re.findall(r"^(\./run_all\.sh[^#\n]*)", TEXT, re.MULTILINE)
 
 
 def test_options_of_run_are_read():

@@ -15,7 +15,14 @@ from helpers import CHECKOUT, Checkout
 from harp_lib import PruningPlan, __version__, config, names
 
 COUNT_HOURS = str(CHECKOUT / "data" / "costs" / "paper_hours.py")
-README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted(str(file.relative_to(CHECKOUT)) for file in (CHECKOUT / "docs").glob("*.md"))
+
+
+def text_of(page):
+    return (CHECKOUT / page).read_text(encoding="utf-8")
+
+
+README = text_of("README.md")
 SMALLER = {  # the same code on a random tiny model
     '"smollm2-135m"': '"tiny-llama"',
     "num_layers=6": "num_layers=2",
@@ -27,7 +34,7 @@ def stored_hours():
     return pd.read_csv(CHECKOUT / "data" / "costs" / "paper_hours.csv", dtype={"notebook": str})
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "data/mini/README.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "data/mini/README.md", *PAGES])
 def test_links_lead_somewhere(page):
     file = CHECKOUT / page
     text = re.sub(r"```.*?```", "", file.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -37,8 +44,21 @@ def test_links_lead_somewhere(page):
         assert (CHECKOUT / name).exists() or name == "data/results", name
 
 
-def test_the_code_of_the_front_page_runs(tmp_path, monkeypatch, capsys):
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def test_the_front_page_is_read_in_a_minute():
+    assert len(README.encode()) < 7500
+
+
+def test_the_code_of_the_front_page_runs(tmp_path, monkeypatch):
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    block = block.replace('"smollm2-135m"', '"tiny-llama"').replace("num_layers=6", "num_layers=2")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_texts.txt").write_text("A first text, which is short.\nA second text.\n")
+    exec(block, {})
+    assert (tmp_path / "my-model-harp" / "config.json").is_file()
+
+
+def test_the_code_of_the_library_page_runs(tmp_path, monkeypatch, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", text_of("docs/library.md"), re.DOTALL)
     for shown, smaller in SMALLER.items():
         assert shown in "".join(blocks)
         blocks = [block.replace(shown, smaller) for block in blocks]
@@ -61,13 +81,15 @@ def test_stored_hours_are_the_counted_ones():
     pd.testing.assert_frame_equal(counted, stored_hours())
 
 
-def test_the_front_page_gives_the_stored_hours():
+def test_the_page_on_full_size_gives_the_stored_hours():
     hours = stored_hours().set_index("notebook").iloc[:, 1]
     sentence = (
         r"05 takes at most (\d+) hours, 07 at most (\d+), 06 at most (\d+), "
         r"03, 04 and\n08 some (\d+)"
     )
-    on_front_page = [float(number) for number in re.search(sentence, README).groups()]
+    on_front_page = [
+        float(number) for number in re.search(sentence, text_of("docs/full-size.md")).groups()
+    ]
     assert on_front_page == [*hours[["05", "07", "06"]], round(hours[["03", "04", "08"]].sum())]
 
 

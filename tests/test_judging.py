@@ -104,7 +104,7 @@ def test_the_threshold_stands_beside_the_outcome(small):
     assert needed["alpha-carries-over"] == "below 5 %"
     assert needed["block-influence"] == "ρ below −0.5"
     assert needed["generation-parameters"] == "above 0 points"
-    gemma = "Gemma-3-270M (Q4_K_M, dequantized): below 50 %"
+    gemma = "Gemma-3 270M: below 50 %"
     assert gemma in needed["overtaking-timed"], "models differ in the side that decides"
     judged = small[(small["kind"] != "theorem") & small["value"].notna()]
     for claim in set(judged.query("kind != 'ours'")["id"]):

@@ -29,7 +29,7 @@ TEXT = "The with statement wraps a block: naïve café, 日本語, 🙂 12345\n\
 def test_names_of_models_as_titles_and_in_file_names():
     assert set(NAMED_MODELS) == FROM_WHEELS.keys() | FAMILIES.keys()
     titles = {
-        "smollm2-135m": "SmolLM2-135M-Instruct (Q4_1, dequantized)",
+        "smollm2-135m": "SmolLM2 135M",
         "tiny-gemma2": "tiny random Gemma-2",
         "meta-llama/Llama-3.1-8B": "Llama-3.1-8B",
         "checkpoints/pruned/": "pruned",

@@ -10,6 +10,7 @@ import nbformat
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex
 
 from harp_lib import report
@@ -59,16 +60,31 @@ def frame() -> pd.DataFrame:
 
 
 def drawn_intervals(axis: plt.Axes, along: int) -> set[tuple[float, float]]:
-    """The ends of every error bar on an axis; ``along`` is 0 for x and 1 for y."""
+    """The ends of every interval on an axis; ``along`` is 0 for x and 1 for y.
+
+    The strokes across an interval's direction, such as the tops of bars, are none.
+    """
     intervals = set()
-    for container in axis.containers:
-        _, _, bars = getattr(container, "lines", (None, None, ()))
-        for bar in bars:
-            for segment in bar.get_segments():
-                if len(segment):
-                    ends = segment[:, along]
-                    intervals.add((round(min(ends), 6), round(max(ends), 6)))
+    for collection in axis.collections:
+        if not isinstance(collection, LineCollection):
+            continue
+        for segment in collection.get_segments():
+            if not len(segment):
+                continue
+            ends = segment[:, along]
+            across = segment[:, 1 - along]
+            if np.ptp(across) == 0:
+                intervals.add((round(min(ends), 6), round(max(ends), 6)))
     return intervals
+
+
+def drawn_points(axis: plt.Axes) -> set[tuple[float, float]]:
+    """Where the marks on an axis stand."""
+    points = set()
+    for collection in axis.collections:
+        if isinstance(collection, PathCollection):
+            points.update(tuple(point) for point in np.ma.getdata(collection.get_offsets()))
+    return points
 
 
 @pytest.mark.parametrize("scale", ["linear", "log"])
@@ -77,6 +93,7 @@ def test_intervals_of_dots_are_where_the_numbers_are(scale):
     for axis, part in figure.panels:
         axis.set_xscale(scale)
         assert drawn_intervals(axis, along=0) == set(zip(part["low"], part["high"], strict=True))
+        assert {x for x, _ in drawn_points(axis)} == set(part["value"])
 
 
 def test_dots_have_names_down_the_side_and_one_legend():
@@ -89,8 +106,9 @@ def test_dots_have_names_down_the_side_and_one_legend():
 
 def test_a_missing_interval_is_not_drawn():
     part = frame().assign(low=np.nan, high=np.nan)
-    for axis, _ in plots.dots(part, "task", "method").panels:
-        assert all(np.isnan(low) for low, _ in drawn_intervals(axis, along=0))
+    for axis, rows in plots.dots(part, "task", "method").panels:
+        assert not drawn_intervals(axis, along=0)
+        assert len(drawn_points(axis)) == len(rows), "the dots are drawn"
 
 
 def test_an_unknown_look_is_named():
@@ -103,21 +121,40 @@ def test_lines_and_their_bands_are_where_the_numbers_are():
     for axis, rows in plots.lines(part, "layer", "method").panels:
         points = {tuple(point) for line in axis.lines for point in line.get_xydata()}
         assert points == set(zip(rows["layer"], rows["value"], strict=True))
+        assert points == drawn_points(axis)
         corners = set()
-        for band in axis.collections:
-            corners.update(tuple(point) for point in band.get_paths()[0].vertices)
+        for band in axis.patches:
+            corners.update(tuple(point) for point in band.get_xy())
         lows = set(zip(rows["layer"], rows["low"], strict=True))
         highs = set(zip(rows["layer"], rows["high"], strict=True))
         assert corners == lows | highs
 
 
-def test_bars_have_their_numbers_and_hollow_ones_are_white():
+def test_bars_have_their_numbers_and_hollow_ones_are_empty():
     part = frame().replace({"method": {"dense": "alpha-1"}})
     for axis, rows in plots.bars(part, "task", "method").panels:
         assert sorted(bar.get_height() for bar in axis.patches) == sorted(rows["value"])
-        faces = [to_hex(bar.get_facecolor()) for bar in axis.patches]
-        assert faces.count("#ffffff") == 3, "HARP at α = 1 is hollow"
+        are_filled = [bar.get_facecolor()[3] > 0 for bar in axis.patches]
+        assert are_filled.count(False) == 3, "HARP at α = 1 is hollow"
+        hollow = [bar for bar in axis.patches if bar.get_facecolor()[3] == 0]
+        assert {to_hex(bar.get_edgecolor()) for bar in hollow} == {LOOKS["alpha-1"].colour}
         assert drawn_intervals(axis, along=1) == set(zip(rows["low"], rows["high"], strict=True))
+
+
+def test_a_bar_of_height_zero_is_a_stroke_and_a_missing_one_is_not():
+    part = frame().query("model == 'A'")
+    part.loc[part["task"] == "first", "value"] = [0, np.nan]
+    ((axis, _),) = plots.bars(part.drop(columns=["low", "high"]), "task", "method").panels
+    tops = set()
+    for collection in axis.collections:
+        tops.update(segment[0, 1] for segment in collection.get_segments() if len(segment))
+    assert tops == set(part["value"].dropna())
+
+
+def test_marks_keep_their_numbers_whatever_the_index_of_the_frame():
+    shuffled = frame().iloc[::-1].set_axis([0] * 12)
+    for axis, rows in plots.dots(shuffled, "task", "method").panels:
+        assert {x for x, _ in drawn_points(axis)} == set(rows["value"])
 
 
 def test_one_colour_has_one_meaning():
@@ -167,9 +204,9 @@ def test_figures_say_what_is_seen_and_in_which_units(name, profile):
 
 
 def share_inside(axis: plt.Axes) -> float:
-    """The share of the points of lines that are inside the panel, 1 without any."""
+    """The share of the marks and points of lines that are inside the panel, 1 without any."""
     low, high = sorted(axis.get_ylim())
-    points = []
+    points = [y for _, y in drawn_points(axis) if np.isfinite(y)]
     for line in axis.lines:
         is_across = list(line.get_ydata()) == [0, 1]  # a line across the panel is no mark
         if not is_across:

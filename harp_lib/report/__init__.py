@@ -27,11 +27,11 @@ FORMATS = {  # of a figure's files, and the metadata without which a file has no
     "svg": {"Date": None},
 }
 BLOCK = re.compile(
-    r"(?P<begin><!-- begin (?P<name>\w+)(?: of (?P<profile>\w+))? -->\n)"
+    r"(?P<begin><!-- begin (?P<name>\w+) of (?P<profile>\w+) -->\n)"
     r".*?(?P<end><!-- end (?P=name) -->)",
     re.DOTALL,
 )
-"""A block of a page that is written from results, for a named profile or for the page's own."""
+"""A block of a page that is written from the results of a profile."""
 
 
 class Entry(NamedTuple):
@@ -198,17 +198,21 @@ def latex(shown: pd.DataFrame) -> str:
     return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", style.to_latex(hrules=True))
 
 
-def write_readme(profile: dict) -> None:
-    """Write the blocks of README.md from stored results (:func:`rendered`)."""
-    file = config.ROOT / "README.md"
-    file.write_text(rendered(file.read_text(encoding="utf-8"), profile), encoding="utf-8")
+def pages() -> list[Path]:
+    """The front page and the pages beside it, some of whose blocks are written from results."""
+    return [config.ROOT / "README.md", *sorted((config.ROOT / "docs").glob("*.md"))]
 
 
-def rendered(text: str, profile: dict) -> str:
+def write_pages() -> None:
+    """Write the blocks of all pages from stored results (:func:`rendered`)."""
+    for file in pages():
+        file.write_text(rendered(file.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def rendered(text: str) -> str:
     """A page whose blocks are written again.
 
-    A block stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` and is made for
-    ``profile``. A block that begins with ``NAME of PROFILE`` is made for that profile.
+    A block stands between ``<!-- begin NAME of PROFILE -->`` and ``<!-- end NAME -->``.
     """
     from harp_lib.report import claims, figures_costs, figures_harp, score_tables
 
@@ -228,14 +232,14 @@ def rendered(text: str, profile: dict) -> str:
     blocks = {
         "results": results,
         "claims": claims.counted,
+        "matrix": claims.matrix,
         "frontier": frontier,
         "refit": refit,
         "time": time,
     }
 
     def replacement(block: re.Match) -> str:
-        of_profile = config.load_profile(block["profile"]) if block["profile"] else profile
-        content = blocks[block["name"]](of_profile)
+        content = blocks[block["name"]](config.load_profile(block["profile"]))
         return f"{block['begin']}{content}\n{block['end']}"
 
     return BLOCK.sub(replacement, text)

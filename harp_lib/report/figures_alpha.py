@@ -79,9 +79,9 @@ def alpha_by_layer(profile: dict) -> Figure:
         "y": "searched α",
     }
     drawn = plots.bars(frame, "layer", "kind", **layout)
-    for axis, _ in drawn.panels:
-        for bars in axis.containers:
-            axis.bar_label(bars, fmt="%g", fontsize=7.5)
+    for axis, part in drawn.panels:
+        for row in part.itertuples():
+            axis.text(row.layer, row.value, f"{row.value:g}", ha="center", va="bottom", size=8)
     trends = {}
     for source, part in frame.groupby("source"):
         trends[source] = span(rank_trend(part.assign(model=part["panel"])), "+.2f")
@@ -107,7 +107,8 @@ def alpha_held_out(profile: dict) -> Figure:
     frame = frame.sort_values(["source", "model"], kind="stable", ascending=[False, True])
     layout = {
         "panel": ["model", "text"],
-        "size": (3.4, 2.6),
+        "wrap": 2,
+        "size": (4.8, 1.9),
         "x": "perplexity per token (log scale)",
     }
     drawn = plots.dots(frame, "name", "kind", **layout)

@@ -2,7 +2,9 @@
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import seaborn.objects as so
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
@@ -37,16 +39,19 @@ def baseline_groups(profile: dict) -> Figure:
     stored = data.cells(profile["name"], "baselines")
     frame = data.in_order(_removed_groups(stored), "method", DRAWN_PLANS).reset_index(drop=True)
     frame = one_row_per_plan(frame, stored).replace({"methods": DRAWN_PLANS})
-    drawn = plots.panels(frame, size=(5.2, 2.8), wrap=2, share=(False, False), x="layer")
+    squares = frame.assign(
+        title=frame["methods"].map(plots.in_lines),
+        colour=[LOOKS[method.removesuffix("-squared")].colour for method in frame["method"]],
+        side=np.sqrt(70 * frame["value"]),  # points
+    )
+    plot = so.Plot(squares, x="layer", y="title", color="colour", pointsize="side")
+    plot = plot.add(so.Dot(marker="s", edgewidth=0), legend=False)
+    plot = plot.scale(color=None, pointsize=None, y=so.Nominal())
+    drawn = plots.panels(plot, squares, size=(5.2, 2.8), wrap=2, share=(False, False), x="layer")
     for axis, part in drawn.panels:
-        for row, (method, squares) in enumerate(part.groupby("method", sort=False)):
-            colour = LOOKS[method.removesuffix("-squared")].colour
-            heights = [row] * len(squares)
-            axis.scatter(squares["layer"], heights, 70 * squares["value"], colour, marker="s")
-        titles = [plots.in_lines(names) for names in part["methods"].unique()]
-        axis.set_yticks(range(row + 1), titles)
-        axis.set(xlim=(-1, part["layers"].iloc[0]), ylim=(row + 0.5, -0.5))
+        axis.set_xlim(-1, part["layers"].iloc[0])
         axis.locator_params(axis="x", integer=True)
+    drawn.numbers = frame
     title = "The key/value groups that each method removes, layer by layer"
     note = "{model}a square is as large as the share of the layer's groups that goes"
     return plots.finish(drawn, title, note)
@@ -134,7 +139,7 @@ def _ratios(profile: dict, panels: dict[str, tuple[str, str]], **axes: str) -> F
     for axis, part in drawn.panels:
         axis.axhline(1, color=(LOOKS | TIMED)[part["of"].iloc[0]].colour, linewidth=1, zorder=0)
         axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_locator(LogLocator(base=2, numticks=7))
+        axis.xaxis.set_major_locator(LogLocator(base=2, numticks=4))
         axis.xaxis.set_minor_locator(NullLocator())
         axis.xaxis.set_major_formatter("{x:,.0f}")
     return drawn

@@ -98,15 +98,15 @@ def attention_entropy(profile: dict) -> Figure:
     place = np.where(frame["layer"] >= TOP * num_layers, "top", "below")
     frame["kind"] = np.where(frame["method"] == "random", "random", place)
     looks = {
-        "random": TRAINED["random"]._replace(line="none"),
-        "below": Look("layers below", SECOND, line="none"),
-        "top": Look("top fifth", FIRST, line="none"),
+        "random": TRAINED["random"],
+        "below": Look("layers below", SECOND),
+        "top": Look("top fifth", FIRST),
     }
     axes = {
         "x": "Sim of what the heads of a layer read",
         "y": "normalised entropy of attention (1: uniform)",
     }
-    drawn = plots.lines(frame, "sim", "kind", looks, **axes)
+    drawn = plots.points(frame, "sim", "kind", looks, **axes)
     top = frame[frame["kind"] == "top"].groupby("model")[["sim", "value"]].median()
     title = (
         f"Heads of the top fifth read a Sim of {span(top['sim'])} "
@@ -214,8 +214,9 @@ def value_norms(profile: dict) -> Figure:
     """‖ÂV‖/‖V‖ of every head, mean over documents, a point for each head."""
     ratios = data.tidy(profile["name"], "norm_change", "ratio")
     frame = over_documents(ratios, "model", "layer", "head").drop(columns=["low", "high"])
-    looks = dict.fromkeys(frame["model"], Look("a head", FIRST, ".", "none"))
-    drawn = plots.lines(frame, "layer", "model", looks, x="layer index", y="‖ÂV‖ / ‖V‖ (log scale)")
+    looks = dict.fromkeys(frame["model"], Look("a head", FIRST, "."))
+    axes = {"x": "layer index", "y": "‖ÂV‖ / ‖V‖ (log scale)"}
+    drawn = plots.points(frame, "layer", "model", looks, **axes)
     median = frame.groupby("model")["value"].median()
     is_kept = (frame["value"] - 1).abs() <= 0.05
     kept_share = is_kept.groupby(frame["model"]).mean()

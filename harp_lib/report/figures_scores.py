@@ -68,7 +68,7 @@ def _bars(
         **layout,
     )
     for axis, _ in drawn.panels:
-        setp(axis.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor", size="small")
+        setp(axis.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
     note = "lines: ± standard error, which the paper does not print"
     return plots.finish(drawn, title, note, ylim=(0, None))
 

@@ -5,16 +5,19 @@ error in ``error``. Each value of the column ``panel`` has a panel of its own; b
 the models. A colour has one meaning in all figures.
 """
 
+import math
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+import seaborn.objects as so
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from harp_lib.names import CATALOGUE, display_name
@@ -57,17 +60,13 @@ LOOKS = {
 
 TITLE_SIZE = 10  # points
 NOTE_SIZE = 9
-
-
-class Marks(NamedTuple):
-    """The marks of one look in one panel."""
-
-    axis: plt.Axes
-    rows: pd.DataFrame  # in the order in which they stand along the axis
-    look: Look
-    at: pd.Series  # where they stand along the axis
-    aside: float  # how many steps from the middle of all looks of the panel
-    num_looks: int  # of the panel
+WIDEST = 10  # inches: ticks of a wider figure are too small on a page
+IN_FRONT = {"zorder": 3, "capstyle": "butt"}
+MARK = so.Dots(pointsize=5.5, stroke=1, fillalpha=1, artist_kws=IN_FRONT)
+INTERVAL = so.Range(linewidth=1.2)
+INTERVAL_OF_BAR = so.Range(linewidth=1, color="black", artist_kws=IN_FRONT)
+TOP_OF_BAR = so.Dash(linewidth=1.5, artist_kws=IN_FRONT | {"clip_on": False})
+ASIDE = so.Dodge(by=["color"], empty="fill")  # looks that share a place
 
 
 def use_style() -> None:
@@ -84,23 +83,34 @@ def use_style() -> None:
         "svg.hashsalt": "harp",  # equal figures are equal files
     }
     sns.set_theme(context="notebook", style="ticks", palette="colorblind", font_scale=0.85, rc=rc)
+    so.Plot.config.theme.update(plt.rcParams)
 
 
 def panels(
-    frame: pd.DataFrame, panel="model", *, size=(4.4, 3.4), wrap=4, share=(True, True), x="", y=""
+    plot: so.Plot,
+    frame: pd.DataFrame,
+    panel="model",
+    *,
+    size=(4.4, 3.4),
+    wrap=4,
+    share=(True, True),
+    x="",
+    y="",
 ) -> Figure:
-    """Draw an empty panel for each value of ``panel``, named if there are several.
+    """Draw a plot in a panel for each value of ``panel``, named if there are several.
 
     Where panels differ in their number of documents, each one names its own.
 
     Parameters
     ----------
+    plot : seaborn.objects.Plot
+        What is drawn in every panel.
     frame : DataFrame
-        The rows that are drawn.
+        The rows that the plot draws, each with an index of its own.
     panel : str or list of str
         The column, or the columns, whose values have a panel each.
     size : (float, float)
-        Width and height of a panel in inches.
+        Width and height of a panel in inches; together they are as wide as ``WIDEST`` at most.
     wrap : int
         How many panels stand side by side.
     share : (bool, bool)
@@ -111,37 +121,36 @@ def panels(
     Returns
     -------
     Figure
-        Its attribute ``panels`` is a list of (axis, rows), ``numbers`` is the whole frame.
+        Its attribute ``panels`` is a list of (axis, rows), ``numbers`` is the whole frame, and
+        ``looks`` are those in the legend.
     """
     keys = [panel] if isinstance(panel, str) else panel
-    parts = [part for _, part in frame.groupby(keys, sort=False, dropna=False)]
+    groups = frame.groupby(keys, sort=False, dropna=False)
+    parts = [part for _, part in groups]
     columns = min(wrap, len(parts))
-    rows = -(-len(parts) // columns)  # rounded up
     width, height = size
     if len(parts) == 1:
         width = width * 1.6
-    drawn, axes = plt.subplots(
-        rows,
-        columns,
-        squeeze=False,
-        figsize=(width * columns, height * rows + 0.5),
-        sharex=share[0],
-        sharey=share[1],
-    )
+    width = min(width, WIDEST / columns)
+    names = {}
+    for number, name in enumerate(_panel_names(frame, parts, keys)):
+        names[str(number)] = "\n".join(_wrapped(line, 9 * width) for line in name.splitlines())
+    plot = plot.facet(groups.ngroup().astype(str), wrap=columns)
+    plot = plot.share(x=share[0], y=share[1])
+    plot = plot.label(x=_wrapped(x, 10.5 * width), y=y, title=names.get)
+    num_rows = math.ceil(len(parts) / columns)
+    drawn = plt.figure(figsize=(width * columns, height * num_rows + 0.5))
+    plot.on(drawn).plot()
+    drawn.legends.clear()  # each layer has one; finish() adds one for all
+    drawn.looks = []
     drawn.numbers = frame
-    drawn.panels = list(zip(axes.flat, parts, strict=False))
-    names = _panel_names(frame, parts, keys)
-    for place, (axis, _) in enumerate(drawn.panels):
-        lines_of_title = names[place].splitlines()
-        axis.set_title("\n".join(textwrap.fill(line, int(8.5 * width)) for line in lines_of_title))
-        if place % columns == 0:
-            axis.set_ylabel(y)
-        if place + columns >= len(parts):
-            axis.set_xlabel(x)
-            axis.tick_params(labelbottom=True)
-    for axis in axes.flat[len(parts) :]:
-        axis.remove()
+    drawn.panels = list(zip(drawn.axes, parts, strict=True))
     return drawn
+
+
+def _wrapped(text: str, length: float) -> str:
+    """A text in lines of so many characters at most."""
+    return textwrap.fill(text, int(length))
 
 
 def _panel_names(frame: pd.DataFrame, parts: list[pd.DataFrame], keys: list[str]) -> list[str]:
@@ -151,10 +160,8 @@ def _panel_names(frame: pd.DataFrame, parts: list[pd.DataFrame], keys: list[str]
     counts_differ = len(set(filter(None, counts))) > 1
     names = []
     for part, count in zip(parts, counts, strict=True):
-        words = []
-        for key in varying_keys:
-            value = part[key].iloc[0]
-            words.append(short(value) if key == "model" else str(value))
+        values = part.iloc[0]
+        words = [short(values[key]) if key == "model" else str(values[key]) for key in varying_keys]
         name = ", ".join(words)
         if counts_differ and count:
             name += f" ({count} documents)"
@@ -169,55 +176,102 @@ def dots(
 
     Where several looks share a place, they stand aside of each other and have a legend.
     """
-    drawn = panels(frame, **layout)
-    several = any(part.groupby(by)[hue].nunique().max() > 1 for _, part in drawn.panels)
-    for marks in _marks(drawn, by, hue, looks, "y"):
-        look = marks.look
-        at = marks.at
-        if several:
-            at = at + 0.15 * marks.aside
-        else:
-            look = look._replace(label=None)
-        reach = _reach(marks.rows, value)
-        style = _style(look)
-        marks.axis.errorbar(marks.rows[value], at, xerr=reach, linestyle="none", **style)
+    rows = _with_looks(frame, hue, looks, value)
+    plot = (
+        so.Plot(rows, x=value, y=by, color="look")
+        .add(INTERVAL, ASIDE, xmin="low", xmax="high", orient="y")
+        .add(MARK, ASIDE, fillcolor="look", marker="look", orient="y")
+        .scale(y=so.Nominal())
+    )
+    drawn = _draw(plot, frame, rows, by, looks, layout, line="none")
+    for axis, _ in drawn.panels:
+        axis.grid(axis="y", linewidth=0.4)
+    if not any(part.groupby(by)["look"].nunique().max() > 1 for _, part in drawn.panels):
+        drawn.looks = []  # the name of its place says what a dot is
     return drawn
+
+
+def points(frame: pd.DataFrame, by: str, hue: str, looks=LOOKS, **layout: Any) -> Figure:
+    """Draw a point for each row along a numeric ``by``, without intervals."""
+    rows = _with_looks(frame, hue, looks)
+    plot = so.Plot(rows, x=by, y="value", color="look")
+    plot = plot.add(MARK, fillcolor="look", marker="look")
+    return _draw(plot, frame, rows, by, looks, layout, line="none")
 
 
 def lines(
     frame: pd.DataFrame, by: str, hue: str, looks=LOOKS, *, bars=False, **layout: Any
 ) -> Figure:
     """Draw a line for each ``hue`` along a numeric ``by``, its interval as a band or as bars."""
-    drawn = panels(frame, **layout)
-    for marks in _marks(drawn, by, hue, looks, "x"):
-        axis = marks.axis
-        rows = marks.rows
-        look = marks.look
-        reach = _reach(rows, "value") if bars else None
-        axis.errorbar(marks.at, rows["value"], reach, linestyle=look.line, **_style(look))
-        if "low" in rows and not bars:
-            band = {"color": look.colour, "alpha": 0.2, "linewidth": 0}
-            axis.fill_between(marks.at, rows["low"], rows["high"], **band)
-    return drawn
+    rows = _with_looks(frame, hue, looks)
+    plot = (
+        so.Plot(rows, x=by, y="value", color="look")
+        .add(INTERVAL if bars else so.Band(), ymin="low", ymax="high", orient="x")
+        .add(so.Line(), linestyle="look", orient="x")
+        .add(MARK, fillcolor="look", marker="look")
+    )
+    return _draw(plot, frame, rows, by, looks, layout)
 
 
 def bars(frame: pd.DataFrame, by: str, hue: str, looks=LOOKS, **layout: Any) -> Figure:
-    """Draw bars for each value of ``by``, one for each ``hue`` side by side; hollow is white."""
-    drawn = panels(frame, **layout)
-    for marks in _marks(drawn, by, hue, looks, "x"):
-        look = marks.look
-        width = 0.8 / marks.num_looks
-        marks.axis.bar(
-            marks.at + marks.aside * width,
-            marks.rows["value"],
-            width,
-            label=look.label,
-            facecolor=look.face,
-            edgecolor=look.colour,
-            linewidth=1.2,
-            yerr=_reach(marks.rows, "value"),
-            error_kw={"elinewidth": 1, "capsize": 2},
-        )
+    """Draw bars for each value of ``by``, one for each ``hue`` side by side.
+
+    A hollow look has an empty bar. The top of a bar is a stroke, so that a bar of height 0 shows.
+    """
+    rows = _with_looks(frame, hue, looks)
+    plot = (
+        so.Plot(rows, x=by, y="value", color="look")
+        .add(so.Bar(alpha=1, edgewidth=1.2), ASIDE, fill="look", orient="x")
+        .add(TOP_OF_BAR, ASIDE, orient="x")
+        .add(INTERVAL_OF_BAR, ASIDE, ymin="low", ymax="high", orient="x")
+    )
+    return _draw(plot, frame, rows, by, looks, layout, line="none", marker="s")
+
+
+def _with_looks(frame: pd.DataFrame, hue: str, looks: Mapping, value="value") -> pd.DataFrame:
+    """The rows with the label of their look, and with the ends of their interval, if any."""
+    unknown = set(frame[hue]) - set(looks)
+    if unknown:
+        names = ", ".join(map(str, unknown))
+        raise ValueError(f"no look for {names}; looks: {', '.join(map(str, looks))}")
+    rows = frame.reset_index(drop=True).astype({value: float})
+    rows["look"] = [looks[key].label for key in rows[hue]]
+    if "low" not in rows or rows["low"].isna().all():
+        error = rows.get("error", np.nan)
+        rows["low"] = rows[value] - error
+        rows["high"] = rows[value] + error
+    return rows.astype({"low": float, "high": float})
+
+
+def _draw(
+    plot: so.Plot,
+    frame: pd.DataFrame,
+    rows: pd.DataFrame,
+    by: str,
+    looks: Mapping,
+    layout: dict[str, Any],
+    **in_legend: str,
+) -> Figure:
+    """Draw a plot whose colours, marks and lines are those of the looks.
+
+    If all values of ``by`` are whole numbers, so are the ticks of the x axis. ``in_legend`` is
+    what the legend shows instead of the line or the marker of a look.
+    """
+    present = {look.label: look for look in looks.values() if (rows["look"] == look.label).any()}
+    properties = {
+        "color": {label: look.colour for label, look in present.items()},
+        "fillcolor": {label: look.face for label, look in present.items()},
+        "fill": {label: not look.hollow for label, look in present.items()},
+        "marker": {label: look.marker for label, look in present.items()},
+        "linestyle": {label: look.line for label, look in present.items()},
+    }
+    scales = {name: so.Nominal(values, order=list(present)) for name, values in properties.items()}
+    drawn = panels(plot.scale(**scales), rows, **layout)
+    drawn.numbers = frame
+    drawn.looks = [look._replace(**in_legend) for look in present.values()]
+    for axis, part in drawn.panels:
+        if pd.api.types.is_numeric_dtype(part[by]) and (part[by] % 1 == 0).all():
+            axis.xaxis.set_major_locator(MaxNLocator(9, integer=True))
     return drawn
 
 
@@ -261,23 +315,21 @@ def finish(
 
 
 def _add_legend(drawn: Figure) -> None:
-    """Put one legend beneath the panels, if a panel has several looks."""
-    marks_by_name = {}
-    several = False
+    """Put one legend beneath the panels: the looks, and other marks that have a label."""
+    handles = {}
+    for look in drawn.looks:
+        style = {"color": look.colour, "linestyle": look.line, "marker": look.marker}
+        handles[look.label] = Line2D([], [], markerfacecolor=look.face, **style)
     for axis, _ in drawn.panels:
-        marks, names = axis.get_legend_handles_labels()
-        several = several or len(names) > 1
-        marks_by_name.update(zip(names, marks, strict=True))
-    if not several:
+        artists, names = axis.get_legend_handles_labels()
+        handles.update(zip(names, artists, strict=True))
+    if len(handles) < 2:
         return
-    longest = max(len(name) for name in marks_by_name)
+    longest = max(len(name) for name in handles)
     fitting = max(1, int(drawn.get_size_inches()[0] / (0.08 * longest + 0.6)))
-    drawn.legend(
-        marks_by_name.values(),
-        marks_by_name,
-        loc="outside lower center",
-        ncols=min(fitting, len(marks_by_name)),
-    )
+    num_rows = math.ceil(len(handles) / fitting)
+    columns = math.ceil(len(handles) / num_rows)
+    drawn.legend(handles.values(), handles, loc="outside lower center", ncols=columns)
 
 
 def _add_heading(drawn: Figure, title: str, note: str) -> None:
@@ -301,15 +353,16 @@ def _log_axis(axis: plt.Axes, which: str) -> None:
     axis.set(**{f"{which}scale": "log"})
     low, high = getattr(axis, f"get_{which}lim")()
     if high > 60 * low:
-        steps = (1, 3)
+        locator = LogLocator(subs=(1, 3), numticks=9)
     elif high > 8 * low:
-        steps = (1, 2, 5)
+        locator = LogLocator(subs=(1, 2, 5), numticks=9)
+    elif high > 2 * low:
+        locator = LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 6, 8), numticks=9)
     else:
-        steps = (1, 1.5, 2, 3, 4, 5, 6, 8)
-    locator = LogLocator(subs=steps, numticks=9) if high > 2 * low else MaxNLocator(5)
+        locator = MaxNLocator(5)
     ticks = getattr(axis, f"{which}axis")
     ticks.set_major_locator(locator)
-    ticks.set_major_formatter(lambda value, _: f"{value:g}")
+    ticks.set_major_formatter("{x:g}")
     ticks.set_minor_locator(NullLocator())
 
 
@@ -356,72 +409,3 @@ def in_lines(methods: str) -> str:
 def short(model: str) -> str:
     """What a panel calls a model: its name without the format that its weights were stored in."""
     return re.sub(r" \([^()]*dequantized\)$", "", display_name(model))
-
-
-def _marks(drawn: Figure, by: str, hue: str, looks: Mapping, along: str) -> Iterator[Marks]:
-    """The marks of every look in every panel.
-
-    After the marks of a panel are drawn, its axis ``along`` (x or y) gets its ticks.
-    """
-    frame = drawn.numbers
-    unknown = set(frame[hue]) - set(looks)
-    if unknown:
-        names = ", ".join(map(str, unknown))
-        raise ValueError(f"no look for {names}; looks: {', '.join(map(str, looks))}")
-    numeric = pd.api.types.is_numeric_dtype(frame[by])
-    for axis, part in drawn.panels:
-        sharing_axes = getattr(axis, f"get_shared_{along}_axes")().get_siblings(axis)
-        rows = frame if len(sharing_axes) > 1 else part
-        values = list(rows[by].unique())
-        if numeric:
-            places = {value: value for value in values}
-        else:
-            places = {value: place for place, value in enumerate(values)}
-        yield from _marks_of_panel(axis, part, by, hue, looks, places)
-        if not numeric:
-            _name_ticks(axis, along, places)
-        elif (part[by] % 1 == 0).all():
-            getattr(axis, f"{along}axis").set_major_locator(MaxNLocator(9, integer=True))
-
-
-def _marks_of_panel(
-    axis: plt.Axes, part: pd.DataFrame, by: str, hue: str, looks: Mapping, places: dict
-) -> Iterator[Marks]:
-    """The marks of every look in one panel; ``places`` is where the values of ``by`` stand."""
-    present = [key for key in looks if (part[hue] == key).any()]
-    for i, key in enumerate(present):
-        rows = part[part[hue] == key].sort_values(by, key=lambda values: values.map(places))
-        at = rows[by].map(places).astype(float)
-        yield Marks(axis, rows, looks[key], at, i - (len(present) - 1) / 2, len(present))
-
-
-def _name_ticks(axis: plt.Axes, along: str, places: dict) -> None:
-    """Write the names of the places beside an axis; down y the first one is at the top."""
-    getattr(axis, f"set_{along}ticks")(list(places.values()), list(places))
-    if along == "y":
-        axis.grid(axis="y", linewidth=0.4)
-        axis.set_ylim(len(places) - 0.5, -0.5)
-    else:
-        axis.grid(axis="x", linewidth=0)
-
-
-def _reach(frame: pd.DataFrame, value: str) -> list[pd.Series] | None:
-    """How far each interval reaches below and above its value; nan draws nothing."""
-    if "low" in frame and frame["low"].notna().any():
-        return [frame[value] - frame["low"], frame["high"] - frame[value]]
-    if "error" in frame:
-        return [frame["error"], frame["error"]]
-    return None
-
-
-def _style(look: Look) -> dict[str, Any]:
-    """A look as the arguments of matplotlib's ``errorbar``."""
-    return {
-        "color": look.colour,
-        "marker": look.marker,
-        "markersize": 5.5,
-        "markerfacecolor": look.face,
-        "label": look.label,
-        "capsize": 2,
-        "elinewidth": 1.2,
-    }

@@ -24,7 +24,7 @@ from harp_lib.report.claims.judging import (
     together,
 )
 from harp_lib.report.claims.registry import LIKELIHOOD_TESTS, TESTS
-from harp_lib.report.claims.words import counted, headline, listed, show, worded
+from harp_lib.report.claims.words import counted, headline, listed, matrix, show, worded
 
 __all__ = [
     "LIKELIHOOD_TESTS",
@@ -36,6 +36,7 @@ __all__ = [
     "judge",
     "listed",
     "load_claims",
+    "matrix",
     "over_all",
     "over_models",
     "show",

@@ -8,7 +8,7 @@ from IPython.display import Markdown
 from harp_lib.names import display_name
 from harp_lib.report import markdown
 from harp_lib.report.claims.findings import Outcome
-from harp_lib.report.claims.judging import counts, judge, over_all
+from harp_lib.report.claims.judging import counts, judge, load_claims, over_all
 
 MARKS = {  # of an outcome, in front of what decides it on a model
     Outcome.REPRODUCED: "✓",
@@ -184,6 +184,20 @@ def counted(profile: dict) -> str:
     numbers = counts(judge(profile))
     outcomes = [f"**{count} {outcome}**" for outcome, count in numbers.items() if count]
     return f"We tested {numbers.sum()} empirical claims of the paper: {', '.join(outcomes)}."
+
+
+def matrix(profile: dict) -> str:
+    """A table of the claims that have a ``front_page``, with the mark of each model."""
+    judged = judge(profile)
+    rows = []
+    for claim in load_claims():
+        if "front_page" not in claim:
+            continue
+        row = {"the paper's claim": claim["front_page"]}
+        for judgement in judged[judged["id"] == claim["id"]].to_dict("records"):
+            row[display_name(judgement["model"])] = MARKS[judgement["outcome"]]
+        rows.append(row)
+    return markdown(pd.DataFrame(rows))
 
 
 def headline(profile: dict) -> str:
