@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.pyplot import get_cmap
 
-from harp_lib.names import CORPUS_TITLES
+from harp_lib.names import CORPUS_TITLES, display_name
 from harp_lib.report import data, figure, plots
 from harp_lib.report.figures_layers import rank_trend
 from harp_lib.report.plots import LOOKS, Look, span, with_paper
@@ -69,7 +69,7 @@ def alpha_by_layer(profile: dict) -> Figure:
     """Searched α against layer index: the paper's figure, from its numbers, and ours."""
     ours = data.tidy(profile["name"], "alpha_search", "alpha").query("method == 'harp'")
     frame = with_paper(ours, data.paper("alpha_search").rename(columns={"task": "corpus"}))
-    frame["panel"] = frame["model"].map(plots.short) + "\n" + frame["corpus"].map(CORPUS_TITLES)
+    frame["panel"] = frame["model"].map(display_name) + "\n" + frame["corpus"].map(CORPUS_TITLES)
     frame["kind"] = frame["source"].replace("ours", "harp")
     layout = {
         "panel": "panel",
@@ -100,11 +100,12 @@ def alpha_held_out(profile: dict) -> Figure:
     ours["kind"] = ours["method"].where(ours["method"].isin(LOOKS), "harp")
     printed = data.paper("alpha_robustness").rename(columns={"task": "corpus"})
     frame = with_paper(ours, printed.assign(kind="paper"))
+    models = frame["model"].unique()  # the paper's first
     frame["name"] = _names_of_choices(frame)
     frame["text"] = frame["corpus"].map(CORPUS_TITLES)
     places = {name: _place_of_choice(name) for name in set(frame["name"])}
     frame = frame.sort_values("name", key=lambda names: names.map(places), kind="stable")
-    frame = frame.sort_values(["source", "model"], kind="stable", ascending=[False, True])
+    frame = data.in_order(frame, "model", models)
     layout = {
         "panel": ["model", "text"],
         "wrap": 2,

@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
-from harp_lib.names import CORPUS_TITLES
+from harp_lib.names import CORPUS_TITLES, display_name
 from harp_lib.report import comparisons, data, figure, plots, table
 from harp_lib.report.comparisons import log_change
 from harp_lib.report.figures_layers import rank_trend
@@ -259,7 +259,7 @@ def frontier_rivals(profile: dict) -> Figure:
     frame = changes(profile)
     frame = data.in_order(frame[_usual(frame)], "kind", SHOWN)
     frame["title"] = [SHOWN[kind].label for kind in frame["kind"]]
-    frame["panel"] = frame["model"].map(plots.short) + "\n" + frame["text"]
+    frame["panel"] = frame["model"].map(display_name) + "\n" + frame["text"]
     layout = {
         "panel": "panel",
         "wrap": 3,

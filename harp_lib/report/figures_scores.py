@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.pyplot import setp
 
 from harp_lib.evaluation.benchmarks import CATEGORIES, LONGBENCH
-from harp_lib.names import BASELINES, METHOD_TITLES
+from harp_lib.names import BASELINES, METHOD_TITLES, display_name
 from harp_lib.report import data, figure, plots
-from harp_lib.report.plots import LOOKS, Look, short, span, with_paper
+from harp_lib.report.plots import LOOKS, Look, span, with_paper
 from harp_lib.report.scores import (
     ABLATED,
     AVERAGE,
@@ -88,7 +88,7 @@ def teaser_left(profile: dict) -> Figure | None:
     leads = []
     for row in closest.itertuples():
         lead = told(row.value, row.low, row.high)
-        leads.append(f"{lead} ({row.rival}, {short(row.model)})")
+        leads.append(f"{lead} ({row.rival}, {display_name(row.model)})")
     title = "HARP+FLAP minus the closest baseline, in points, "
     title += "on the tasks where the dense model is above chance: "
     title += ", ".join(leads)

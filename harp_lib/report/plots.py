@@ -6,7 +6,6 @@ the models. A colour has one meaning in all figures.
 """
 
 import math
-import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -161,7 +160,9 @@ def _panel_names(frame: pd.DataFrame, parts: list[pd.DataFrame], keys: list[str]
     names = []
     for part, count in zip(parts, counts, strict=True):
         values = part.iloc[0]
-        words = [short(values[key]) if key == "model" else str(values[key]) for key in varying_keys]
+        words = []
+        for key in varying_keys:
+            words.append(display_name(values[key]) if key == "model" else str(values[key]))
         name = ", ".join(words)
         if counts_differ and count:
             name += f" ({count} documents)"
@@ -404,8 +405,3 @@ def span(values: Iterable[float], form: str = ".2f") -> str:
 def in_lines(methods: str) -> str:
     """The joined titles of equal plans, one a line, for the side of a panel."""
     return methods.replace(" = ", " =\n")
-
-
-def short(model: str) -> str:
-    """What a panel calls a model: its name without the format that its weights were stored in."""
-    return re.sub(r" \([^()]*dequantized\)$", "", display_name(model))

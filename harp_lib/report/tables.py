@@ -202,7 +202,8 @@ def efficiency(profile: dict, kind: str) -> pd.DataFrame:
     if measured.empty or kind not in set(measured["kind"]):
         return pd.DataFrame()
     rows = []
-    for (model, length), part in measured[measured["kind"] == kind].groupby(["model", "length"]):
+    of_kind = measured[measured["kind"] == kind].sort_values("length", kind="stable")
+    for (model, length), part in of_kind.groupby(["model", "length"], sort=False):
         seconds = {}
         for variant, of_variant in part[part["quantity"] == "seconds"].groupby("variant"):
             seconds[variant] = of_variant["value"].tolist()
@@ -220,7 +221,8 @@ def efficiency(profile: dict, kind: str) -> pd.DataFrame:
                         **_counted(variant, counted),
                     }
                 )
-    return pd.DataFrame(rows)
+    models = measured["model"].unique()
+    return data.in_order(pd.DataFrame(rows), "model", models)
 
 
 def _timed(variant: str, seconds: Mapping[str, list[float]]) -> dict[str, float]:
