@@ -336,8 +336,7 @@ def test_pages_say_what_the_reference_says(mini):
         page = file.read_text(encoding="utf-8")
         blocks = dict(re.findall(r"<!-- begin (\w+) of small -->\n(.+?)<!-- end", page, re.DOTALL))
         names.update(blocks)
-        assert report.rendered(page) == page, f"{file.name}: {again}"
         emptied = re.sub(r"(<!-- begin [\w ]+ -->\n).*?(<!-- end)", r"\1\2", page, flags=re.DOTALL)
-        assert report.rendered(emptied) == page
+        assert report.rendered(emptied) == page, f"{file.name}: {again}"
         assert "LongBench" not in blocks.get("results", "")
     assert names == {"results", "claims", "time", "refit", "frontier", "matrix"}
