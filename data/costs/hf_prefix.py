@@ -54,8 +54,7 @@ def evaluated(python: str, backend: str, model: Path, tasks: Path, rows: int, ou
     command += ["--model_args", f"pretrained={model},dtype=float32"]
     command += ["--tasks", GROUP, "--include_path", str(tasks), "--num_fewshot", "5"]
     command += ["--limit", str(rows), "--output_path", str(out), "--batch_size", "8"]
-    if backend != "vllm":
-        command += ["--device", "cpu"]
+    command += ["--device", "cpu"]
     environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
