@@ -122,7 +122,7 @@ def blocks_of(model: PreTrainedModel) -> list[Block]:
             tensors["input_layernorm.weight"] = layer.input_layernorm.weight
         elif adds_something(layer.self_attn):
             blocks.append(_value_block(layer))
-        tensors |= _ffn(layer.mlp)
+        tensors.update(_ffn(layer.mlp))
         tensors["post_attention_layernorm.weight"] = layer.post_attention_layernorm.weight
         blocks.append(_block(attention_settings, tensors))
     for module in ("self_attn", "mlp"):

@@ -91,16 +91,16 @@ def _write_config(folder: Path, model: PreTrainedModel, blocks: list[Block]) -> 
     values["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     source = Path(configuration_nemotron_nas.__file__)
     config_class = configuration_nemotron_nas.NemotronNasConfig
-    values |= {
-        "architectures": ["DeciLMForCausalLM"],
-        "auto_map": {"AutoConfig": f"{source.stem}.{config_class.__name__}"},
-        "model_type": config_class.model_type,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "attention_bias": has_biases(blocks, "self_attn"),
-        "mlp_bias": has_biases(blocks, "mlp"),
-        "num_hidden_layers": len(blocks),
-        "block_configs": [block.settings for block in blocks],
-    }
+    values.update(
+        architectures=["DeciLMForCausalLM"],
+        auto_map={"AutoConfig": f"{source.stem}.{config_class.__name__}"},
+        model_type=config_class.model_type,
+        dtype=str(model.dtype).removeprefix("torch."),
+        attention_bias=has_biases(blocks, "self_attn"),
+        mlp_bias=has_biases(blocks, "mlp"),
+        num_hidden_layers=len(blocks),
+        block_configs=[block.settings for block in blocks],
+    )
     text = json.dumps(values, indent=2, sort_keys=True)
     (folder / "config.json").write_text(f"{text}\n", encoding="utf-8")
     shutil.copyfile(source, folder / source.name)

@@ -1,6 +1,5 @@
 """Where a figure or a table comes from: its numbers, the function that makes it, the cells read."""
 
-import inspect
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -48,8 +47,7 @@ def write_sources(
 
 def source_of(make: Callable) -> tuple[str, str]:
     """The file of a function from the top of the repository, and the function's name."""
-    file = Path(inspect.getsourcefile(make)).relative_to(config.CHECKOUT)
-    return file.as_posix(), make.__name__
+    return f"{make.__module__.replace('.', '/')}.py", make.__name__
 
 
 def _runs(read: dict[str, Cells]) -> list[dict[str, Any]]:
