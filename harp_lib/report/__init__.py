@@ -7,7 +7,6 @@ read and the numbers unrounded. The function's name is the file's name.
 
 import re
 from collections.abc import Callable
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -126,19 +125,22 @@ def redraw(profile: dict) -> list[Path]:
 
 def drawable(profile: dict) -> dict[str, Entry]:
     """The figures and tables whose stores all have results; :func:`redraw` makes no others."""
+    return {name: entry for name, entry in entries().items() if _has_results(entry, profile)}
+
+
+def _has_results(entry: Entry, profile: dict) -> bool:
+    """Whether all stores that an entry cannot do without have cells."""
     from harp_lib.report import data  # here, because it imports from this module
 
-    has_results = cache(lambda store: bool(data.cells(profile["name"], store)))
-    return {name: entry for name, entry in entries().items() if all(map(has_results, entry.stores))}
+    return all(data.cells(profile["name"], store) for store in entry.stores)
 
 
 def _make_and_write(name: str, entry: Entry, profile: dict) -> tuple[Any, list[Path]]:
     """What the function of an entry returns, and the files that it was written to."""
     from harp_lib.report import data, plots  # here, because they import from this module
 
-    for store in entry.stores:
-        if not data.cells(profile["name"], store):
-            return None, []
+    if not _has_results(entry, profile):
+        return None, []
     plots.use_style()
     with data.recording() as read:
         made = entry.make(profile)
