@@ -7,6 +7,7 @@ the models. A colour has one meaning in all figures.
 
 import math
 import textwrap
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -139,7 +140,10 @@ def panels(
     plot = plot.label(x=_wrapped(x, 10.5 * width), y=y, title=names.get)
     num_rows = math.ceil(len(parts) / columns)
     drawn = plt.figure(figsize=(width * columns, height * num_rows + 0.5))
-    plot.on(drawn).plot()
+    with warnings.catch_warnings():
+        # seaborn 0.13 passes a keyword that pandas 4 will not have.
+        warnings.filterwarnings("ignore", "The copy keyword is deprecated")
+        plot.on(drawn).plot()
     drawn.legends.clear()  # each layer has one; finish() adds one for all
     drawn.looks = []
     drawn.numbers = frame
