@@ -520,8 +520,8 @@ def tail_only_prefill_against_thinned():
 
 @finding(
     "README.md",
-    "It lowers perplexity against HARP on other pages of the text it was fitted on, WikiText-2, "
-    "on all three models; on the Python documentation it does so on SmolLM2 alone",
+    "Fitted on WikiText-2, it has a lower perplexity than HARP on other pages of WikiText-2 on all "
+    "three models; on the Python documentation it does so on SmolLM2 alone",
 )
 def refit_against_harp():
     frame = figures_harp.changes({"name": "small"}, "harp").query("kind == 'harp+refit'")
