@@ -1,0 +1,188 @@
+"""Numbers of the findings in docs/results.md."""
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+
+from findings.stored import CODER, GEMMA, MODELS, SMOLLM, finding, perplexity_of, prefill
+from harp_lib.evaluation.benchmarks import BENCHMARKS
+from harp_lib.names import BASELINES
+from harp_lib.report import comparisons, data
+
+
+@finding(
+    "docs/results.md",
+    "At equal heads HARP has the lowest perplexity on Gemma: {:.1f}, where the baselines have "
+    "{:.1f} to {:.1f}.",
+)
+def equal_heads():
+    baselines = [perplexity_of(GEMMA, method) for method in BASELINES]
+    assert perplexity_of(GEMMA, "harp") < min(baselines)
+    for model in (SMOLLM, CODER):
+        assert perplexity_of(model, "harp") > min(
+            perplexity_of(model, method) for method in BASELINES
+        )
+    return perplexity_of(GEMMA, "harp"), min(baselines), max(baselines)
+
+
+@finding(
+    "docs/results.md",
+    "At equal parameters HARP+FLAP has a lower perplexity than the best baseline on no model: "
+    "{:.1f} against {:.1f} on Gemma, {:.1f} against {:.1f} on the coder and {:.1f} against "
+    "{:.1f} on SmolLM2.",
+)
+def equal_parameters():
+    numbers = []
+    for model in (GEMMA, CODER, SMOLLM):
+        for corpus in ("python-docs", "wikitext"):  # on either text
+            ours = perplexity_of(model, "harp+flap", corpus)
+            best = min(perplexity_of(model, method, corpus) for method in BASELINES)
+            assert ours > best
+        numbers += [ours, best]
+    return numbers
+
+
+@finding(
+    "docs/results.md",
+    "On the coder HARP has a higher perplexity on WikiText-2 than the baselines, and yet keeps "
+    "most of what the dense model",
+)
+def coder_against_the_baselines():
+    assert perplexity_of(CODER, "harp") > max(perplexity_of(CODER, method) for method in BASELINES)
+    stored = data.cells("small", "main_tables")
+    scores = {}
+    for method in ("dense", "harp", *BASELINES):
+        answers = data.answered(stored[CODER, method, "bbh_cot_fewshot"]["result"])
+        scores[method] = np.mean(answers)
+    assert scores["harp"] > 0.75 * scores["dense"]
+    assert max(scores[method] for method in BASELINES) < 0.05
+    return []
+
+
+@finding(
+    "docs/results.md",
+    "But the dense model itself is not shown to be above chance there: it scores {:.1f} % on {} "
+    "questions, and a guess in the right form scores {:.1f} %.",
+)
+def guessing_on_bbh():
+    result = data.cells("small", "main_tables")[CODER, "dense", "bbh_cot_fewshot"]["result"]
+    answers = data.answered(result)
+    chances = data.answered(result, "chance")
+    assert comparisons.floor(answers, chances) is not None
+    return 100 * np.mean(answers), len(answers), 100 * np.mean(chances)
+
+
+def lead_on_piqa(model: str, baseline: str) -> comparisons.Interval:
+    """By how many points HARP+FLAP scores higher than a baseline."""
+    stored = data.cells("small", "main_tables")
+    ours = data.answered(stored[model, "harp+flap", "piqa"]["result"])
+    theirs = data.answered(stored[model, baseline, "piqa"]["result"])
+    return comparisons.paired_difference([(ours, theirs)]) * 100
+
+
+@finding(
+    "docs/results.md",
+    "Where answers are chosen, the dense models are above chance on one of six tasks only, PIQA."
+    " There HARP+FLAP is {:.0f} points behind Mag-sp on Gemma, and no difference to a baseline "
+    "is significant on the other two models.",
+)
+def multiple_choice():
+    stored = data.cells("small", "main_tables")
+    choosing = [task for task, benchmark in BENCHMARKS.items() if benchmark.choices]
+    assert len(choosing) == 6
+    for model in MODELS:
+        above_chance = []
+        for task in choosing:
+            result = stored[model, "dense", task]["result"]
+            chances = data.answered(result, "chance")
+            if comparisons.floor(data.answered(result), chances) is None:
+                above_chance.append(task)
+        assert above_chance == ["piqa"]
+    for model in (SMOLLM, CODER):
+        for baseline in BASELINES:
+            lead = lead_on_piqa(model, baseline)
+            assert lead.low < 0 < lead.high
+    behind = lead_on_piqa(GEMMA, "mag-sp")
+    assert behind.high < 0
+    return [-behind.value]
+
+
+@finding(
+    "docs/results.md",
+    "counting baselines that make the same plan once, HARP+FLAP leads a baseline in {} of {} "
+    "comparisons and is led in {}. The {} are all on BBH, with the coder.",
+)
+def comparisons_task_by_task():
+    number = 0
+    leads = []
+    led = []
+    for model, task, difference in differences_to_baselines():
+        number += 1
+        if difference.low > 0:
+            leads.append((model, task))
+        if difference.high < 0:
+            led.append((model, task))
+    assert set(leads) == {(CODER, "bbh_cot_fewshot")}
+    return len(leads), number, len(led), len(leads)
+
+
+def differences_to_baselines() -> Iterator[tuple[str, str, comparisons.Interval]]:
+    """How much higher HARP+FLAP scores than each distinct baseline, by model and task."""
+    stored = data.cells("small", "main_tables")
+    plans = data.cells("small", "baselines")
+    for model in MODELS:
+        distinct = {}  # the last one of the baselines that make a plan
+        for baseline in BASELINES:
+            plan = plans[model, baseline, "plan"]["result"]["plan"]
+            distinct[json.dumps(plan["layers"])] = baseline
+        for task in BENCHMARKS:
+            for baseline in distinct.values():
+                ours = stored.get((model, "harp+flap", task))
+                theirs = stored.get((model, baseline, task))
+                if ours is None or theirs is None:  # not asked
+                    continue
+                scores = (data.answered(ours["result"]), data.answered(theirs["result"]))
+                if None in scores or not any(scores[0] + scores[1]):  # failed, or all zero
+                    continue
+                yield model, task, comparisons.paired_difference([scores])
+
+
+@finding(
+    "docs/results.md",
+    "HARP+FLAP has {:.1f} on WikiText-2 and {:.1f} on the Python documentation, where the best "
+    "baselines have {:.1f} and {:.1f}.",
+)
+def channels_taken_evenly():
+    corpora = ("wikitext", "python-docs")
+    numbers = [perplexity_of(GEMMA, "harp+flap-even", corpus) for corpus in corpora]
+    for corpus in corpora:
+        numbers.append(min(perplexity_of(GEMMA, method, corpus) for method in BASELINES))
+    return numbers
+
+
+@finding(
+    "docs/results.md",
+    "Plain HARP takes {:.2f} times the dense model's time on Gemma. On the coder and on SmolLM2 "
+    "the interval includes 1, so no saving is shown. Against the model that is thinned out "
+    "evenly, no difference is shown on any of the three.",
+)
+def time_of_plain_harp():
+    for model in (CODER, SMOLLM):
+        assert prefill(model, "harp").low < 1 < prefill(model, "harp").high
+    for model in MODELS:
+        assert prefill(model, "harp", "thinned").low < 1 < prefill(model, "harp", "thinned").high
+    assert prefill(GEMMA, "harp").high < 1
+    return [prefill(GEMMA, "harp").value]
+
+
+@finding(
+    "docs/results.md",
+    "With it the time is {:.2f} times the dense model's on Gemma and {:.2f} times on the coder; "
+    "on SmolLM2 the interval still includes 1.",
+)
+def time_of_tail_only_prefill():
+    assert prefill(GEMMA, "harp-tail").high < 1
+    assert prefill(CODER, "harp-tail").high < 1
+    assert prefill(SMOLLM, "harp-tail").low < 1 < prefill(SMOLLM, "harp-tail").high
+    return prefill(GEMMA, "harp-tail").value, prefill(CODER, "harp-tail").value

@@ -1,0 +1,55 @@
+"""What findings read: the committed cells of the profile small."""
+
+from functools import cache
+
+import numpy as np
+import pandas as pd
+
+from harp_lib.report import comparisons, data
+
+SMOLLM = "smollm2-135m"
+GEMMA = "gemma3-270m"
+CODER = "qwen2.5-coder-0.5b"
+MODELS = (SMOLLM, GEMMA, CODER)
+FINDINGS = []  # page, sentence, and the function that gives its numbers
+
+
+def finding(page: str, sentence: str):
+    """Register a sentence of a page; the function gives its numbers in order, as written."""
+
+    def register(numbers):
+        FINDINGS.append((page, sentence, numbers))
+        return numbers
+
+    return register
+
+
+@cache
+def documents_of(store: str) -> pd.DataFrame:
+    """The held-out documents of a store, which are read once for all findings."""
+    return data.documents("small", store).query("split == 'validation'")
+
+
+def documents(model: str, store: str, method: str, corpus: str) -> pd.DataFrame:
+    """Likelihood and tokens of each held-out document under a method's plan."""
+    of_store = documents_of(store)
+    rows = of_store.query("model == @model and method == @method and corpus == @corpus")
+    assert len(rows) > 1
+    assert rows["document"].tolist() == list(range(len(rows)))
+    return rows
+
+
+def perplexity_of(model: str, method: str, corpus: str = "wikitext") -> float:
+    """Perplexity on held-out text."""
+    rows = documents(model, "baselines", method, corpus)
+    return np.exp(rows["nll"].sum() / rows["tokens"].sum())
+
+
+def prefill(
+    model: str, variant: str, against: str = "dense", length: int = 4096
+) -> comparisons.Interval:
+    """Time of reading so many tokens, as a multiple of another variant's."""
+    rows = data.tidy("small", "efficiency", "seconds")
+    rows = rows.query("model == @model and kind == 'prefill' and length == @length")
+    seconds = rows.pivot_table("value", "repetition", "variant")
+    return comparisons.time_ratio(seconds[against], seconds[variant])
