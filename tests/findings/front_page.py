@@ -19,10 +19,10 @@ def against_the_searched_alpha(model: str, rule: str) -> comparisons.Interval:
 @finding(
     "README.md",
     "With α = 1 held-out perplexity is {:.0f} % higher than with the searched α on SmolLM2, {:.0f} "
-    "% on Gemma and {:.0f} % on the coder. An α that is fitted by least squares to the dense "
-    "model's attention branch needs no search. Against the searched α it changes perplexity by {} "
-    "% [{}, {}] on Gemma and by {} % [{}, {}] on the coder; on SmolLM2 {} % [{}, {}] is too wide "
-    "to tell. All of these numbers are from {} documents of WikiText-2",
+    "% on Gemma and {:.0f} % on the coder. An α fitted by least squares needs no search. "
+    "Against the searched α it changes perplexity by {} % [{}, {}] on Gemma and by {} % [{}, {}] "
+    "on the coder; on SmolLM2 {} % [{}, {}] is too wide to tell (95 % intervals, {} documents of "
+    "WikiText-2",
 )
 def a_search_is_not_always_needed():
     by_alpha_1 = []
@@ -90,9 +90,9 @@ def tail_only_prefill_against_thinned():
 
 @finding(
     "README.md",
-    "Fitted on WikiText-2, it has a lower perplexity than HARP on other pages of WikiText-2 on all "
-    "three models; on the Python documentation it does so on SmolLM2 alone, and on the other "
-    "two no difference is shown",
+    "Fitted on WikiText-2, the refitted model has a lower perplexity than HARP's on other pages of "
+    "WikiText-2 on all three models; on the Python documentation it does so on SmolLM2 alone, "
+    "and on the other two no difference is shown",
 )
 def refit_against_harp():
     frame = figures_harp.changes({"name": "small"}, "harp").query("kind == 'harp+refit'")
