@@ -4,7 +4,6 @@ Also what plans drop, in words.
 """
 
 import copy
-import re
 
 import matplotlib.pyplot as plt
 import pandas as pd

@@ -6,7 +6,13 @@ To add one, write the sentence on the page, then add it to the page's file here 
 The function also asserts what the sentence says in words.
 """
 
-from findings import front_page, notebook_01, notebook_03, notebook_04, results_page
+from importlib import import_module
+from pathlib import Path
+
 from findings.stored import FINDINGS
 
-__all__ = ["FINDINGS", "front_page", "notebook_01", "notebook_03", "notebook_04", "results_page"]
+__all__ = ["FINDINGS"]
+
+for file in sorted(Path(__file__).parent.glob("*.py")):
+    if file.stem not in ("__init__", "stored"):
+        import_module(f"findings.{file.stem}")
