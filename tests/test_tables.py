@@ -24,6 +24,7 @@ from harp_lib.report import (
     plots,
     score_tables,
     scores,
+    short_tables,
     tables,
 )
 from harp_lib.report.plan_tables import ranges
@@ -290,6 +291,36 @@ def test_nothing_is_drawn_where_both_scored_nothing(mini, stored):
     names = [label.get_text() for axis in drawn.axes for label in axis.get_yticklabels()]
     assert not [name for name in names if "GSM8K" in name]
     assert [name for name in names if name.startswith("mini-TriviaQA (12")]
+
+
+def test_an_average_without_bbh_and_its_lead(mini, stored):
+    """HARP+FLAP is ahead of FLAP on BBH alone."""
+    answers = {}
+    for method in ("dense", "flap", "harp+flap"):
+        answers[method] = {}
+        for task in scores.of_kind("generation"):
+            answers[method][task] = [1.0, 0.0] * 10
+    answers["harp+flap"]["bbh_cot_fewshot"] = [1.0] * 20
+    stored(main_tables=scored(answers))
+    shown, _ = short_tables.averages_generation(mini)
+    ours = shown.iloc[-4:].set_index("method")
+    assert ours.loc["FLAP", "average"] == ours.loc["FLAP", "average without BBH"] == "50.0"
+    assert ours.loc["HARP+FLAP", "average"] == "60.0"
+    assert ours.loc["FLAP", "HARP+FLAP ahead"].startswith("+10.0 [+")
+    assert ours.loc["FLAP", "HARP+FLAP ahead without BBH"].startswith("+0.0 [−")
+    assert ours.loc["questions", "average"] == "100"
+    paper = shown[shown["method"] == "HARP+FLAP"].iloc[0]
+    assert paper["average"] == "29.1"
+
+
+def test_a_category_of_few_questions_has_no_score(mini, stored):
+    by_task = {"longbench_lcc": [0.5] * 4, "longbench_hotpotqa": [0.25] * 12}
+    answers = {method: by_task for method in ("dense", "flap", "harp+flap")}
+    stored(longbench=scored(answers))
+    shown, _ = short_tables.longbench_by_category(mini)
+    ours = shown.iloc[-2:].set_index("category")
+    assert ours.loc["Code"].tolist()[1:] == ["4", "–", "–", "–"]
+    assert ours.loc["Multi-Document QA"].tolist()[1:] == ["12", "25.0", "25.0 (FLAP)", "25.0"]
 
 
 def test_show_writes_the_files_of_a_table(mini):
