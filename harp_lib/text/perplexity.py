@@ -19,9 +19,17 @@ LOGITS_PER_BLOCK = 2**24  # held at a time: 64 MiB in float32
 
 
 class Window(NamedTuple):
-    """A sequence whose last ``scored`` tokens are predicted; the tokens before are context."""
+    """A sequence whose last tokens are predicted; the tokens before them are context.
 
-    ids: torch.Tensor  # (N,)
+    Attributes
+    ----------
+    ids : (N,)
+        The sequence.
+    scored : int
+        Number of predicted tokens.
+    """
+
+    ids: torch.Tensor
     scored: int
 
 

@@ -7,12 +7,15 @@ not defined. A measure that returns a float averages over the leading dimensions
 name is a plural returns one value for each matrix, (...).
 """
 
+from __future__ import annotations  # signatures show the name Matrix
+
 from typing import NamedTuple
 
 import torch
 from numpy.typing import ArrayLike
 
 Matrix = torch.Tensor | ArrayLike
+"""A tensor, or what NumPy makes an array of."""
 
 
 def similarity(H: Matrix) -> float:
@@ -221,7 +224,7 @@ class Products(NamedTuple):
     BB: float
 
     @classmethod
-    def of(cls, H: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> "Products":
+    def of(cls, H: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> Products:
         """Inner products of three matrices of equal shape, over all entries, in float64."""
         H = H.double().flatten()
         A = A.double().flatten()

@@ -5,7 +5,6 @@ page loads anything from the network: the theme brings its fonts, and MathJax co
 of sphinx-mathjax-offline.
 """
 
-import os
 import sys
 from importlib import resources
 from pathlib import Path
@@ -71,6 +70,7 @@ nb_render_markdown_format = "myst"
 add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+autodoc_type_aliases = {"Matrix": "Matrix"}
 autodoc_typehints_format = "short"
 maximum_signature_line_length = 88
 numpydoc_class_members_toctree = False
