@@ -108,7 +108,7 @@ def attention_entropy(profile: dict) -> Figure:
         "x": "Sim of what the heads read",
         "y": "entropy of attention (1: uniform)",
     }
-    drawn = plots.points(frame, "sim", "kind", looks, wrap=2, **axes)
+    drawn = plots.points(frame, "sim", "kind", looks, wrap=2, share=(False, True), **axes)
     title = "Do heads attend more uniformly where they read tokens that are more alike?"
     note = "{model}a point for each head, mean over documents"
     return plots.finish(drawn, title, note, level=1, ylim=(-0.03, 1.05))
@@ -199,7 +199,7 @@ def stream_norms(profile: dict) -> Figure:
     """Norm of the residual stream relative to the dense model, from the first pruned layer up."""
     frame = relative_norms(profile)
     axes = {
-        "x": "what enters this layer (last: what leaves the top)",
+        "x": "layer entered (last: what leaves the top)",
         "y": "‖H‖ relative to the dense model",
     }
     layout = {"bars": True, "wrap": 2, "share": (False, True)}
