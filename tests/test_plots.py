@@ -329,7 +329,7 @@ def test_a_notebook_has_its_parts(number):
     assert "provenance_table" in code[-1].source
     lines = [line for cell in notebook.cells for line in cell.source.splitlines()]
     heads = [line for line in lines if line.startswith("## ")]
-    assert heads[-3:] == ["## Verdict", "## Play", "## Where these numbers come from"]
+    assert heads[-3:] == ["## Verdict", "## Exercises", "## Where these numbers come from"]
 
 
 @pytest.mark.parametrize("number", FIGURES)

@@ -17,14 +17,16 @@ from harp_lib.report.tables import perplexities
 
 @figure("alpha_search")
 def alpha_curves(profile: dict) -> Figure:
-    """Perplexity against α on the first corpus, a line for each searched layer.
+    """Perplexity against α, a line for each searched layer.
 
-    The layers above it have their best α, the layers below are dense. The numbers are those of all
-    corpora (:func:`searched_curves`).
+    The layers above it have their best α, the layers below are dense. With several models the
+    panels are those of the first corpus; the numbers are those of all (:func:`searched_curves`).
     """
     all_curves = searched_curves(profile)
-    is_first = all_curves["corpus"] == all_curves["corpus"].iloc[0]
-    frame = all_curves[is_first].reset_index(drop=True)
+    frame = all_curves
+    if all_curves["model"].nunique() > 1:
+        is_first = all_curves["corpus"] == all_curves["corpus"].iloc[0]
+        frame = all_curves[is_first].reset_index(drop=True)
     layout = {
         "panel": "panel",
         "wrap": 2,
