@@ -24,7 +24,7 @@ def alpha_curves(profile: dict) -> Figure:
     """
     all_curves = searched_curves(profile)
     frame = all_curves
-    if all_curves["model"].nunique() > 1:
+    if len(all_curves["model"].unique()) > 1:
         is_first = all_curves["corpus"] == all_curves["corpus"].iloc[0]
         frame = all_curves[is_first].reset_index(drop=True)
     layout = {

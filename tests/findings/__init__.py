@@ -6,7 +6,15 @@ To add one, write the sentence on the page, then add it to the page's file here 
 The function also asserts what the sentence says in words.
 """
 
-from findings import front_page, notebook_01, notebook_03, notebook_04, results_page
+from findings import front_page, notebook_00, notebook_01, notebook_03, notebook_04, results_page
 from findings.stored import FINDINGS
 
-__all__ = ["FINDINGS", "front_page", "notebook_01", "notebook_03", "notebook_04", "results_page"]
+__all__ = [
+    "FINDINGS",
+    "front_page",
+    "notebook_00",
+    "notebook_01",
+    "notebook_03",
+    "notebook_04",
+    "results_page",
+]

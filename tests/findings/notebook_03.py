@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from findings.front_page import against_the_searched_alpha
 from findings.stored import CODER, GEMMA, MODELS, SMOLLM, documents, finding
 from harp_lib.methods.alpha_search import ALPHA_GRID, count_passes
 from harp_lib.report import comparisons, data
@@ -157,6 +158,19 @@ def cost_in_perplexity():
         assert change.low > 0
         numbers.append(100 * change.value)
     return numbers
+
+
+@finding(
+    PAGE,
+    "An α that is fitted by least squares needs no search and comes close on two of the three "
+    "models ([02](02_norm_change.ipynb)).",
+)
+def closed_form():
+    for model in (GEMMA, CODER):
+        change = against_the_searched_alpha(model, "reconstructing")
+        assert -0.05 < change.low < 0 < change.high < 0.05
+    assert against_the_searched_alpha(SMOLLM, "reconstructing").high > 0.05
+    return []
 
 
 @finding(

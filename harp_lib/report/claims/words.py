@@ -167,7 +167,7 @@ def paper_map() -> str:
 
 def source_file(module: str) -> Path:
     """The file of a module of the library."""
-    path = config.ROOT / module.replace(".", "/")
+    path = config.CHECKOUT / module.replace(".", "/")
     if path.is_dir():
         return path / "__init__.py"
     return path.with_suffix(".py")
@@ -311,7 +311,10 @@ def counted(profile: dict) -> str:
     num_tested = numbers.sum() - num_not_run
     tested = numbers.drop(Outcome.NOT_RUN)
     outcomes = [f"**{count} {outcome}**" for outcome, count in tested.items() if count]
-    sentence = f"We tested {num_tested} empirical claims of the paper: {', '.join(outcomes)}."
+    sentence = f"We tested {num_tested} empirical claims of the paper"
+    if outcomes:
+        sentence += f": {', '.join(outcomes)}"
+    sentence += "."
     if num_not_run:
         sentence += (
             f" {num_not_run} more were **not run**, because they need a model, answers or a machine"
