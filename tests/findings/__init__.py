@@ -6,22 +6,12 @@ To add one, write the sentence on the page, then add it to the page's file here 
 The function also asserts what the sentence says in words.
 """
 
-from findings import (
-    front_page,
-    notebook_01,
-    notebook_02,
-    notebook_03,
-    notebook_04,
-    results_page,
-)
+from importlib import import_module
+from pkgutil import iter_modules
+
 from findings.stored import FINDINGS
 
-__all__ = [
-    "FINDINGS",
-    "front_page",
-    "notebook_01",
-    "notebook_02",
-    "notebook_03",
-    "notebook_04",
-    "results_page",
-]
+for page in iter_modules(__path__):
+    import_module(f"findings.{page.name}")
+
+__all__ = ["FINDINGS"]
