@@ -31,7 +31,7 @@ FIGURES = {
     "05": ("teaser_left", "score_differences", "margin_lost", "bits_lost"),
     "06": ("ablation_single_layers", "ablation_layers", "teaser_right"),
     "07": ("longbench_differences", "longbench_bits_lost"),
-    "08": ("time_saved", "memory_and_decode"),
+    "08": ("time_saved", "decode_time"),
     "09": ("frontier", "frontier_rivals", "explained_variance", "refit_scores"),
 }
 

@@ -104,6 +104,23 @@ def show(name: str, profile: dict) -> Any:
     return provenance.Captioned(made, caption)
 
 
+def link(name: str, profile: dict) -> Markdown:
+    """Write the files of a table that is too wide for a notebook, and say where they are.
+
+    Parameters
+    ----------
+    name : str
+        A figure or a table.
+    profile : dict
+        What :func:`harp_lib.config.load_profile` returns.
+    """
+    entry = entries()[name]
+    made, files = _make_and_write(name, entry, profile)
+    if made is None:
+        return Markdown("")
+    return Markdown(f"In full: {provenance.caption(name, entry.make, files)}")
+
+
 def redraw(profile: dict) -> list[Path]:
     """Make every figure and table that has stored results, and return their files.
 

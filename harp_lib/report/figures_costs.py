@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import seaborn.objects as so
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
@@ -34,33 +34,51 @@ DRAWN_PLANS = METHOD_TITLES | {"flap-squared": "FLAP (upstream)"}
 def baseline_groups(profile: dict) -> Figure:
     """Share of the key/value groups that each method removes from each layer.
 
-    A layer that HARP prunes counts as whole, because it loses all queries and keys.
+    A layer that HARP prunes loses the queries and keys of all groups, and is drawn hollow, because
+    its values stay.
     """
     stored = data.cells(profile["name"], "baselines")
-    frame = data.in_order(_removed_groups(stored), "method", DRAWN_PLANS).reset_index(drop=True)
+    frame = _removed_groups(stored)
+    frame = frame[frame["value"] > 0]  # other layers lose FFN channels only
+    frame = data.in_order(frame, "method", DRAWN_PLANS).reset_index(drop=True)
     frame = one_row_per_plan(frame, stored).replace({"methods": DRAWN_PLANS})
-    squares = frame.assign(
-        title=frame["methods"].map(plots.in_lines),
-        colour=[LOOKS[method.removesuffix("-squared")].colour for method in frame["method"]],
-        side=np.sqrt(70 * frame["value"]),  # points
-    )
-    plot = so.Plot(squares, x="layer", y="title", color="colour", pointsize="side")
-    plot = plot.add(so.Dot(marker="s", edgewidth=0), legend=False)
-    plot = plot.scale(color=None, pointsize=None, y=so.Nominal())
-    drawn = plots.panels(plot, squares, size=(5.2, 2.8), wrap=2, share=(False, False), x="layer")
+    plot = so.Plot(frame, x="layer", y="value")
+    drawn = plots.panels(plot, frame, size=(5, 3), wrap=2, share=(False, False), x="layer")
     for axis, part in drawn.panels:
-        axis.set_xlim(-1, part["layers"].iloc[0])
-        axis.locator_params(axis="x", integer=True)
-    drawn.numbers = frame
+        _draw_groups(axis, part)
     title = "The key/value groups that each method removes, layer by layer"
-    note = "{model}a square is as large as the share of the layer's groups that goes"
+    note = "{model}a full bar is all groups of the layer; hollow: queries and keys go, values stay"
     return plots.finish(drawn, title, note)
+
+
+def _draw_groups(axis: Axes, plans: pd.DataFrame) -> None:
+    """A row for each plan of a model, and in it a bar for each layer that loses groups."""
+    titles = list(plans["methods"].unique())
+    for row, title in enumerate(titles):
+        plan = plans[plans["methods"] == title]
+        colour = LOOKS[plan["method"].iloc[0].removesuffix("-squared")].colour
+        for values_stay, layers in plan.groupby("values stay"):
+            axis.bar(
+                layers["layer"],
+                0.8 * layers["value"],
+                bottom=-row - 0.4,
+                width=0.7,
+                edgecolor=colour,
+                facecolor="white" if values_stay else colour,
+                linewidth=1.2,
+            )
+    axis.set_yticks(range(0, -len(titles), -1), [plots.in_lines(title) for title in titles])
+    axis.set_ylim(-len(titles) + 0.4, 0.6)
+    axis.set_xlim(-1, plans["layers"].iloc[0])
+    axis.locator_params(axis="x", integer=True)
+    axis.tick_params(axis="y", length=0)
 
 
 def _removed_groups(stored: Cells) -> pd.DataFrame:
     """The share of its key/value groups that each layer of each plan loses.
 
-    Columns: model, method, title, layer, value (the share, 0 to 1), layers (of the whole model).
+    Columns: model, method, title, layer, value (the share, 0 to 1), values stay (of a layer without
+    queries and keys), layers (of the whole model).
     """
     rows = []
     for (model, method, task), cell in stored.items():
@@ -72,11 +90,13 @@ def _removed_groups(stored: Cells) -> pd.DataFrame:
         for part in plan["layers"]:
             removed = part.get("removed_groups") or ()
             share = len(removed) / cell["result"]["groups_per_layer"]
-            if part.get("alpha") is not None:
+            alpha = part.get("alpha")
+            if alpha is not None:
                 share = 1.0
-            title = DRAWN_PLANS[method]
-            rows.append((model, method, title, part["layer"], share, plan["num_layers"]))
-    return pd.DataFrame(rows, columns=["model", "method", "title", "layer", "value", "layers"])
+            row = (model, method, DRAWN_PLANS[method], part["layer"], share)
+            rows.append((*row, bool(alpha), plan["num_layers"]))
+    columns = ["model", "method", "title", "layer", "value", "values stay", "layers"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 @figure("baselines")
@@ -113,99 +133,76 @@ def baseline_change(profile: dict) -> Figure:
     return plots.finish(drawn, title, note, log="x")
 
 
-def _ratios(profile: dict, panels: dict[str, tuple[str, str]], **axes: str) -> Figure:
-    """Columns of the efficiency frames against length, with a line at 1 in each panel.
-
-    ``panels`` has a kind of measurement and a column of :func:`efficiency` for each panel's title.
-    The last word of the column is the variant that is 1.
-    """
-    frames = {kind: efficiency(profile, kind) for kind, _ in panels.values()}
-    parts = []
-    for title, (kind, column) in panels.items():
-        part = frames[kind].query("variant in @TIMED")
-        part = part.assign(what=title, of=column.split()[-1])
-        for name, end in ENDS.items():
-            part[name] = part.get(column + end)
-        parts.append(part)
-    frame = pd.concat(parts, ignore_index=True).dropna(subset="value")
-    layout = {
-        "bars": True,
-        "panel": ["model", "what"],
-        "size": (4.4, 3.3),
-        "wrap": max(2, frame["model"].nunique()),
-        "x": "tokens (log scale)",
-    }
-    drawn = plots.lines(frame, "length", "variant", TIMED, **layout, **axes)
-    for axis, part in drawn.panels:
-        axis.axhline(1, color=(LOOKS | TIMED)[part["of"].iloc[0]].colour, linewidth=1, zorder=0)
-        axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_locator(LogLocator(base=2, numticks=4))
-        axis.xaxis.set_minor_locator(NullLocator())
-        axis.xaxis.set_major_formatter("{x:,.0f}")
-    return drawn
-
-
 @figure("efficiency")
 def time_saved(profile: dict) -> Figure:
-    """The time of a prefill as a multiple of the dense model's and of an evenly thinned model's.
+    """The time of a prefill as a multiple of the dense model's, by length.
 
-    Bands are the operations left; the paper's times stand beside the first.
+    Bands are the operations that HARP leaves with and without tail-only prefill; the paper's times
+    stand beside them.
     """
-    dense = "times the dense model's"
-    thinned = "times the evenly thinned model's"
-    panels = {dense: ("prefill", "of dense"), thinned: ("prefill", "of thinned")}
-    drawn = _ratios(profile, panels, y="time, as a multiple")
+    frame = _multiples(efficiency(profile, "prefill"), "of dense")
+    # Variants stand beside each other, so that their intervals can be seen.
+    places = frame["variant"].map({name: place for place, name in enumerate(TIMED)})
+    frame["place"] = frame["length"] * 1.09 ** (places - (len(TIMED) - 1) / 2)
+    layout = {"bars": True, "size": (4.8, 3), "wrap": 2, "share": (True, True)}
+    axes = {"x": "tokens (log scale)", "y": "time, as a multiple\nof the dense model's"}
+    drawn = plots.lines(frame, "place", "variant", TIMED, **layout, **axes)
     paper = paper_times()
     for axis, part in drawn.panels:
-        if part["what"].iloc[0] != dense:
-            continue
-        for variant, line in part.groupby("variant"):
+        axis.axhline(1, color=LOOKS["dense"].colour, linewidth=1, zorder=0)
+        for variant in READ:
+            line = part[part["variant"] == variant]
             low = line["flops full of dense"]
             high = line["flops causal of dense"]
             colour = TIMED[variant].colour
-            axis.fill_between(line["length"], low, high, color=colour, alpha=0.15, linewidth=2)
-        label = "HARP in the paper (H100)"
-        axis.scatter(paper.index, paper, 70, PAPER, marker="X", label=label)
-    longest = drawn.numbers["length"].max()
-    last = drawn.numbers.query("variant == 'harp' and length == @longest")
-    multiples = []
-    for name, part in last.groupby("what", sort=False):
-        multiples.append(f"{plots.span(part['value'])} {name}")
-    title = f"HARP takes {' and '.join(multiples)} time at {longest:,} tokens"
-    note = (
-        "95 % intervals over repetitions; "
-        "bands: operations left, of all and of visible query-key pairs"
-    )
+            axis.fill_between(line["length"], low, high, color=colour, alpha=0.2, linewidth=2)
+        axis.scatter(paper.index, paper, 70, PAPER, marker="X", label="HARP in the paper (H100)")
+        _token_axis(axis)
+    title = "How long a prompt takes to read, relative to the dense model"
+    note = "{model}95 % intervals over repetitions; bands: operations left by HARP, plain and "
+    note += "tail-only, of all and of visible query-key pairs"
     return plots.finish(drawn, title, note)
 
 
+def _multiples(frame: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The rows of :func:`efficiency` with one of its intervals as value, low and high."""
+    intervals = {name: frame[column + end] for name, end in ENDS.items()}
+    frame = frame.assign(**intervals).dropna(subset="value")
+    return frame.reset_index(drop=True)
+
+
+def _token_axis(axis: Axes) -> None:
+    """Make the x axis one of tokens, in powers of two."""
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_locator(LogLocator(base=2, numticks=4))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_formatter("{x:,.0f}")
+
+
 @figure("efficiency")
-def memory_and_decode(profile: dict) -> Figure:
-    """What is left of the time of a new token, of the KV cache and of the peak of a prefill."""
-    cache = "KV cache, times dense"
-    panels = {
-        "time of a new token, times dense": ("decode", "of dense"),
-        cache: ("prefill", "cache_bytes of dense"),
-        "time of a new token, times thinned out evenly": ("decode", "of thinned"),
-        "peak of a prefill, times dense": ("prefill", "peak_bytes of dense"),
-    }
-    drawn = _ratios(profile, panels, y="as a multiple")
-    left = plots.span(drawn.numbers.query("what == @cache and variant == 'harp'")["value"], ".0%")
-    note = "{model}marks upon each other are equal; 95 % intervals over repetitions of the times"
-    return plots.finish(drawn, f"HARP keeps {left} of the KV cache", note)
+def decode_time(profile: dict) -> Figure:
+    """The time of a new token as a multiple of the dense model's, by length of the text."""
+    frame = _multiples(efficiency(profile, "decode"), "of dense")
+    frame["tokens"] = [f"after {length:,} tokens" for length in frame["length"]]
+    layout = {"size": (4.8, 1.8), "wrap": 2, "share": (True, False)}
+    drawn = plots.dots(frame, "tokens", "variant", TIMED, x="times the dense model's", **layout)
+    for axis, _ in drawn.panels:
+        axis.axvline(1, color=LOOKS["dense"].colour, linewidth=1)
+    title = "How long a new token takes, relative to the dense model"
+    return plots.finish(drawn, title, "{model}95 % intervals over repetitions")
 
 
 def time_found(profile: dict) -> pd.DataFrame:
-    """HARP's prefill time at the longest text that was timed repeatedly, as a multiple.
+    """HARP's prefill time as a multiple, at each length that was timed repeatedly.
 
     It is compared with the dense model and with the evenly thinned one.
     """
     prefills = efficiency(profile, "prefill")
     rows = []
     if len(prefills):
-        repeated = prefills.query("repetitions > 1")
-        for model, part in repeated.groupby("model", sort=False):
-            rows += _longest_prefill(model, part)
+        repeated = prefills[prefills["repetitions"] > 1]
+        for (model, length), part in repeated.groupby(["model", "length"], sort=False):
+            rows += _times_of_prefill(model, length, part.set_index("variant"))
     columns = {"model": "{model}", "tokens": "{length:,}", "against": "{other}"}
     for variant in READ:
         form = "{NAME:.3f} [{NAME low:.3f}, {NAME high:.3f}]"
@@ -213,16 +210,14 @@ def time_found(profile: dict) -> pd.DataFrame:
     return stacked(lines(pd.DataFrame(rows), columns))
 
 
-def _longest_prefill(model: str, part: pd.DataFrame) -> list[dict[str, Any]]:
-    """A row for each other model with which HARP's longest prefill can be compared."""
-    longest = part["length"].max()
-    last = part[part["length"] == longest].set_index("variant")
+def _times_of_prefill(model: str, length: int, variants: pd.DataFrame) -> list[dict[str, Any]]:
+    """A row for each other model with which HARP's prefill can be compared."""
     rows = []
     for other in ("dense", "thinned"):
-        row = {"model": model, "length": longest, "other": VARIANTS[other]}
+        row = {"model": model, "length": length, "other": VARIANTS[other]}
         for variant in READ:
             for end in ENDS.values():
-                row[variant + end] = last.get(f"of {other}{end}", {}).get(variant)
+                row[variant + end] = variants.get(f"of {other}{end}", {}).get(variant)
         if pd.notna(row["harp"]):
             rows.append(row)
     return rows

@@ -190,44 +190,41 @@ def ablation_alpha_discriminative(profile: dict) -> Table:
 @table("main_tables")
 def dataset_statistics(profile: dict) -> pd.DataFrame:
     """The paper's Table "stat" with its sentence on generation tasks, and the same for our run."""
-    printed = data.paper("dataset_statistics").pivot_table("value", "quantity", "task", sort=False)
-    paper = printed.map(lambda number: "" if pd.isna(number) else f"{number:,.0f}")
-    paper = paper.rename(index={"documents": "# Tasks", "choices": "# Choices"})
-    question_counts = {}  # of each task, on every model
-    columns = {}
+    printed = data.paper("dataset_statistics").pivot_table("value", "task", "quantity", sort=False)
+    cells_of_tasks = {}
     for (*_, task), cell in data.cells(profile["name"], "main_tables").items():
-        answers = data.answered(cell["result"])
-        if answers:
-            question_counts.setdefault(task, []).append(len(answers))
-            columns[task] = {
-                "called": task_title(task, profile["datasets"]),
-                **_what_is_asked(task, cell, span(question_counts[task], ".0f")),
-            }
-    here = pd.DataFrame(columns).reindex(columns=paper.columns)
-    whole = pd.concat({"paper": paper, "here": here}, names=["model", "what"])
-    titles = {task: task_title(task, "hub") for task in printed.columns}
-    titles["model"] = " "
-    return stacked(whole.reset_index()).rename(columns=titles)
+        if data.answered(cell["result"]):
+            cells_of_tasks.setdefault(task, []).append(cell)
+    rows = []
+    for task, paper in printed.iterrows():
+        row = {
+            "task": task_title(task, "hub"),
+            "questions in the paper": f"{paper['documents']:,.0f}",
+            "choices": "" if pd.isna(paper["choices"]) else f"{paper['choices']:.0f}",
+        }
+        if task in cells_of_tasks:
+            row.update(_what_is_asked(task, cells_of_tasks[task]))
+            row["task"] = task_title(task, profile["datasets"])
+        rows.append(row)
+    return pd.DataFrame(rows).fillna(MISSING)
 
 
-def _what_is_asked(task: str, cell: Mapping[str, Any], questions: str) -> dict[str, Any]:
-    """How a task is run here: its version in lm-eval, its metric, and its limits."""
+def _what_is_asked(task: str, cells: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """How a task is run here: how many questions, how long, and how answers are scored."""
     benchmark = BENCHMARKS[task]
-    inputs = cell["inputs"]
-    version = next(iter(cell["result"]["versions"].values()))
+    inputs = cells[0]["inputs"]
     metric = benchmark.metric
     if benchmark.filter != "none":
         metric += f" ({benchmark.filter})"
     new_tokens = ""
     if not benchmark.choices:
         new_tokens = inputs.get("new_tokens") or "lm-eval's"
+    counts = [len(data.answered(cell["result"])) for cell in cells]
     return {
-        "in lm-eval": f"{task}, version {version:g}",
-        "metric": metric,
-        "questions": questions,
-        "choices": benchmark.choices or "",
+        "questions here": span(counts, ".0f"),
         "examples in the prompt": inputs.get("shots", ""),
         "new tokens at most": new_tokens,
+        "metric": metric,
     }
 
 
@@ -251,7 +248,7 @@ def at_a_glance(profile: dict) -> Table:
 
     measured = list(numbers["what"].unique())
     blocks = []
-    for model, part in numbers.groupby("model"):
+    for model, part in numbers.groupby("model", sort=False):
         part = data.in_order(part, "method", METHOD_TITLES)
         blocks.append(_glance(part, measured, removed).assign(model=display_name(model)))
     return stacked(*blocks)[["model", *blocks[0].columns.drop("model")]], numbers

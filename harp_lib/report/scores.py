@@ -9,10 +9,10 @@ import pandas as pd
 from harp_lib.evaluation.benchmarks import BENCHMARKS, task_title
 from harp_lib.names import METHOD_TITLES
 from harp_lib.report import comparisons, data
-from harp_lib.report.claims.score_tests import score_lead
 from harp_lib.report.plans import one_row_per_plan
 
 FLAPPED = "harp+flap"
+PAPER_MODEL = "LLaMA3.1-8B"  # the paper's first
 STRATEGIES = {
     "dense": "dense",
     "bottom": "Bottom",
@@ -75,10 +75,9 @@ def scores(
     averages = [_average(part) for _, part in frame.groupby("model", sort=False)]
     frame = pd.concat([frame, *averages], ignore_index=True)
     frame[list(RATIOS)] = frame.groupby(CELL[:2])[list(RATIOS)].transform("first").astype(float)
-    places = {name: place for place, name in enumerate([*tasks, AVERAGE, *methods])}
-    frame = frame.sort_values(
-        CELL, key=lambda part: part if part.name == "model" else part.map(places)
-    )
+    order = [*(model for model, *_ in cells_of_stores[0]), *tasks, AVERAGE, *methods]
+    places = {name: place for place, name in enumerate(dict.fromkeys(order))}
+    frame = frame.sort_values(CELL, key=lambda part: part.map(places))
     return one_row_per_plan(frame.reset_index(drop=True), data.cells(profile["name"], "baselines"))
 
 
@@ -119,7 +118,11 @@ def without_one(values: pd.Series) -> pd.Series:
 
 
 def differences(
-    profile: dict, store: str, groups: Mapping[str, Iterable[str]], reference: str
+    profile: dict,
+    stores: str | tuple,
+    groups: Mapping[str, Iterable[str]],
+    reference: str,
+    methods: Iterable[str] = METHOD_TITLES,
 ) -> pd.DataFrame:
     """By how many points a reference scores higher than each other plan, paired by question.
 
@@ -129,12 +132,14 @@ def differences(
     ----------
     profile : dict
         The profile whose results are read.
-    store : str
-        The store of the scores.
+    stores : str or tuple of str
+        One store of scores, or several together.
     groups : mapping of str to iterable of str
         The tasks of each group, which are averaged.
     reference : str
         The method that the others are compared with.
+    methods : iterable of str
+        The others.
 
     Returns
     -------
@@ -142,15 +147,11 @@ def differences(
         Columns: model, method, group, value, low, high, questions, silent (both scored zero on all
         questions), methods (by :func:`one_row_per_plan`).
     """
-    answers = {}
-    for key, cell in data.cells(profile["name"], store).items():
-        scores_of_questions = data.answered(cell["result"])
-        if scores_of_questions:
-            answers[key] = scores_of_questions
+    answers = answers_of(profile, stores)
     rows = []
     for model in dict.fromkeys(model for model, *_ in answers):
         for group, tasks in groups.items():
-            for method in METHOD_TITLES:
+            for method in methods:
                 pairs = _answer_pairs(answers, model, tasks, (reference, method))
                 num_questions = sum(len(first) for first, _ in pairs)
                 if method == reference or num_questions < FEWEST_QUESTIONS:
@@ -161,6 +162,18 @@ def differences(
     columns = ["model", "method", "group", "value", "low", "high", "questions", "silent"]
     frame = pd.DataFrame(rows, columns=columns)
     return one_row_per_plan(frame, data.cells(profile["name"], "baselines"))
+
+
+def answers_of(profile: dict, stores: str | tuple) -> dict[tuple[str, str, str], list[float]]:
+    """The scores of all questions by model, method and task, for the cells that have any."""
+    names = (stores,) if isinstance(stores, str) else stores
+    answers = {}
+    for name in names:
+        for key, cell in data.cells(profile["name"], name).items():
+            scores_of_questions = data.answered(cell["result"])
+            if scores_of_questions:
+                answers[key] = scores_of_questions
+    return answers
 
 
 def _answer_pairs(
@@ -176,23 +189,6 @@ def _answer_pairs(
         if (model, first, task) in answers and (model, second, task) in answers:
             pairs.append((answers[model, first, task], answers[model, second, task]))
     return pairs
-
-
-def closest_baselines(profile: dict) -> pd.DataFrame:
-    """The baseline that decides, on each model, whether HARP+FLAP leads on generation tasks.
-
-    The claims name the same baseline. Columns: model, rival (the joined titles of equal plans),
-    value, low, high (points ahead), questions.
-    """
-    rows = []
-    for model in dict.fromkeys(model for model, *_ in data.cells(profile["name"], "main_tables")):
-        source = data.Source(profile["name"], "main_tables", model, data.cells)
-        try:
-            (lead,) = score_lead(source, FLAPPED, "baselines", "generation")
-        except data.Missing:
-            continue
-        rows.append((model, lead.rival, *lead.interval))
-    return pd.DataFrame(rows, columns=["model", "rival", "value", "low", "high", "questions"])
 
 
 def named(task: str, source: str) -> str:
