@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -231,11 +231,6 @@ def _blocks(job: Job, texts: int, begin: int, samples: int, seed: int) -> torch.
     return torch.cat(blocks)
 
 
-@cache
-def _dense_costs(config: Any, tokens: int, dtype: torch.dtype) -> dict[str, float]:
-    return _costs(config, None, tokens, dtype)
-
-
 def costs_left(job: Job, change: Change) -> dict[str, float]:
     """Shares of the dense model's operations, bytes of cache and parameters, counted.
 
@@ -245,7 +240,7 @@ def costs_left(job: Job, change: Change) -> dict[str, float]:
     tokens = job.profile["baselines"]["cost_tokens"]
     config = job.model.config
     plan = PruningPlan.value_only(job.num_layers, dict.fromkeys(change.layers, 1.0))
-    dense = _dense_costs(config, tokens, job.model.dtype)
+    dense = _costs(config, None, tokens, job.model.dtype)
     pruned = _costs(config, plan, tokens, job.model.dtype)
     if change.method == NBL:
         attention = job.model.get_decoder().layers[0].self_attn

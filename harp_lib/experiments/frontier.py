@@ -312,7 +312,7 @@ def _chosen(job: Job, ranking: str, seed: int, count: int) -> tuple[int, ...]:
 
     cell = Cell(DENSE, f"ranking-{ranking}-seed-{seed}", inputs, rank, coordinates)
     rows = rows_of(job.result(cell)).astype({"layer": int})
-    scores = rows.set_index("layer")["value"]
+    scores = rows.set_index("layer")["value"].astype(float)
     if ranking == EXPLAINED:
         scores = -scores  # explained best is least important
     ranked = scores.reindex(range(job.num_layers), fill_value=float("inf"))
