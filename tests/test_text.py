@@ -131,7 +131,7 @@ for name in EMBEDDED:
         assert news.source == tmp_path.name
         with pytest.raises(ValueError, match="News is held out: it has no split 'test'"):
             load_corpus("multi_news", "test", str(tmp_path))
-        with pytest.raises(ValueError, match="test.jsonl does not exist: News is not in these"):
+        with pytest.raises(ValueError, match=r"test\.jsonl does not exist: News is not in these"):
             load_corpus("multi_news", "validation")
 
     @pytest.mark.parametrize(

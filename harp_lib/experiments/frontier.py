@@ -47,6 +47,7 @@ from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.results import Cell, Result, rows_of
 from harp_lib.text.perplexity import head_hits, head_nll, perplexity
 
+STORE = "frontier"
 EXPLAINED = "explained"  # layers that a linear map of their own token explains best
 GREEDY = "greedy"
 PROMPTS = 12  # pass keys that are added to the calibration text
@@ -203,9 +204,16 @@ def _searched(job: Job, count: int) -> dict[int, float]:
 
     inputs = text.inputs | {"num_layers": count}
     cell = Cell(HARP, f"search-{corpus}", inputs, search, {"corpus": corpus})
-    rows = rows_of(job.result(cell))
+    rows = rows_of(_found(job, cell))
     alphas = rows[rows["quantity"] == "alpha"]
     return dict(zip(alphas["layer"].astype(int), alphas["value"], strict=True))
+
+
+def _found(job: Job, cell: Cell) -> Result:
+    """A search or a ranking: computed by :func:`frontier`, and read by :func:`frontier_scores`."""
+    if job.store == STORE:
+        return job.result(cell)
+    return job.read(STORE, cell.method, cell.name)
 
 
 # Which changes there are
@@ -311,7 +319,7 @@ def _chosen(job: Job, ranking: str, seed: int, count: int) -> tuple[int, ...]:
         return {"rows": rows}
 
     cell = Cell(DENSE, f"ranking-{ranking}-seed-{seed}", inputs, rank, coordinates)
-    rows = rows_of(job.result(cell)).astype({"layer": int})
+    rows = rows_of(_found(job, cell)).astype({"layer": int})
     scores = rows.set_index("layer")["value"].astype(float)
     if ranking == EXPLAINED:
         scores = -scores  # explained best is least important
