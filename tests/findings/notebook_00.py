@@ -1,5 +1,7 @@
 """Numbers of the findings in notebook 00."""
 
+from functools import cache
+
 import pandas as pd
 
 from findings.stored import CODER, GEMMA, MODELS, SMOLLM, finding
@@ -10,6 +12,7 @@ from harp_lib.report.claims.findings import Outcome
 PAGE = "00_start_here.ipynb"
 
 
+@cache
 def judged() -> pd.DataFrame:
     """The claims as the committed results of small judge them."""
     return claims.judge(config.load_profile("small"))
