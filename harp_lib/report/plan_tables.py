@@ -94,7 +94,7 @@ def baseline_tuning(profile: dict) -> Table:
         "in the upper half": "{upper} of {removed} groups",
         f"perplexity ({documents} documents)": "{value:.1f} ± {error:.1f}",
         "ranges tried": "{tried}",
-        "as good": "{others}",
+        "not told apart": "{others}",
     }
     return stacked(lines(paper, columns), lines(ours, columns_of_ours)), frame
 
