@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from findings.stored import GEMMA, SMOLLM, finding
+from findings.stored import CODER, GEMMA, SMOLLM, finding
 from harp_lib import config
 from harp_lib.report import data, perplexity_changes, tables_frontier
 from harp_lib.report.perplexity_changes import PASSKEY, REFIT, REFITTED
@@ -217,3 +217,52 @@ def costs():
     tops = {round(left[model, REFIT, "top"]) for model in (SMOLLM, GEMMA)}
     [top] = tops
     return left[SMOLLM, REFIT, "explained"], left[GEMMA, REFIT, "explained"], top
+
+
+@finding(
+    NOTEBOOK,
+    "the refit of the layers explained best finds none of the {}. One layer is to blame: if layer "
+    "10 keeps its attention, {:.0f} % are found, and if any other chosen layer does, at most "
+    "{:.0f} %. Twelve pass keys in the calibration text, none of which is asked for here, bring "
+    "back {:.0f} %. On SmolLM2 and on the coder it is the other way round: the refit finds all {} "
+    "keys",
+)
+def passkeys_of_a_third():
+    _, study = tables_frontier.passkey_study(SMALL)
+    study = study[study["model"] == GEMMA]
+    refitted = study[study["method"] == REFIT]
+    by_layer = refitted.dropna(subset="without").set_index("without")["found"]
+    others = by_layer.drop(10)
+    with_prompts = refitted.loc[refitted["prompts"] == 12, "found"].item()
+    plain = refitted[refitted["without"].isna() & (refitted["prompts"] == 0)]
+    assert plain["found"].item() == 0
+    assert study.loc[study["method"] == "harp", "found"].item() == 1
+    exact = perplexity_changes.usual(data.tidy("small", "frontier", "exact"))
+    for model in (SMOLLM, CODER):
+        third = perplexity_changes.is_third(exact, perplexity_changes.num_layers(SMALL))
+        of_model = exact[third & (exact["model"] == model)]
+        found = of_model.groupby(["method", "ranking"])["value"].mean()
+        assert found[REFIT, "explained"] == 1
+        assert found["harp", "top"] == 0
+    [keys] = study["keys"].unique()
+    return keys, 100 * by_layer[10], 100 * others.max(), 100 * with_prompts, keys
+
+
+@finding(NOTEBOOK, "do not tie: NBL has {:.2f} to {:.2f} times the refit's perplexity there")
+def against_nbl_on_the_coder():
+    rows = part(usual(REFITTED), "nbl", "explained", CODER)
+    assert (rows["low"] > 1).all()
+    return lowest_and_highest(rows)
+
+
+@finding(
+    NOTEBOOK,
+    "has a perplexity of {:.0f} on the news, and one of the layers of least block influence has "
+    "{:.0f}",
+)
+def rankings_on_the_coder():
+    perplexities = []
+    for ranking in ("explained", "influence"):
+        rows = part(usual(), REFIT, ranking, CODER, "multi_news", texts=2)
+        perplexities.append(rows["perplexity"].item())
+    return perplexities
