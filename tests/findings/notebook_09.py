@@ -263,6 +263,6 @@ def against_nbl_on_the_coder():
 def rankings_on_the_coder():
     perplexities = []
     for ranking in ("explained", "influence"):
-        rows = part(usual(), REFIT, ranking, CODER, "multi_news", texts=2)
+        rows = part(usual(REFITTED), REFIT, ranking, CODER, "multi_news", texts=2)
         perplexities.append(rows["perplexity"].item())
     return perplexities
