@@ -357,4 +357,4 @@ def test_pages_say_what_the_reference_says(mini):
         emptied = re.sub(r"(<!-- begin [\w ]+ -->\n).*?(<!-- end)", r"\1\2", page, flags=re.DOTALL)
         assert report.rendered(emptied) == page, f"{file.name}: {again}"
         assert "LongBench" not in blocks.get("results", "")
-    assert names == {"results", "claims", "time", "refit", "frontier", "matrix"}
+    assert names == {"results", "claims", "time", "refit", "matrix"}
