@@ -35,6 +35,12 @@ def similarity(H: Matrix) -> float:
     -------
     float
         In [-1/(N-1), 1]. At 1 all rows point the same way, whatever their lengths.
+
+    Notes
+    -----
+    Theorem 1 argues with products of queries and keys, so it is about what heads read, which is the
+    residual stream after the layer's RMSNorm. The norm's division leaves every cosine as it is, and
+    its gain does not: a gain that is small in the dimensions that all tokens share lowers Sim.
     """
     directions = _directions(_rows(H))
     tokens = directions.shape[-2]
