@@ -27,7 +27,7 @@ Reproduces the paper: sets itself up, then does what COMMAND says.
   run      run the notebooks (default); outputs go to notebooks/executed/<profile>
   lab      open the notebooks in JupyterLab; what follows goes to it: ./run_all.sh lab --no-browser
   figures  redraw every figure and table from stored results: no model, under a minute
-  book     make an HTML book of the executed notebooks, to read without a network
+  book     make an HTML book of front page, docs, executed notebooks and API, for any static host
   test     run the tests side by side; what follows goes to pytest: ./run_all.sh test -k plan
   setup    set up and stop there
 """
@@ -57,6 +57,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         parser.error(f"{command!r} goes first; what follows goes to {PASSED_ON[command]}")
     if command != "run":
         _refuse_options_of_run(parser, options)
+    if options.profile is None:
+        options.profile = "small" if command == "book" else "mini"
     return options
 
 
@@ -86,9 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--profile",
         choices=profiles,
-        default="mini",
         metavar="NAME",
-        help=f"{', '.join(profiles)} (default: mini)",
+        help=f"{', '.join(profiles)} (default: mini; small for book)",
     )
     group = parser.add_argument_group("options of run")
     group.add_argument("--only", type=_notebooks, metavar="03,05", help="run these notebooks")

@@ -29,7 +29,7 @@ NAMED_MODELS = REGISTRY["models"]  # which need no hub
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 NAMED_DATASETS = ("embedded", "hub")  # anything else is a folder of benchmarks
 
-SECTIONS_WITH_TASKS = ("evaluation", "likelihoods", "longbench")
+SECTIONS_WITH_TASKS = ("evaluation", "likelihoods", "longbench", "frontier")
 """Sections of a profile that list benchmarks."""
 
 

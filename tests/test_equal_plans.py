@@ -18,7 +18,13 @@ from harp_lib.report import claims, data, figures_costs, figures_scores, plots, 
 from harp_lib.report.claims.findings import Finding
 from harp_lib.report.claims.score_tests import closest, score_lead
 from harp_lib.report.comparisons import Interval
-from harp_lib.report.plans import distinct_plans, dropped_attention, equal_plans, one_row_per_plan
+from harp_lib.report.plans import (
+    distinct_plans,
+    dropped_attention,
+    equal_plans,
+    is_arbitrary,
+    one_row_per_plan,
+)
 from harp_lib.results import columns_of
 
 OTHER = "gemma3-270m"
@@ -129,6 +135,18 @@ def test_a_frame_has_one_row_for_a_plan(stored):
         [MODEL, "mag-sp", SAME],
     ]
     assert one_row_per_plan(frame.iloc[:0], {}).columns.tolist() == ["model", "method", "methods"]
+
+
+@pytest.mark.parametrize(
+    ("method", "groups", "title"),
+    [("flap", 1, "FLAP*"), ("flap", 2, "FLAP"), ("wanda-sp", 1, "Wanda-sp")],
+)
+def test_a_plan_without_a_ranking_of_layers_has_a_star(stored, method, groups, title):
+    plans = stored["baselines"]
+    plans[MODEL, method, "plan"]["result"]["groups_per_layer"] = groups
+    assert is_arbitrary(plans, MODEL, method) == title.endswith("*")
+    (row,) = one_row_per_plan(pd.DataFrame([{"model": MODEL, "method": method}]), plans).methods
+    assert row == title
 
 
 @pytest.mark.parametrize("name", ["scores_generation", "scores_discriminative", "at_a_glance"])

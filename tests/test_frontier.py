@@ -1,25 +1,27 @@
 """Notebook 09's cells: they hold what the changed model, run as a whole, makes of documents."""
 
 import pytest
+import torch
 
 from harp_lib import config
 from harp_lib.config import load_profile
 from harp_lib.experiments import run
-from harp_lib.experiments.frontier import passkeys
+from harp_lib.experiments.changes import fitted_blocks, ranked_blocks
 from harp_lib.experiments.job import HELD_OUT, Job
+from harp_lib.experiments.passkeys import CALIBRATION_DIGITS, PASSKEY, passkeys
 from harp_lib.methods.calibration import LayerStream
+from harp_lib.methods.fit_alpha import fit_alpha_by_layer
+from harp_lib.methods.gate_norm import gate_norms
 from harp_lib.methods.refit import explained_by_layer, refit_values
-from harp_lib.methods.rivals import RIVALS
+from harp_lib.methods.rivals import RIVALS, nbl, nbl_maps
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
-from harp_lib.report import data, figures_harp
+from harp_lib.report import data, perplexity_changes, tables_frontier
 from harp_lib.results import read_results
-from harp_lib.text.perplexity import make_batches, total_nll
+from harp_lib.text.perplexity import make_batches, perplexity, total_nll
 
-MODEL = "tiny-llama"
-
-
-KINDS = {"alpha-0", "harp", "harp+refit", "harp+refit-two", "harp+refit-chosen", *RIVALS}
+MODEL = "tiny-llama"  # six layers: a third are two, and half are three
+FITTED = ("alpha-fit", "nbl", "harp+refit")
 
 
 @pytest.fixture(scope="module")
@@ -27,130 +29,205 @@ def stored(tmp_path_factory):
     """The cells of one tiny model."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "RESULTS", tmp_path_factory.mktemp("results"))
-        run("frontier", profile=load_profile("smoke", models=[MODEL]))
+        run("frontier_scores", profile=load_profile("smoke", models=[MODEL]))
         yield read_results("smoke", "frontier")
 
 
 @pytest.fixture(scope="module")
 def job():
-    return Job("frontier", load_profile("smoke", models=[MODEL]), MODEL)
+    profile = config.profile_for(MODEL, load_profile("smoke", models=[MODEL]))
+    return Job("frontier", profile, MODEL)
 
 
 def rows(stored, quantity):
     return data.of_quantities(data.rows(stored), quantity)
 
 
-def searched_alphas(stored):
-    """Alphas of the longer search, the top layer first."""
-    alphas = rows(stored, "alpha").sort_values("layer", ascending=False)
-    assert alphas["layer"].tolist() == [5, 4, 3]
-    return alphas["value"].tolist()
+def of_change(frame, method, ranking, layers, **others):
+    """Rows of one change, of the first draw unless said otherwise."""
+    usual = {"seed": 0, "prompts": 0, **others}
+    chosen = (frame["method"] == method) & (frame["layers"] == layers)
+    if ranking:
+        chosen &= frame["ranking"] == ranking
+    for column, value in usual.items():
+        chosen &= frame[column] == value
+    if "without" not in others:
+        chosen &= frame["without"].isna()
+    return frame[chosen]
 
 
-def test_cells_have_a_kind_and_a_number_of_layers(stored):
-    cells = [cell["coordinates"] for cell in stored.values() if "layers" in cell["coordinates"]]
-    changes = {(coordinates["method"], coordinates["layers"]) for coordinates in cells}
-    assert {kind for kind, _ in changes} == {"dense", *KINDS}
-    assert {layers for kind, layers in changes if kind in RIVALS} == {2}
-    assert {layers for kind, layers in changes if kind in KINDS - {*RIVALS}} == {2, 3}
-    assert ("dense", 0) in changes
-    texts = {(cell.get("corpus"), cell.get("split")) for cell in cells}
-    assert texts - {(None, None)} == {  # a fit reads none of them
-        ("python-docs", HELD_OUT),
-        ("scipy-docs", HELD_OUT),
-        ("passkey", HELD_OUT),
-    }
+def test_each_control_is_fitted_on_the_same_text_and_evaluated_on_the_same_documents(stored):
+    nll = rows(stored, "nll")
+    texts = {"python-docs", "scipy-docs", "gov_report"}
+    sizes = nll[nll["corpus"] != PASSKEY].groupby(["method", "layers", "corpus"])["document"]
+    assert set(nll["corpus"]) == {*texts, PASSKEY}
+    assert sizes.nunique().eq(3).all()
+    for ranking in ("top", "explained"):
+        for layers in (2, 3):
+            for method in FITTED:
+                part = of_change(nll, method, ranking, layers, texts=2, calibration_tokens=256)
+                assert set(part["corpus"]) >= texts
+    assert {*RIVALS} <= set(nll["method"])
 
 
-def test_every_change_is_evaluated_on_every_text(stored):
-    documents = rows(stored, "nll").groupby(["method", "layers", "corpus"]).size()
-    by_text = documents.unstack("corpus")
-    assert by_text.notna().all(axis=None)
-    assert (by_text == by_text.iloc[0]).all(axis=None), "the same documents"
-    cells = [cell for cell in stored.values() if "corpus" in cell["coordinates"]]
-    assert len(cells) == by_text.size + 1, "and the search"
+def test_only_a_third_of_the_layers_is_asked_for_pass_keys(stored):
+    keys = rows(stored, "exact")
+    assert set(keys.loc[keys["method"] != "dense", "layers"]) == {1, 2}, "1: the study"
+    assert set(keys["length"]) == {32, 64}
+    assert set(keys["depth"]) == {0.0, 1.0}
+    assert set(keys["value"]) <= {0.0, 1.0}
+    study = keys[keys["method"] == "harp+refit"]
+    assert study["without"].nunique() == 2, "each chosen layer once"
+    assert set(study["prompts"]) == {0, 12}
+
+
+def test_layers_are_ranked_and_fitted_on_different_halves(job):
+    ranked = {tuple(block) for block in ranked_blocks(job, 0).tolist()}
+    fitted = {tuple(block) for block in fitted_blocks(job, 2, 4, 0).tolist()}
+    assert len(ranked) == len(fitted) == 4
+    assert not ranked & fitted
+    other_draw = {tuple(block) for block in fitted_blocks(job, 2, 4, 1).tolist()}
+    assert fitted != other_draw
 
 
 def test_a_longer_greedy_search_begins_like_the_shorter_one(stored, job):
-    shorter = list(job.alphas(job.corpora[0]).values())
-    assert searched_alphas(stored)[:2] == shorter
+    alphas = rows(stored, "alpha")
+    searched = alphas[alphas["method"] == "harp"].set_index("layer")["value"]
+    shorter = job.alphas(job.corpora[0])
+    assert searched[list(shorter)].to_dict() == shorter
+    assert len(searched) == 3
 
 
 def test_fits_say_what_they_explain(stored, job):
     explained = rows(stored, "explained")
-    fit = refit_values(job.model, job.refit_blocks(), 2)
-    of_fit = explained.query("method == 'harp+refit' and layers == 2")
+    by_layer = explained_by_layer(job.model, ranked_blocks(job, 0))
+    of_dense = explained[(explained["method"] == "dense") & (explained["seed"] == 0)]
+    assert of_dense.sort_values("layer")["value"].tolist() == pytest.approx(by_layer)
+    fit = refit_values(job.model, fitted_blocks(job, 2, 4, 0), 3)
+    of_fit = of_change(explained, "harp+refit", "top", 3, calibration_tokens=256)
     assert of_fit.set_index("layer")["value"].to_dict() == pytest.approx(fit.explained)
 
-    by_layer = explained_by_layer(job.model, job.refit_blocks(2))
-    of_dense = explained.query("method == 'dense'").sort_values("layer")
-    assert of_dense["value"].tolist() == pytest.approx(by_layer)
-    alone = refit_values(job.model, job.refit_blocks(2), 1, [4])
-    assert by_layer[4] == pytest.approx(alone.explained[4])
+
+def best_explained(job, count):
+    explained = explained_by_layer(job.model, ranked_blocks(job, 0))
+    return sorted(sorted(range(6), key=lambda layer: -explained[layer])[:count])
 
 
 def test_cells_are_likelihoods_of_the_whole_changed_model(stored, job):
     model = job.model
     corpus = job.corpora[0]
-    text = job.text(corpus, HELD_OUT, (3, 64))
-    alphas = searched_alphas(stored)
-    fit = refit_values(model, job.refit_blocks(), 2)
-    explained = explained_by_layer(model, job.refit_blocks(2))
-    best = sorted(range(6), key=lambda layer: -explained[layer])[:3]
-    chosen = refit_values(model, job.refit_blocks(2), 3, best)
+    text = job.unread(corpus, 3, 64)
+    tokens = fitted_blocks(job, 2, 4, 0)
+    chosen = best_explained(job, 3)
+    refit = refit_values(model, tokens, 3, chosen)
+    fitted = fit_alpha_by_layer(model, LayerStream(model, tokens), chosen)
 
     def value_only(alphas):
         return temporarily_pruned(model, PruningPlan.value_only(6, alphas))
 
-    def rival(name):
-        return RIVALS[name](model, LayerStream(model, job.refit_blocks()), [4, 5])
-
     changes = {
-        ("dense", 0): temporarily_pruned(model, PruningPlan(6, {})),
-        ("alpha-0", 3): value_only([0.0] * 3),
-        ("harp", 2): value_only(alphas[:2]),
-        ("harp", 3): value_only(alphas),
-        ("harp+refit", 2): temporarily_pruned(model, fit.plan, weights=fit.weights),
-        ("harp+refit-chosen", 3): temporarily_pruned(model, chosen.plan, weights=chosen.weights),
-        ("boundary", 2): rival("boundary"),
-        ("nbl", 2): rival("nbl"),
+        ("dense", None, 0): temporarily_pruned(model, PruningPlan(6, {})),
+        ("alpha-0", "top", 3): value_only([0.0] * 3),
+        ("alpha-fit", "explained", 3): value_only(fitted),
+        ("nbl", "explained", 3): nbl(model, nbl_maps(model, LayerStream(model, tokens), chosen)),
+        ("harp+refit", "explained", 3): temporarily_pruned(
+            model, refit.plan, weights=refit.weights
+        ),
+        ("boundary", "top", 2): RIVALS["boundary"](model, LayerStream(model, tokens), [4, 5]),
     }
-    likelihoods = rows(stored, "nll").query("corpus == @corpus")
-    for (kind, count), change in changes.items():
-        with change:
+    nll = rows(stored, "nll")
+    nll = nll[nll["corpus"] == corpus]
+    for change, context in changes.items():
+        with context:
             expected = [total_nll(model, make_batches(document)) for document in text.documents]
-        of_kind = likelihoods[likelihoods["method"] == kind]
-        of_change = of_kind[of_kind["layers"] == count]
-        assert of_change["document"].tolist() == [0, 1, 2]
-        assert of_change["value"].tolist() == pytest.approx(expected, rel=1e-4), kind
+        part = of_change(nll, *change)
+        assert part["document"].tolist() == [0, 1, 2]
+        assert part["value"].tolist() == pytest.approx(expected, rel=1e-4), change
+
+
+def test_greedy_skips_the_attention_that_costs_least(stored, job):
+    places = rows(stored, "score")
+    greedy = places[places["ranking"] == "greedy"].set_index("layer")["value"]
+    blocks = ranked_blocks(job, 0)
+    text = torch.stack([blocks[0, :32], blocks[2, :32]])  # one of each kind
+    costs = []
+    for layer in range(6):
+        with temporarily_pruned(job.model, PruningPlan.value_only(6, {layer: 0.0})):
+            costs.append(perplexity(job.model, text))
+    assert greedy.idxmin() == costs.index(min(costs))
+    assert sorted(greedy) == [0, 1, 2]
+
+
+def test_gate_norm_is_the_norm_of_the_product(job):
+    scores = gate_norms(job.model)
+    attention = job.model.get_decoder().layers[3].self_attn
+    queries = attention.q_proj.weight.double().unflatten(0, (-1, attention.head_dim))
+    keys = attention.k_proj.weight.double().unflatten(0, (-1, attention.head_dim))
+    shared_by = len(queries) // len(keys)
+    norms = [(query.T @ keys[head // shared_by]).norm() for head, query in enumerate(queries)]
+    assert scores[3] == pytest.approx(torch.stack(norms).mean().item())
 
 
 def test_a_key_is_named_once_and_asked_for_at_the_end(job):
-    text = passkeys(job, tokens=96, depths=3, keys=2)
-    places = []
-    keys = set()
+    text, places = passkeys(job, [64, 96], depths=3, keys=2)
+    assert len(places) == len(text.documents) == 12
+    shares = []
     for document, whole in zip(text.documents, text.corpus.documents, strict=True):
         _, key = whole.rsplit(" ", 1)
-        keys.add(key)
         assert whole.count(key) == 2, "where it is named, and the answer"
-        places.append(whole.index(key) / len(whole))
+        shares.append(whole.index(key) / len(whole))
         assert job.tokenizer.decode(document[0].ids[-document[0].scored :]).strip() == key
-        assert 80 < len(document[0].ids) < 200
-    assert places == sorted(places)
-    assert places[0] < 0.2 < 0.6 < places[-1]
-    assert len(keys) >= 4, "not always the same key"
+    assert shares[0] < 0.25 < 0.6 < shares[-1]
+    evaluated = {whole.rsplit(" ", 1)[1] for whole in text.corpus.documents}
+    others, _ = passkeys(job, [64, 96], 3, 2, CALIBRATION_DIGITS)
+    calibrated = {whole.rsplit(" ", 1)[1] for whole in others.corpus.documents}
+    assert len(evaluated) >= 4, "not always the same key"
+    assert not evaluated & calibrated
 
 
-def changes_of(profile, *reference):
-    return figures_harp.changes(profile, *reference).set_index(["kind", "layers", "corpus"])
-
-
-def test_multiples_are_of_the_dense_model_or_of_harp(stored):
+def test_multiples_are_paired_by_document(stored):
     profile = load_profile("smoke", models=[MODEL])
-    harp = changes_of(profile).loc["harp", 2, "python-docs"]
-    assert harp["value"] == pytest.approx(harp["perplexity"] / harp["dense"])
-    against_harp = changes_of(profile, "harp")
-    assert "harp" not in against_harp.index.get_level_values("kind")
-    refit = against_harp.loc["harp+refit", 2, "python-docs"]
-    assert refit["harp"] == harp["perplexity"]
-    assert refit["value"] == pytest.approx(refit["perplexity"] / harp["perplexity"])
+    nll = rows(stored, "nll")
+    tokens = rows(stored, "tokens")
+    by_dense = perplexity_changes.usual(perplexity_changes.changes(profile))
+    by_refit = perplexity_changes.changes(profile, perplexity_changes.REFITTED)
+    by_refit = perplexity_changes.usual(by_refit)
+
+    def mean_nll(change):
+        part = of_change(nll[nll["corpus"] == "gov_report"], *change)
+        length = of_change(tokens[tokens["corpus"] == "gov_report"], *change)
+        return part["value"].sum() / length["value"].sum()
+
+    for frame, reference in (
+        (by_dense, ("dense", None, 0)),
+        (by_refit, ("harp+refit", "explained", 3)),
+    ):
+        part = of_change(frame[frame["corpus"] == "gov_report"], "nbl", "explained", 3)
+        [multiple] = part["value"]
+        ratio = torch.tensor(mean_nll(("nbl", "explained", 3)) - mean_nll(reference)).exp().item()
+        assert multiple == pytest.approx(ratio)
+
+
+def test_costs_of_a_change_are_shares_of_the_dense_model(stored):
+    profile = load_profile("smoke", models=[MODEL])
+    _, costs = tables_frontier.frontier_costs(profile)
+    costs = costs.set_index(["method", "ranking"])
+    assert (costs["cache left"].round(3) == round(4 / 6, 3)).all()
+    refit = costs.loc["harp+refit", "top"]
+    # The values of this tiny model are as wide as half of it, so NBL has as many weights.
+    assert refit["parameters left"] <= costs.loc["nbl", "top"]["parameters left"]
+    assert refit["prefill left"] <= costs.loc["harp+refit", "explained"]["prefill left"]
+
+
+def test_benchmarks_compare_the_same_questions(stored):
+    cells = read_results("smoke", "frontier_scores")
+    methods = {cell["coordinates"]["method"] for cell in cells.values()}
+    assert methods == {"dense", "harp", "harp+refit"}
+    shown, frame = tables_frontier.frontier_benchmarks(load_profile("smoke", models=[MODEL]))
+    assert len(shown) == 2
+    assert frame["questions"].tolist() == [2, 2]
+
+
+def test_held_out_split_is_named(stored):
+    splits = rows(stored, "nll")["split"].unique()
+    assert set(splits) <= {HELD_OUT, f"{HELD_OUT} and test"}

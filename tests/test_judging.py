@@ -1,6 +1,8 @@
 """The judge of claims: the rule of one finding, what follows from several, and the words."""
 
 import inspect
+import re
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -127,6 +129,36 @@ def test_claims_are_well_formed():
             assert set(claim["test"]["theory"]["statements"]) <= statements
 
 
+@pytest.mark.parametrize("name", [name for name, claim in CLAIMS.items() if "test" in claim])
+def test_a_claim_leads_to_a_notebook_and_a_function(name):
+    assert claims.notebook_file(CLAIMS[name]["notebook"]).is_file()
+    module, _, function = CLAIMS[name]["function"].rpartition(".")
+    assert callable(getattr(import_module(module), function))
+    assert claims.source_file(module).is_file()
+
+
+def test_the_map_has_every_claim_of_the_paper():
+    lines = claims.paper_map().splitlines()[2:]
+    of_paper = [claim for claim in CLAIMS.values() if claim["kind"] not in ("ours", "erratum")]
+    assert len(lines) == len(of_paper)
+    for line, claim in zip(lines, of_paper, strict=True):
+        assert claim["statement"] in line
+        assert claim["where"] in line
+
+
+def test_a_claim_is_one_row_with_a_mark_for_each_model(small):
+    table = claims.marked(small[small["kind"] == "measured"]).splitlines()
+    models = ["SmolLM2 135M", "Gemma-3 270M", "Qwen-Coder 0.5B"]
+    assert [name.strip() for name in table[0].split("|")[2:-2]] == models
+    assert len(table) == 2 + 34
+    (carries,) = [line for line in table if CLAIMS["alpha-carries-over"]["statement"] in line]
+    marks = re.findall(r"<span[^>]*>(.)</span>", carries)
+    assert marks == ["~", "✓", "✓"]
+    assert carries.split("|")[-2].strip() == "**partly**"
+    assert "<details>" in carries
+    assert "Needed: below 5 %" in carries
+
+
 def test_every_test_takes_a_source_and_belongs_to_a_claim():
     used = set()
     for claim in claims.load_claims():
@@ -152,6 +184,8 @@ def test_measured_claims_are_counted(reference):
     assert claims.counts(reference).sum() == len(measured) == 34
     without_results = {**dict.fromkeys(Outcome, 0), Outcome.NOT_RUN: 34}
     assert claims.counts(claims.judge(NONE)).to_dict() == without_results
+    assert claims.counted(NONE).startswith("We tested 0 empirical claims")
+    assert "34 more were **not run**" in claims.counted(NONE)
 
 
 def test_every_claim_has_words(reference):

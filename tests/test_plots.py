@@ -16,9 +16,9 @@ from matplotlib.colors import to_hex
 from harp_lib import report
 from harp_lib.config import NOTEBOOKS, load_profile
 from harp_lib.names import CATALOGUE
-from harp_lib.report import data, figures_harp, plots
+from harp_lib.report import data, plots, tables_frontier
 from harp_lib.report.figures_costs import LOOK
-from harp_lib.report.figures_harp import TEXTS
+from harp_lib.report.perplexity_changes import TEXTS
 from harp_lib.report.plots import LOOKS
 from harp_lib.report.score_tables import at_a_glance
 from harp_lib.results import values_of
@@ -32,7 +32,16 @@ FIGURES = {
     "06": ("ablation_single_layers", "ablation_layers", "teaser_right"),
     "07": ("longbench_differences", "longbench_bits_lost"),
     "08": ("time_saved", "decode_time"),
-    "09": ("frontier", "frontier_rivals", "explained_variance", "refit_scores"),
+    "09": (
+        "frontier",
+        "frontier_controls",
+        "frontier_rankings",
+        "frontier_curve",
+        "passkeys_by_depth",
+        "refit_scores",
+        "frontier_rivals",
+        "explained_variance",
+    ),
 }
 
 
@@ -226,8 +235,6 @@ PERPLEXITIES = {  # a figure: its store, and what the names of the stored tasks 
     "alpha_curves": ("alpha_search", "test"),
     "alpha_held_out": ("alpha_search", "validation"),
     "baseline_change": ("baselines", "validation"),
-    "frontier": ("frontier", "validation"),
-    "frontier_rivals": ("frontier", "validation"),
 }
 
 
@@ -287,7 +294,7 @@ def test_the_table_of_refits_says_its_number_of_documents():
         if "split" in cell["coordinates"]:
             number = len(values_of(cell["result"], "nll"))
             counts[title_of(cell["coordinates"]["corpus"])] = str(number)
-    shown = figures_harp.refit_found(load_profile("small"))
+    shown, _ = tables_frontier.refit_of_a_third(load_profile("small"))
     assert shown["documents"].tolist() == shown["text"].map(counts).tolist()
 
 
@@ -330,7 +337,7 @@ def test_a_notebook_has_its_parts(number):
     assert "provenance_table" in code[-1].source
     lines = [line for cell in notebook.cells for line in cell.source.splitlines()]
     heads = [line for line in lines if line.startswith("## ")]
-    assert heads[-3:] == ["## Verdict", "## Play", "## Where these numbers come from"]
+    assert heads[-3:] == ["## Verdict", "## Exercises", "## Where these numbers come from"]
 
 
 @pytest.mark.parametrize("number", FIGURES)

@@ -5,7 +5,7 @@ import torch
 
 from harp_lib.methods import refit, rivals
 from harp_lib.methods.calibration import LayerStream
-from harp_lib.methods.rivals import RIVALS, from_boundary, linear, nbl, windowed
+from harp_lib.methods.rivals import RIVALS, from_boundary, linear, nbl, nbl_maps, windowed
 from harp_lib.pruning.architecture import decoder_layers
 
 
@@ -80,7 +80,7 @@ def test_nbl_reads_the_stream_before_the_norm_and_is_fitted_on_the_dense_model(
 ):
     model = tiny("tiny-llama")
     dense = {layer: states(model, tokens, layer) for layer in (2, 4)}
-    with nbl(model, LayerStream(model, tokens), [2, 4]):
+    with nbl(model, nbl_maps(model, LayerStream(model, tokens), [2, 4])):
         for layer in (2, 4):
             now = states(model, tokens, layer)
             weight = least_squares(dense[layer]["stream"], dense[layer]["y"])

@@ -213,10 +213,27 @@ def test_tuned_ranges_are_the_best_and_say_by_how_little(mini):
         assert part["tuned"].sum() == 1
         assert (part["alike"] == ~(part["above low"] > 0)).all()
     shown, _ = plan_tables.baseline_tuning(mini)
-    assert shown.iloc[0].tolist()[1:4] == ["Mag-sp", "15", "31"]
+    assert shown.iloc[0].tolist()[1:3] == ["Mag-sp", "15 to 30"]  # the paper's range ends at 31
     last = shown.iloc[-1]
-    assert int(last["not told from the best"]) < int(last["ranges tried"])
-    assert "±" in last["perplexity"]
+    assert int(last["not told apart"]) < int(last["ranges tried"])
+    (perplexity,) = [column for column in shown if column.startswith("perplexity")]
+    assert "±" in last[perplexity]
+    upper, removed = re.fullmatch(r"(\d+) of (\d+) groups", last["in the upper half"]).groups()
+    assert int(upper) <= int(removed)
+
+
+def test_candidates_are_the_plans_that_a_method_compares(mini):
+    shown, numbers = plan_tables.candidates(mini)
+    if numbers.empty:
+        pytest.skip("no reference")
+    assert list(shown)[:2] == ["model", "HARP"]
+    counts = numbers.set_index(["model", "method"])["candidates"]
+    tried = ranges(mini).groupby(["model", "method"]).size()
+    for key, count in tried.items():
+        assert counts[key] == count
+    for model, of_model in data.tidy("mini", "alpha_search", "alpha").groupby("model"):
+        searched = (of_model["method"] == "harp") & (of_model["corpus"] == mini["corpora"][0])
+        assert counts[model, "harp"] == 11 * searched.sum()
 
 
 def timed(seconds: dict[str, list[float]], tokens: int = 64) -> dict:
@@ -371,4 +388,4 @@ def test_pages_say_what_the_reference_says(mini):
         emptied = re.sub(r"(<!-- begin [\w ]+ -->\n).*?(<!-- end)", r"\1\2", page, flags=re.DOTALL)
         assert report.rendered(emptied) == page, f"{file.name}: {again}"
         assert "LongBench" not in blocks.get("results", "")
-    assert names == {"results", "claims", "time", "refit", "frontier", "matrix"}
+    assert names == {"results", "claims", "time", "refit", "matrix"}

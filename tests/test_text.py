@@ -119,6 +119,21 @@ for name in EMBEDDED:
             with pytest.raises(ValueError, match=f"test.jsonl, line 2: {message}"):
                 load_corpus("wikitext", "test", str(tmp_path))
 
+    def test_texts_of_a_task_are_held_out(self, tmp_path):
+        home_made = load_corpus("gov_report", "validation")
+        assert len(home_made.documents) == 4
+        assert home_made.source == "embedded"
+        (tmp_path / "longbench_multi_news").mkdir()
+        file = tmp_path / "longbench_multi_news" / "test.jsonl"
+        file.write_text('{"context": "first"}\n{"context": "second"}\n')
+        news = load_corpus("multi_news", "validation", str(tmp_path))
+        assert news.documents == ("first", "second")
+        assert news.source == tmp_path.name
+        with pytest.raises(ValueError, match="News is held out: it has no split 'test'"):
+            load_corpus("multi_news", "test", str(tmp_path))
+        with pytest.raises(ValueError, match=r"test\.jsonl does not exist: News is not in these"):
+            load_corpus("multi_news", "validation")
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [

@@ -20,17 +20,39 @@ from harp_lib.theory import visible_positions
 
 
 class LayerView(NamedTuple):
-    """What passes through one decoder layer: B texts, N tokens, width d, H heads of width Dh."""
+    """What passes through one decoder layer: B texts, N tokens, width d, H heads of width Dh.
 
-    layer: int  # index from the bottom
-    entering: torch.Tensor  # (B, N, d), the residual stream before the layer
-    projected: torch.Tensor  # (B, N, d), normalised: queries, keys and values are projected from it
-    attention: torch.Tensor  # (B, H, N, N)
-    value_states: torch.Tensor  # (B, H, N, Dh), of each query head
-    branch: torch.Tensor  # (B, N, d), what attention adds to the residual stream
-    value_only_branch: torch.Tensor  # (B, N, d), the same without queries and keys, at alpha = 1
-    leaving: torch.Tensor  # (B, N, d), the residual stream after the layer
-    visible: torch.Tensor  # (N,), positions that each token attends to
+    Attributes
+    ----------
+    layer : int
+        Index from the bottom.
+    entering : (B, N, d)
+        The residual stream before the layer.
+    projected : (B, N, d)
+        The same after the norm: queries, keys and values are projected from it.
+    attention : (B, H, N, N)
+        The attention weights.
+    value_states : (B, H, N, Dh)
+        The values of each query head.
+    branch : (B, N, d)
+        What attention adds to the residual stream.
+    value_only_branch : (B, N, d)
+        What it adds without queries and keys, at alpha = 1.
+    leaving : (B, N, d)
+        The residual stream after the layer.
+    visible : (N,)
+        Number of positions that each token attends to.
+    """
+
+    layer: int
+    entering: torch.Tensor
+    projected: torch.Tensor
+    attention: torch.Tensor
+    value_states: torch.Tensor
+    branch: torch.Tensor
+    value_only_branch: torch.Tensor
+    leaving: torch.Tensor
+    visible: torch.Tensor
 
 
 @torch.no_grad()
@@ -46,6 +68,7 @@ def observe_layers(
     Parameters
     ----------
     model : PreTrainedModel
+        A dense model. It is unchanged afterwards.
     ids : torch.Tensor
         Texts of equal length (B, N).
     visit : callable

@@ -1,18 +1,30 @@
-"""Notebook 09: attention replaced in ever more layers, by HARP, a refit, and rivals.
+"""Notebook 09: attention replaced in ever more layers, by HARP, a refit, and their controls.
 
-Each is evaluated on two kinds of held-out text, and on finding a pass key.
+Each change is evaluated on held-out documents of the two kinds of text that things are fitted on
+and of a third kind that nothing is fitted to or ranked on. A third of the layers is looked at more
+closely: finding a pass key, other draws of the calibration text, more and less of it, benchmarks.
 """
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
-import torch
+from tqdm import tqdm
 
-from harp_lib import accounting
+from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS
+from harp_lib.evaluation.evaluator import Evaluator
+from harp_lib.experiments.changes import (
+    DENSE,
+    FITTED,
+    HARP,
+    NO_ATTENTION,
+    TOP,
+    WITHOUT_TEXT,
+    Change,
+    Prepared,
+    fit_cell,
+    ranked_blocks,
+)
 from harp_lib.experiments.job import (
     HELD_OUT,
     REFIT,
@@ -21,250 +33,338 @@ from harp_lib.experiments.job import (
     Text,
     described,
     document_rows,
-    scalar_rows,
+    or_failed,
     search_rows,
 )
+from harp_lib.experiments.passkeys import PASSKEY, passkeys
 from harp_lib.methods.alpha_search import search_alphas
-from harp_lib.methods.calibration import LayerStream
-from harp_lib.methods.layer_selection import lowest_layers
-from harp_lib.methods.refit import RIDGE, Refit, explained_by_layer, refit_values
+from harp_lib.methods.gate_norm import gate_norms
+from harp_lib.methods.layer_selection import layer_scores, lowest_layers
+from harp_lib.methods.refit import RIDGE, explained_by_layer
 from harp_lib.methods.rivals import RIVALS
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.results import Cell, Result, rows_of
-from harp_lib.text.corpora import Corpus
-from harp_lib.text.perplexity import Window
+from harp_lib.text.perplexity import head_hits, head_nll, perplexity
 
-CHOSEN = f"{REFIT}-chosen"  # the layers are chosen, and fitted on two kinds of text
-TWO_KINDS = f"{REFIT}-two"  # the top layers, fitted on two kinds of text
-PASSKEY = "passkey"
-KEY = "31629487501376492865"  # pass keys are four of its digits
-FILLER = (
-    "The river runs past the mill. Boats come up at noon, and leave before dark. "
-    "Somebody mends a net. "
-)
-
-
-@dataclass(frozen=True)
-class Change:
-    """Something that happens to some layers of a model, within a context."""
-
-    kind: str
-    count: int  # of the layers
-    lowest: int  # of them
-    context: Callable[[], AbstractContextManager]
-
-    @property
-    def name(self) -> str:
-        """What the folder of its cells is called."""
-        return f"{self.kind}-{self.count:02d}" if self.count else self.kind
-
-    @property
-    def coordinates(self) -> dict[str, Any]:
-        """The columns of its cells."""
-        return {"method": self.kind, "layers": self.count}
+STORE = "frontier"
+EXPLAINED = "explained"  # layers that a linear map of their own token explains best
+GREEDY = "greedy"
+PROMPTS = 12  # pass keys that are added to the calibration text
 
 
 def frontier(job: Job) -> None:
     """Likelihood of documents and of keys under every change, and what each change costs."""
-    settings = job.profile["frontier"]
-    texts = {name: job.text(name, HELD_OUT, settings["held_out"]) for name in job.corpora}
-    texts[PASSKEY] = passkeys(job, **settings["passkey"])
-    inputs = {
+    evaluation = _Evaluation(job)
+    prepared = [_prepared(job, change) for change in _changes(job)]
+    prepared.sort(key=lambda one: -one.lowest)
+    # A stream of hidden states moves up only, so changes that begin low come first.
+    prepared.reverse()
+    with tqdm(prepared, desc="frontier", unit="change") as bar:
+        for one in bar:
+            bar.set_postfix_str(one.name, refresh=False)
+            evaluation.compute(one)
+            one.forget()
+
+
+def frontier_scores(job: Job) -> None:
+    """Benchmarks by likelihood for a third of the layers: dense, HARP, and the chosen layers."""
+    third = _third(job)
+    top = _top(job, third)
+    explained = _chosen(job, EXPLAINED, 0, third)
+    changes = (
+        Change(DENSE),
+        Change(HARP, top, TOP, texts=1),
+        Change(REFIT, explained, EXPLAINED, texts=2, samples=_samples(job)),
+    )
+    evaluator = Evaluator(job.profile, job.seed, "frontier")
+    for change in changes:
+        one = _prepared(job, change)
+        cells = []
+        for task in job.profile["frontier"]["tasks"]:
+            benchmark = ALL_BENCHMARKS[task]
+            inputs = _inputs(job) | _change_inputs(one) | evaluator.inputs(benchmark)
+            compute = partial(or_failed, _score, job, one, evaluator, benchmark)
+            cells.append(Cell(one.name, task, inputs, compute, one.coordinates))
+        job.results(one.name, cells)
+
+
+def _score(job: Job, one: Prepared, evaluator: Evaluator, benchmark: Any) -> Result:
+    """Log-odds margins where answers are chosen, bits per byte where they are written."""
+    with one.context():
+        if benchmark.choices:
+            return evaluator.evaluate(job.model, job.tokenizer, benchmark)
+        return evaluator.likelihoods(job.model, job.tokenizer, benchmark)
+
+
+class _Evaluation:
+    """The texts that changes are evaluated on, and the cells of a change."""
+
+    def __init__(self, job: Job) -> None:
+        settings = job.profile["frontier"]
+        self.job = job
+        self.texts = {name: job.unread(name, *settings["held_out"]) for name in job.corpora}
+        self.texts[settings["third"]] = job.text(settings["third"], HELD_OUT, settings["held_out"])
+        keys = settings["passkey"]
+        self.texts[PASSKEY], self.places = passkeys(
+            job, keys["lengths"], keys["depths"], keys["keys"]
+        )
+        self.joined: dict[tuple[str, ...], Text] = {}  # texts that are run together
+
+    def compute(self, one: Prepared) -> None:
+        """Compute the cells of a change."""
+        inputs = _inputs(self.job) | _change_inputs(one)
+        if one.change.method in FITTED:
+            self.job.result(Cell(one.name, "fit", inputs, fit_cell(one), one.coordinates))
+        names = self._evaluated_on(one.change)
+
+        @cache
+        def measured() -> list[list[float]]:
+            return self._together(names).measured_within(
+                one.context(), one.lowest, head_nll, head_hits
+            )
+
+        start = 0
+        for name in names:
+            text = self.texts[name]
+            end = start + len(text.documents)
+            cell_inputs = inputs | {
+                "evaluated": described(text.corpus),
+                "documents": len(text.documents),
+            }
+            coordinates = one.coordinates | {"corpus": name, "split": text.corpus.split}
+            compute = partial(self._part, measured, start, end, name)
+            cell = Cell(one.name, f"{name}-{HELD_OUT}", cell_inputs, compute, coordinates)
+            self.job.result(cell)
+            start = end
+
+    def _evaluated_on(self, change: Change) -> tuple[str, ...]:
+        """Pass keys take as long as all other texts: they are for a third of the layers alone."""
+        if change.without is not None:
+            return (PASSKEY,)
+        usual = change.seed == 0 and change.ranking in ("", TOP, EXPLAINED)
+        fitted_as_usual = change.samples in (0, _samples(self.job)) and change.texts != 1
+        third = len(change.layers) in (0, _third(self.job))
+        compared = change.method in (DENSE, NO_ATTENTION, HARP, *FITTED)
+        if usual and third and compared and (fitted_as_usual or change.method == HARP):
+            return tuple(self.texts)
+        return tuple(name for name in self.texts if name != PASSKEY)
+
+    def _together(self, names: tuple[str, ...]) -> Text:
+        """Several texts as one, of which a change is run at once."""
+        if names not in self.joined:
+            documents = [document for name in names for document in self.texts[name].documents]
+            self.joined[names] = Text(self.texts[names[0]].corpus, documents, self.job)
+        return self.joined[names]
+
+    def _part(
+        self, measured: Callable[[], list[list[float]]], start: int, end: int, name: str
+    ) -> Result:
+        """The documents of one text; of pass keys also whether all tokens of the key are found."""
+        text = self.texts[name]
+        nll, hits = measured()
+        rows = document_rows(nll[start:end], text.tokens)
+        if name == PASSKEY:
+            for document, found in enumerate(hits[start:end]):
+                exact = float(found == text.tokens[document])
+                rows.append({"document": document, "quantity": "exact", "value": exact})
+            rows = [row | self.places[row["document"]] for row in rows]
+        return {"rows": rows}
+
+
+def _inputs(job: Job) -> dict[str, Any]:
+    """What every cell depends on."""
+    return {
         **job.inputs,
-        "calibration": job.profile["baselines"]["calibration"][REFIT],
+        "calibration": job.profile["frontier"]["calibration"],
         "seed": job.seed,
         "ridge": RIDGE,
         "context": job.context,
         "read": [described(job.corpus(name)) for name in job.corpora],
     }
-    changes = sorted(_changes(job, inputs), key=lambda change: change.lowest)
-    job.results("frontier", _cells(job, changes, texts, inputs))
 
 
-def _cells(
-    job: Job, changes: Sequence[Change], texts: dict[str, Text], inputs: dict[str, Any]
-) -> list[Cell]:
-    """A cell for each change and text. All texts are run at once, from the lowest change up."""
-    documents = [document for text in texts.values() for document in text.documents]
-    whole = Text(texts[PASSKEY].corpus, documents, job)
-    cells = []
-    for change in changes:
-
-        @cache
-        def nll(change: Change = change) -> list[float]:  # of every document
-            return whole.nll_within(change.context(), change.lowest)
-
-        start = 0
-        for name, text in texts.items():
-            end = start + len(text.documents)
-            cell_inputs = inputs | {
-                "layers": change.count,
-                "evaluated": described(text.corpus),
-                "documents": len(text.documents),
-            }
-            compute = partial(_part, nll, start, end, text.tokens)
-            coordinates = change.coordinates | {"corpus": name, "split": HELD_OUT}
-            cells.append(Cell(change.name, f"{name}-{HELD_OUT}", cell_inputs, compute, coordinates))
-            start = end
-    return cells
+def _change_inputs(one: Prepared) -> dict[str, Any]:
+    return {"change": one.coordinates, "which": list(one.change.layers)}
 
 
-def _part(nll: Callable[[], list[float]], start: int, end: int, tokens: list[int]) -> Result:
-    """The documents of one text."""
-    return {"rows": document_rows(nll()[start:end], tokens)}
+def _prepared(job: Job, change: Change) -> Prepared:
+    return Prepared(job, change, partial(_searched, job, max(_counts(job))))
 
 
-def _changes(job: Job, inputs: dict[str, Any]) -> Iterator[Change]:
-    """All changes, of as many layers as HARP prunes and of the profile's shares of the layers."""
-    total = job.num_layers
-    shares = job.profile["frontier"]["shares"].get(job.name, ())
-    counts = {job.num_pruned, *(round(share * total) for share in shares)} - {0}
-    counts = sorted(counts, reverse=True)
-    explained = _explained(job, inputs)
-    alphas = _searched(job, counts[0])
-    dense = partial(temporarily_pruned, job.model, PruningPlan(total, {}))
-    yield Change("dense", 0, total, dense)
-    for count in counts:
-        best = lowest_layers([-share for share in explained], count)
-        yield from _refits(job, inputs, count, best)
-        yield from _plans(job, alphas[:count])
-        if count == job.num_pruned:
-            yield from _rivals(job, count)
-
-
-def _explained(job: Job, inputs: dict[str, Any]) -> list[float]:
-    """How much of each layer's attention a linear map of its own token explains."""
-
-    def compute() -> Result:
-        explained = explained_by_layer(job.model, job.refit_blocks(2))
-        return {"rows": _explained_rows(enumerate(explained))}
-
-    result = job.result(Cell("dense", "explained", inputs, compute, {"method": "dense"}))
-    return rows_of(result).sort_values("layer")["value"].tolist()
-
-
-def _explained_rows(explained: Any) -> list[dict[str, Any]]:
-    """A row for each pair of a layer and a share."""
-    return [{"quantity": "explained", "layer": layer, "value": value} for layer, value in explained]
-
-
-def _searched(job: Job, count: int) -> list[float]:
+def _searched(job: Job, count: int) -> dict[int, float]:
     """Alpha of the top layers: of greedy searches, the longer one begins like the shorter one."""
     corpus = job.corpora[0]
     if count <= job.num_pruned:
-        return list(job.alphas(corpus).values())
+        return job.alphas(corpus)
     text = job.text(corpus, SEARCHED)
 
     def search() -> Result:
         return {"rows": search_rows(search_alphas(job.model, text.windows, count), text)}
 
     inputs = text.inputs | {"num_layers": count}
-    result = job.result(Cell("harp", f"search-{corpus}", inputs, search, {"corpus": corpus}))
-    rows = rows_of(result)
-    alphas = rows[rows["quantity"] == "alpha"].sort_values("layer", ascending=False)
-    return alphas["value"].tolist()
+    cell = Cell(HARP, f"search-{corpus}", inputs, search, {"corpus": corpus})
+    rows = rows_of(_found(job, cell))
+    alphas = rows[rows["quantity"] == "alpha"]
+    return dict(zip(alphas["layer"].astype(int), alphas["value"], strict=True))
 
 
-def _refits(job: Job, inputs: dict[str, Any], count: int, best: Sequence[int]) -> Iterator[Change]:
-    """Refits of the ``best`` explained layers, and of the top ones on one and two kinds of text.
-
-    What each refit takes and finds is a cell of its own.
-    """
-    top = range(job.num_layers - count, job.num_layers)
-    for kind, layers, kinds in ((CHOSEN, best, 2), (REFIT, top, 1), (TWO_KINDS, top, 2)):
-        refit = cache(partial(_refit, job, layers, kinds))
-
-        def context(refit: Callable[[], Refit] = refit) -> AbstractContextManager:
-            return temporarily_pruned(job.model, refit().plan, weights=refit().weights)
-
-        change = Change(kind, count, layers[0], context)
-        cell_inputs = inputs | {"layers": count, "kinds": kinds}
-        compute = partial(_fit_result, job, refit)
-        job.result(Cell(change.name, "fit", cell_inputs, compute, change.coordinates))
-        yield change
+def _found(job: Job, cell: Cell) -> Result:
+    """A search or a ranking: computed by :func:`frontier`, and read by :func:`frontier_scores`."""
+    if job.store == STORE:
+        return job.result(cell)
+    return job.read(STORE, cell.method, cell.name)
 
 
-def _refit(job: Job, layers: Sequence[int], kinds: int) -> Refit:
-    """Layers refitted; HARP's own on one kind of text are kept for other notebooks too."""
-    if kinds == 1 and len(layers) == job.num_pruned:
-        return job.refit()
-    return refit_values(job.model, job.refit_blocks(kinds), len(layers), layers)
+# Which changes there are
 
 
-def _fit_result(job: Job, refit: Callable[[], Refit]) -> Result:
-    """Seconds of a fit, the variance that it explains, and what its plan saves."""
-    fitted = refit()
-    rows = _explained_rows(fitted.explained.items())
-    rows += scalar_rows(seconds=fitted.seconds, **_left(job, fitted.plan))
-    return {"rows": rows}
+def _counts(job: Job) -> list[int]:
+    """How many layers are changed, falling."""
+    shares = job.profile["frontier"]["shares"].get(job.name)
+    if not shares:
+        return [job.num_pruned]
+    return sorted({max(1, round(share * job.num_layers)) for share in shares}, reverse=True)
 
 
-def _left(job: Job, plan: PruningPlan) -> dict[str, float]:
-    """Shares of the dense model's operations and bytes of cache that are left, counted."""
-    tokens = job.profile["baselines"]["cost_tokens"]
-    pruned = _costs(job, plan, tokens)
-    dense = _costs(job, None, tokens)
-    shares = {f"{name} left": pruned[name] / dense[name] for name in pruned}
-    return shares | {"counted at": tokens}
+def _third(job: Job) -> int:
+    """The number of layers nearest to a third, among those that are changed."""
+    return min(_counts(job), key=lambda count: abs(count - job.num_layers / 3))
 
 
-def _costs(job: Job, plan: PruningPlan | None, tokens: int) -> dict[str, float]:
-    """Operations of a prefill and of a new token, and bytes of cache, with value-only layers."""
-    config = job.model.config
-    return {
-        "prefill": accounting.prefill_flops(config, plan, tokens, True, True, tail_only=True),
-        "decode": accounting.decode_flops(config, plan, tokens, True),
-        "cache": accounting.kv_bytes_per_token(config, plan, job.model.dtype),
-    }
+def _top(job: Job, count: int) -> tuple[int, ...]:
+    return tuple(range(job.num_layers - count, job.num_layers))
 
 
-def _plans(job: Job, alphas: list[float]) -> Iterator[Change]:
-    """The top layers without attention, and with searched alphas."""
-    total = job.num_layers
-    count = len(alphas)
-    for kind, values in (("alpha-0", [0.0] * count), ("harp", alphas)):
-        plan = PruningPlan.value_only(total, values)
-        yield Change(kind, count, total - count, partial(temporarily_pruned, job.model, plan))
+def _samples(job: Job) -> int:
+    """Pieces of calibration text that layers are fitted on: half of all, the others rank layers."""
+    samples, _ = job.profile["frontier"]["calibration"]
+    return samples // 2
+
+
+def _changes(job: Job) -> Iterator[Change]:
+    yield Change(DENSE)
+    for count in _counts(job):
+        top = _top(job, count)
+        yield Change(NO_ATTENTION, top, TOP)
+        yield Change(HARP, top, TOP, texts=1)
+        yield from _fitted(job, count, 0, FITTED)
+        for ranking in _of_model(job, "rankings", ()):
+            layers = _chosen(job, ranking, 0, count)
+            yield Change(REFIT, layers, ranking, texts=2, samples=_samples(job))
+        if count == job.num_pruned:
+            yield from _rivals(job, count)
+        if count == _third(job):
+            yield from _closer(job, count)
+
+
+def _of_model(job: Job, setting: str, default: Any) -> Any:
+    """A model's value of a setting of the profile."""
+    return job.profile["frontier"].get(setting, {}).get(job.name, default)
+
+
+def _fitted(job: Job, count: int, seed: int, methods: Sequence[str]) -> Iterator[Change]:
+    """The top layers and those explained best, fitted in several ways on the same text."""
+    chosen = {TOP: _top(job, count), EXPLAINED: _chosen(job, EXPLAINED, seed, count)}
+    for ranking, layers in chosen.items():
+        for method in methods:
+            yield Change(method, layers, ranking, texts=2, samples=_samples(job), seed=seed)
 
 
 def _rivals(job: Job, count: int) -> Iterator[Change]:
-    """What else could stand in the top layers."""
-    top = range(job.num_layers - count, job.num_layers)
-
-    @cache
-    def stream() -> LayerStream:
-        of_calibration = LayerStream(job.model, job.refit_blocks())
-        of_calibration.entering(top[0])  # once for all rivals
-        return of_calibration
-
-    for kind, rival in RIVALS.items():
-
-        def context(rival: Callable[..., AbstractContextManager] = rival) -> AbstractContextManager:
-            return rival(job.model, stream(), top)
-
-        yield Change(kind, count, top[0], context)
+    """What else could stand in HARP's layers."""
+    top = _top(job, count)
+    yield Change(REFIT, top, TOP, texts=1, samples=_samples(job))
+    for method in RIVALS:
+        if method in WITHOUT_TEXT:
+            yield Change(method, top, TOP)
+        else:
+            yield Change(method, top, TOP, texts=2, samples=_samples(job))
 
 
-def passkeys(job: Job, tokens: int, depths: int, keys: int) -> Text:
-    """Texts of about ``tokens`` tokens that name a pass key and ask for it: it is predicted.
+def _closer(job: Job, count: int) -> Iterator[Change]:
+    """A third of the layers: other draws, more and less calibration text, and pass keys."""
+    for seed in range(1, 1 + _of_model(job, "seeds", 0)):
+        yield from _fitted(job, count, seed, FITTED)
+    explained = _chosen(job, EXPLAINED, 0, count)
+    for samples in _of_model(job, "curve", ()):
+        yield Change(REFIT, explained, EXPLAINED, texts=2, samples=samples)
+    if job.name in job.profile["frontier"]["passkey_study"]:
+        samples = _samples(job)
+        for layer in explained:
+            rest = tuple(other for other in explained if other != layer)
+            yield Change(REFIT, rest, EXPLAINED, texts=2, samples=samples, without=layer)
+        yield Change(REFIT, explained, EXPLAINED, texts=2, samples=samples, prompts=PROMPTS)
 
-    There are ``keys`` of them at each of ``depths`` depths.
-    """
-    filler = FILLER * tokens
-    ids = job.tokenizer(filler, add_special_tokens=False, verbose=False).input_ids
-    room = int(tokens * len(filler) / len(ids))  # characters
-    texts = []
-    windows = []
-    for depth, number in itertools.product(range(depths), range(keys)):
-        first = 2 * (number + depth) % len(KEY)
-        key = (KEY + KEY)[first : first + 4]
-        place = room * depth // max(1, depths - 1)
-        text = f"{filler[:place]}\nThe pass key is {key}. Remember it.\n{filler[: room - place]}"
-        question = f"Find the pass key in this text.\n{text}\nWhat is the pass key? The pass key is"
-        answered = f"{question} {key}"
-        question_ids = job.tokenizer(question).input_ids
-        answered_ids = job.tokenizer(answered).input_ids
-        texts.append(answered)
-        windows.append([Window(torch.tensor(answered_ids), len(answered_ids) - len(question_ids))])
-    return Text(Corpus(PASSKEY, HELD_OUT, "embedded", tuple(texts)), windows, job)
+
+# Rankings
+
+
+def _chosen(job: Job, ranking: str, seed: int, count: int) -> tuple[int, ...]:
+    """The ``count`` layers that a ranking puts first, rising."""
+    inputs = _inputs(job) | {"ranking": ranking, "draw": seed}
+    quantity = "score"
+    if ranking == EXPLAINED:
+        quantity = EXPLAINED
+    if ranking == GREEDY:
+        inputs |= {"greedy": job.profile["frontier"]["greedy"], "layers": max(_counts(job))}
+    coordinates = {"method": DENSE, "ranking": ranking, "seed": seed, "layers": 0}
+
+    def rank() -> Result:
+        values = RANKINGS[ranking](job, seed)
+        rows = [
+            {"quantity": quantity, "layer": layer, "value": value}
+            for layer, value in values.items()
+        ]
+        return {"rows": rows}
+
+    cell = Cell(DENSE, f"ranking-{ranking}-seed-{seed}", inputs, rank, coordinates)
+    rows = rows_of(_found(job, cell)).astype({"layer": int})
+    scores = rows.set_index("layer")["value"].astype(float)
+    if ranking == EXPLAINED:
+        scores = -scores  # explained best is least important
+    ranked = scores.reindex(range(job.num_layers), fill_value=float("inf"))
+    return tuple(lowest_layers(ranked.tolist(), count))
+
+
+def _explained(job: Job, seed: int) -> dict[int, float]:
+    """How much of each layer's attention a linear map of its own token explains."""
+    return dict(enumerate(explained_by_layer(job.model, ranked_blocks(job, seed))))
+
+
+def _influence(job: Job, seed: int) -> dict[int, float]:
+    """How far attention turns the residual stream of each layer (block influence)."""
+    return dict(enumerate(layer_scores("similarity", job.model, ranked_blocks(job, seed))))
+
+
+def _gate_norm(job: Job, seed: int) -> dict[int, float]:
+    """How strongly queries and keys are coupled; no text is read."""
+    return dict(enumerate(gate_norms(job.model)))
+
+
+def _greedy(job: Job, seed: int) -> dict[int, float]:
+    """The place of each layer, if the attention that costs least perplexity goes first."""
+    samples, tokens = job.profile["frontier"]["greedy"]
+    blocks = ranked_blocks(job, seed)
+    of_each_text = blocks.unflatten(0, (2, -1))[:, : samples // 2, :tokens]
+    text = of_each_text.flatten(0, 1)  # (samples, tokens)
+    places: dict[int, float] = {}
+    for place in tqdm(range(max(_counts(job))), desc="greedy", unit="layer", leave=False):
+        costs = {}
+        for layer in range(job.num_layers):
+            if layer not in places:
+                skipped = dict.fromkeys([*places, layer], 0.0)
+                plan = PruningPlan.value_only(job.num_layers, skipped)
+                with temporarily_pruned(job.model, plan):
+                    costs[layer] = perplexity(job.model, text)
+        places[min(costs, key=costs.get)] = place
+    return places
+
+
+RANKINGS: Mapping[str, Callable[[Job, int], dict[int, float]]] = {
+    EXPLAINED: _explained,
+    "influence": _influence,
+    "gate-norm": _gate_norm,
+    GREEDY: _greedy,
+}
+"""Functions that score layers by the name of the ranking; the lowest score goes first."""

@@ -126,9 +126,9 @@ class Job:
     def corpus(self, name: str, split: str = CALIBRATION) -> Corpus:
         return load_corpus(name, split, self.profile["datasets"])
 
-    def blocks(self, corpus: Corpus, samples: int, tokens: int) -> torch.Tensor:
-        """Calibration text, ``(samples, tokens)`` int64."""
-        return calibration_blocks(corpus, self.tokenizer, samples, tokens, self.seed)
+    def blocks(self, corpus: Corpus, samples: int, tokens: int, draw: int = 0) -> torch.Tensor:
+        """Calibration text, ``(samples, tokens)`` int64, of one of several draws."""
+        return calibration_blocks(corpus, self.tokenizer, samples, tokens, self.seed + draw)
 
     def text(
         self, name: str, split: str, size: tuple[int | None, int | None] | None = None
@@ -345,15 +345,27 @@ class Text:
 
     def nll_within(self, changed: AbstractContextManager, first: int) -> list[float]:
         """The same within a context in which something else happens from layer ``first`` on."""
+        [nll] = self.measured_within(changed, first, head_nll)
+        return nll
+
+    def measured_within(
+        self, changed: AbstractContextManager, first: int, *measures: Callable[..., float]
+    ) -> list[list[float]]:
+        """Each measure of the decoder's output, summed over the windows of each document.
+
+        ``measure(model, hidden, batch)`` is given one window at a time, ``hidden`` (1, N, d), as
+        :func:`head_nll` is.
+        """
         for hidden in self.passing(first, changed):
             leaving_the_top = hidden
         model = self.job.model
         norm = model.get_decoder().norm
-        nll = []  # of each window
+        by_window = [[] for _ in measures]
         for batch, states in zip(self.stream.batches, leaving_the_top, strict=True):
             for ids, state in zip(batch.ids.split(1), states.split(1), strict=True):
-                nll.append(head_nll(model, norm(state), batch._replace(ids=ids)))
-        return self.by_document(nll)
+                for values, measure in zip(by_window, measures, strict=True):
+                    values.append(measure(model, norm(state), batch._replace(ids=ids)))
+        return [self.by_document(values) for values in by_window]
 
     def nll_rows(self, plan: PruningPlan) -> Result:
         """The result of a cell: :meth:`nll`, and predicted tokens, of each document."""

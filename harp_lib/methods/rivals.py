@@ -1,11 +1,11 @@
 """Rivals of the refit: what else could stand in place of attention, by hooks, for comparison only.
 
-Each is a context ``rival(model, stream, layers)`` within which some layers of a model do something
-else. ``stream`` is a :class:`.LayerStream` of the calibration text, at or below these layers.
+Each but NBL is a context ``rival(model, stream, layers)`` within which some layers of a model do
+something else. ``stream`` is a :class:`.LayerStream` of the calibration text, at or below them.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -52,18 +52,26 @@ def linear(
         yield
 
 
-@contextmanager
-def nbl(model: PreTrainedModel, stream: LayerStream, layers: Iterable[int]) -> Iterator[None]:
-    """Attention becomes a linear map as in NBL (LIONS-EPFL, NeurIPS 2025).
-
-    NBL fits the map to the stream *before* the norm, and all layers on dense activations.
-    """
+def nbl_maps(
+    model: PreTrainedModel, stream: LayerStream, layers: Iterable[int]
+) -> dict[int, torch.Tensor]:
+    """The linear maps (d + 1, d) of :func:`nbl`, by layer."""
     stream = stream.fork()
     weights = {}
     for index in sorted(layers):
         attention = decoder_layers(model)[index].self_attn
         states = stream.entering(index)
         weights[index] = _least_squares(stream, index, attention, with_one, states)
+    return weights
+
+
+@contextmanager
+def nbl(model: PreTrainedModel, weights: Mapping[int, torch.Tensor]) -> Iterator[None]:
+    """Attention becomes a linear map as in NBL (LIONS-EPFL, NeurIPS 2025).
+
+    NBL fits the map (:func:`nbl_maps`) to the stream *before* the norm, and all layers on dense
+    activations.
+    """
     with ExitStack() as hooks:
         for index, weight in weights.items():
             layer = decoder_layers(model)[index]
@@ -184,10 +192,9 @@ def _scaled(states: torch.Tensor) -> torch.Tensor:
 
 
 RIVALS = {
-    "nbl": nbl,
     "linear": linear,
     "neighbours": partial(linear, features=neighbours),
     "windowed": windowed,
     "boundary": from_boundary,
 }
-"""The rivals by the name of their cells."""
+"""The rivals by the name of their cells; :func:`nbl` is compared in more layers than these."""

@@ -99,6 +99,11 @@ def load_pruned(
         Other options of ``from_pretrained``, such as ``device_map``. By default the model is loaded
         on the CPU.
 
+    Returns
+    -------
+    tuple
+        The model and the tokenizer.
+
     Raises
     ------
     ValueError

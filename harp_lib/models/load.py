@@ -38,6 +38,11 @@ def load_model(
         As in ``from_pretrained``. By default the whole model goes to the GPU if there is one, else
         to the CPU.
 
+    Returns
+    -------
+    tuple
+        The model and the tokenizer.
+
     Raises
     ------
     ValueError

@@ -233,17 +233,15 @@ def rendered(text: str) -> str:
 
     A block stands between ``<!-- begin NAME of PROFILE -->`` and ``<!-- end NAME -->``.
     """
-    from harp_lib.report import claims, figures_costs, figures_harp, score_tables
+    from harp_lib.report import claims, figures_costs, score_tables, tables_frontier
 
     def results(profile: dict) -> str:
         shown, _ = score_tables.at_a_glance(profile)
         return f"{claims.headline(profile)}\n\n{markdown(shown)}"
 
-    def frontier(profile: dict) -> str:
-        return f"*{figures_harp.sentence_on_most_layers(profile)}.*"
-
     def refit(profile: dict) -> str:
-        return markdown(figures_harp.refit_found(profile))
+        shown, _ = tables_frontier.refit_of_a_third(profile)
+        return markdown(shown)
 
     def time(profile: dict) -> str:
         return markdown(figures_costs.time_found(profile))
@@ -252,7 +250,6 @@ def rendered(text: str) -> str:
         "results": results,
         "claims": claims.counted,
         "matrix": claims.matrix,
-        "frontier": frontier,
         "refit": refit,
         "time": time,
     }

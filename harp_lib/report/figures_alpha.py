@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.pyplot import get_cmap
 
 from harp_lib.names import CORPUS_TITLES, display_name
 from harp_lib.report import data, figure, plots
 from harp_lib.report.figures_layers import rank_trend
-from harp_lib.report.plots import LOOKS, Look, span, with_paper
+from harp_lib.report.plots import Look, span
 from harp_lib.report.tables import perplexities
 
 
@@ -18,16 +19,16 @@ from harp_lib.report.tables import perplexities
 def alpha_curves(profile: dict) -> Figure:
     """Perplexity against α, a line for each searched layer.
 
-    The layers above it have their best α, the layers below are dense.
+    The layers above it have their best α, the layers below are dense. With several models the
+    panels are those of the first corpus; the numbers are those of all (:func:`searched_curves`).
     """
-    frame = data.tidy(profile["name"], "alpha_search", "perplexity").query("method == 'harp'")
-    searched = perplexities(profile, "alpha_search").query("split == 'test'")
-    searched = searched.drop_duplicates(["model", "corpus"])
-    frame = frame.merge(searched[["model", "corpus", "documents"]], how="left")
-    frame["text"] = frame["corpus"].map(CORPUS_TITLES)
-    frame["depth"] = frame.groupby("model")["layer"].transform("max") - frame["layer"]
+    all_curves = searched_curves(profile)
+    frame = all_curves
+    if len(all_curves["model"].unique()) > 1:
+        is_first = all_curves["corpus"] == all_curves["corpus"].iloc[0]
+        frame = all_curves[is_first].reset_index(drop=True)
     layout = {
-        "panel": ["model", "text"],
+        "panel": "panel",
         "wrap": 2,
         "size": (4.4, 2.6),
         "share": (True, False),
@@ -36,7 +37,7 @@ def alpha_curves(profile: dict) -> Figure:
     }
     looks = _looks_of_depths(sorted(frame["depth"].unique()))
     drawn = plots.lines(frame, "alpha", "depth", looks, **layout)
-    best = frame.loc[frame.groupby(["model", "text", "depth"], sort=False)["value"].idxmin()]
+    best = frame.loc[frame.groupby(["panel", "depth"], sort=False)["value"].idxmin()]
     for axis, part in drawn.panels:
         best_here = best.loc[best.index.intersection(part.index)]
         axis.scatter(
@@ -49,9 +50,32 @@ def alpha_curves(profile: dict) -> Figure:
             label="best α",
         )
     inner = best["alpha"].between(0, 1, inclusive="neither").sum()
-    title = f"The best α lies between 0 and 1 in {inner} of {len(best)} searches"
-    note = "{model}{documents} documents, those that α is searched on"
-    return plots.finish(drawn, title, note, log="y")
+    title = f"The best α lies between 0 and 1 in {inner} of {len(best)} layers"
+    note = "{documents} documents, those that α is searched on"
+    drawn = plots.finish(drawn, title, note, log="y")
+    drawn.numbers = all_curves
+    return drawn
+
+
+def searched_curves(profile: dict) -> pd.DataFrame:
+    """Perplexity of every α that Algorithm 1 tried, on each corpus.
+
+    Columns: those of the store, documents (how many α is searched on), panel (model and text), and
+    depth (0 for the top layer).
+    """
+    frame = data.tidy(profile["name"], "alpha_search", "perplexity")
+    frame = frame[frame["method"] == "harp"]
+    searched = perplexities(profile, "alpha_search")
+    searched = searched[searched["split"] == "test"].drop_duplicates(["model", "corpus"])
+    frame = frame.merge(searched[["model", "corpus", "documents"]], how="left")
+    frame["panel"] = _model_and_text(frame)
+    frame["depth"] = frame.groupby("model")["layer"].transform("max") - frame["layer"]
+    return frame
+
+
+def _model_and_text(frame: pd.DataFrame) -> pd.Series:
+    """The name of each row's model and text, for a panel."""
+    return frame["model"].map(display_name) + ", " + frame["corpus"].map(CORPUS_TITLES)
 
 
 def _looks_of_depths(depths: Sequence[float]) -> dict[float, Look]:
@@ -64,84 +88,144 @@ def _looks_of_depths(depths: Sequence[float]) -> dict[float, Look]:
     return looks
 
 
+RISING = ("LLaMA3.1-8B", "Mistral-7B-v0.3", "Qwen2-7B")  # by the paper, α rises in these
+MARKERS = ("o", "s", "^", "D", "v")
+
+
 @figure("alpha_search")
 def alpha_by_layer(profile: dict) -> Figure:
-    """Searched α against layer index: the paper's figure, from its numbers, and ours."""
-    ours = data.tidy(profile["name"], "alpha_search", "alpha").query("method == 'harp'")
-    frame = with_paper(ours, data.paper("alpha_search").rename(columns={"task": "corpus"}))
-    frame["panel"] = frame["model"].map(display_name) + "\n" + frame["corpus"].map(CORPUS_TITLES)
-    frame["kind"] = frame["source"].replace("ours", "harp")
+    """Searched α against the layer: two panels of the paper's models, one for each of ours.
+
+    On the first corpus our line is that of the deepest search there is, which notebook 09 makes.
+    """
+    ours = _searched_here(profile["name"])
+    paper = _searched_in_paper()
+    frame = pd.concat([paper, ours], ignore_index=True)
+    top = frame.groupby(["panel", "line"])["layer"].transform("max")
+    frame["below"] = frame["layer"] - top
     layout = {
         "panel": "panel",
+        "wrap": 2,
         "share": (False, True),
-        "size": (3, 2.2),
-        "x": "layer index",
+        "size": (4.4, 2.3),
+        "x": "layers below the top one (0)",
         "y": "searched α",
     }
-    drawn = plots.bars(frame, "layer", "kind", **layout)
-    for axis, part in drawn.panels:
-        for row in part.itertuples():
-            axis.text(row.layer, row.value, f"{row.value:g}", ha="center", va="bottom", size=8)
+    drawn = plots.lines(frame, "below", "line", _looks_of_searches(frame), **layout)
     trends = {}
     for source, part in frame.groupby("source"):
-        trends[source] = span(rank_trend(part.assign(model=part["panel"])), "+.2f")
+        trends[source] = span(rank_trend(part.assign(model=part["panel"] + part["line"])), "+.2f")
     title = (
-        f"Does α rise with the layer? Rank correlation {trends['paper']} in the paper (grey), "
-        f"{trends['ours']} here (blue)"
+        f"Does α rise with the layer? Rank correlation {trends['paper']} in the paper, "
+        f"{trends['ours']} here"
     )
-    return plots.finish(drawn, title, "", ylim=(0, 1.1))
+    note = "Hollow: searched again on other documents of the same text"
+    return plots.finish(drawn, title, note, ylim=(-0.05, 1.1))
+
+
+def _searched_in_paper() -> pd.DataFrame:
+    """The paper's α on WikiText-2, in a panel for the models in which it rises and one more."""
+    rows = data.paper("alpha_search").rename(columns={"task": "corpus"})
+    rows = rows[rows["corpus"] == "wikitext"]
+    is_rising = rows["model"].isin(RISING)
+    titles = {True: "The paper: models where α rises", False: "The paper, other models"}
+    return rows.assign(line=rows["model"], panel=is_rising.map(titles), source="paper")
+
+
+def _searched_here(profile: str) -> pd.DataFrame:
+    """Our α: of each corpus, of a second sample of it, and of the deepest search on the first."""
+    rows = data.tidy(profile, "alpha_search", "alpha")
+    deeper = data.tidy(profile, "frontier", "alpha")
+    deeper = deeper[deeper["method"] == "harp"]
+    is_searched_deeper = (
+        (rows["method"] == "harp")
+        & rows["model"].isin(deeper["model"])
+        & (rows["corpus"] == rows["corpus"].iloc[0])
+    )
+    rows = pd.concat([rows[~is_searched_deeper], deeper], ignore_index=True)
+    line = rows["corpus"].map(CORPUS_TITLES)
+    line = line.where(rows["method"] == "harp", line + ", again")
+    panel = rows["model"].map(display_name)
+    models = list(dict.fromkeys(data.tidy(profile, "alpha_search", "alpha")["model"]))
+    return data.in_order(rows.assign(line=line, panel=panel, source="ours"), "model", models)
+
+
+def _looks_of_searches(frame: pd.DataFrame) -> dict[str, Look]:
+    """The paper's models in greys, our corpora in two colours, second samples hollow."""
+    looks = {}
+    for marker, model in zip(MARKERS, data.paper("alpha_search")["model"].unique(), strict=True):
+        shade = plots.DENSE if model in RISING else plots.PAPER
+        looks[model] = Look(f"{model} (paper)", shade, marker)
+    ours = frame[frame["source"] == "ours"]
+    corpora = ours["corpus"].map(CORPUS_TITLES).unique()
+    for corpus, colour in zip(corpora, (plots.FIRST, plots.SECOND), strict=False):
+        looks[corpus] = Look(corpus, colour)
+        again = f"{corpus}, again"
+        looks[again] = Look(again, colour, "o", ":", hollow=True)
+    return looks
 
 
 @figure("alpha_search")
 def alpha_held_out(profile: dict) -> Figure:
-    """Perplexity of each choice of α on held-out text, beside the paper's two by two numbers."""
-    ours = perplexities(profile, "alpha_search").query("split == 'validation'")
-    ours = ours.drop(columns="error")
-    ours["kind"] = ours["method"].where(ours["method"].isin(LOOKS), "harp")
-    printed = data.paper("alpha_robustness").rename(columns={"task": "corpus"})
-    frame = with_paper(ours, printed.assign(kind="paper"))
-    models = frame["model"].unique()  # the paper's first
-    frame["name"] = _names_of_choices(frame)
+    """Held-out perplexity of each choice of α as a multiple of the dense model's, for each text."""
+    rows = perplexities(profile, "alpha_search", "dense")
+    rows = rows[(rows["split"] == "validation") & (rows["method"] != "dense")]
+    frame = rows[["model", "method", "corpus", "documents"]].copy()
+    frame["value"] = 1 + rows["dense"]
+    frame["low"] = 1 + rows["dense low"]
+    frame["high"] = 1 + rows["dense high"]
     frame["text"] = frame["corpus"].map(CORPUS_TITLES)
-    places = {name: _place_of_choice(name) for name in set(frame["name"])}
-    frame = frame.sort_values("name", key=lambda names: names.map(places), kind="stable")
-    frame = data.in_order(frame, "model", models)
+    frame["name"] = _names_of_choices(frame)
+    frame = data.in_order(frame, "name", CHOICES)
+    models = list(dict.fromkeys(rows["model"]))
+    frame = data.in_order(frame, "corpus", dict.fromkeys(rows["corpus"]))
     layout = {
-        "panel": ["model", "text"],
-        "wrap": 2,
-        "size": (4.8, 1.9),
-        "x": "perplexity per token (log scale)",
+        "panel": "text",
+        "size": (5, 3.6),
+        "x": "multiple of the dense perplexity (log scale)",
     }
-    drawn = plots.dots(frame, "name", "kind", **layout)
-    values = {kind: span(part["value"], ".0f") for kind, part in ours.groupby("kind")}
+    drawn = plots.dots(frame, "name", "model", _looks_of_models(models), **layout)
+    searched = span(frame.loc[frame["name"] == CHOICES[0], "value"], ".1f")
+    unscaled = span(frame.loc[frame["name"] == CHOICES[3], "value"], ".1f")
     title = (
-        f"On held-out text perplexity is {values['harp']} with a searched α, "
-        f"{values['alpha-1']} with α = 1"
+        f"On held-out text perplexity is {searched} times the dense model's with a searched α, "
+        f"{unscaled} times with α = 1"
     )
-    note = "{model}95 % intervals over {documents} documents; the paper's perplexities are per word"
-    return plots.finish(drawn, title, plots.about(ours, note), log="x")
+    note = "{model}95 % intervals over {documents} documents, paired by document"
+    return plots.finish(drawn, title, note, log="x")
+
+
+CHOICES = (
+    "α searched on this text",
+    "α of a second sample of it",
+    "α searched on the other",
+    "α = 1",
+    "α = 0",
+)
+"""What α a plan has, beside the text that perplexity is measured on, from top to bottom."""
 
 
 def _names_of_choices(frame: pd.DataFrame) -> list[str]:
-    """What the plan of each row is called beside the text that perplexity is measured on."""
+    """Which of the choices the plan of each row is."""
     names = []
     for method, corpus in zip(frame["method"], frame["corpus"], strict=True):
-        if method in LOOKS:
-            name = LOOKS[method].label
+        if method == f"searched-on-{corpus}":
+            names.append(CHOICES[0])
         elif method.startswith("resampled"):
-            name = "α of a second sample of this text"
-        elif method == f"searched-on-{corpus}":
-            name = "α searched on this text"
+            names.append(CHOICES[1])
+        elif method.startswith("searched"):
+            names.append(CHOICES[2])
+        elif method == "alpha-1":
+            names.append(CHOICES[3])
         else:
-            name = "α searched on the other"
-        names.append(name)
+            names.append(CHOICES[4])
     return names
 
 
-def _place_of_choice(title: str) -> int:
-    """The place of a choice of α in a panel, from the top; what was not searched is last."""
-    beginnings = ("α searched on this", "α of a second sample", "α searched on the other")
-    for place, beginning in enumerate(beginnings):
-        if title.startswith(beginning):
-            return place
-    return len(beginnings)
+def _looks_of_models(models: Sequence[str]) -> dict[str, Look]:
+    """A shade and a marker for each model."""
+    shades = get_cmap("viridis")(np.linspace(0.05, 0.8, len(models)))
+    looks = {}
+    for model, shade, marker in zip(models, shades, MARKERS, strict=False):
+        looks[model] = Look(display_name(model), to_hex(shade), marker)
+    return looks

@@ -1,22 +1,26 @@
-"""Figures of notebooks 01 and 02: how alike tokens are, and what averaging them does to norms.
-
-A title says what is seen, in numbers of these results. With several models it gives the lowest and
-the highest number.
-"""
+"""Figures of notebooks 01 and 02: how alike tokens are, and what averaging them does to norms."""
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from harp_lib.report import data, figure, plots
+from harp_lib.report import data, figure, plots, table
 from harp_lib.report.comparisons import mean_interval, rank_correlation
-from harp_lib.report.plots import FIRST, HARP, LOOKS, RANDOM, SECOND, Look, span
-from harp_lib.report.tables import ENDS, lines, perplexities, stacked
+from harp_lib.report.plots import FIRST, HARP, LOOKS, RANDOM, SECOND, Look
+from harp_lib.report.tables import ENDS, Table, ends, lines, perplexities, stacked
 
 TOP = 0.8  # share of the depth where the top fifth of the layers begins
-TRAINED = {
-    "trained": Look("trained weights", plots.DENSE, "."),
-    "random": Look("random weights", RANDOM, ".", "--"),
+RANDOM_TWIN = Look("random weights", RANDOM, ".", "--")
+ALIKE = {  # whose similarity
+    "stream": Look("residual stream", plots.DENSE, "."),
+    "heads": Look("what heads read, after the norm", FIRST, "."),
+    "random": RANDOM_TWIN._replace(label="both, with random weights"),
+}
+CHANGES = {  # what a trained layer changes, from the largest change to the smallest
+    "value gap": Look("values: ‖ÂV − V‖ / ‖V‖", SECOND, "."),
+    "branch gap": Look("stream without Q and K: ‖A − B‖ / ‖H‖", HARP, "."),
+    "block influence": Look("Block Influence", plots.DENSE, ".", "--"),
+    "attention influence": Look("Block Influence of attention alone", FIRST, ".", ":"),
 }
 RULES = {  # how α is chosen in notebook 02: variants of HARP, told apart by marker and line
     "searched": LOOKS["harp"]._replace(label="searched α"),
@@ -30,19 +34,23 @@ RULES = {  # how α is chosen in notebook 02: variants of HARP, told apart by ma
 
 @figure("similarity")
 def similarity_by_layer(profile: dict) -> Figure:
-    """Sim(H) of what enters each layer, with trained weights and with random ones."""
-    similarities = data.tidy(profile["name"], "similarity", "similarity")
-    frame = over_documents(similarities, "model", "method", "quantity", "layer")
+    """Sim(H) of the residual stream that enters each layer, and of what its heads read.
+
+    Norms of an untrained twin have no gain, so both are equal there and are drawn once.
+    """
+    similarities = data.tidy(profile["name"], "similarity", "similarity", "projected similarity")
+    is_random = similarities["method"] == "random"
+    of_stream = similarities["quantity"] == "similarity"
+    similarities = similarities[of_stream | ~is_random]
+    measured = np.where(of_stream, "stream", "heads")
+    similarities["whose"] = pd.Series(measured, of_stream.index).mask(is_random, "random")
+    frame = over_documents(similarities, "model", "whose", "layer")
     axes = {
-        "x": "layer index (the last point: what leaves the top)",
-        "y": "Sim(H), mean cosine of token pairs",
+        "x": "layer index (last: what leaves the top)",
+        "y": "Sim, mean cosine of token pairs",
     }
-    drawn = plots.lines(frame, "layer", "method", TRAINED, **axes)
-    peak = frame.groupby(["method", "model"])["value"].max()
-    title = (
-        f"Sim(H) peaks at {span(peak['trained'])} with trained weights, "
-        f"at {span(peak['random'])} with random ones"
-    )
+    drawn = plots.lines(frame, "layer", "whose", ALIKE, wrap=2, share=(False, True), **axes)
+    title = "How alike are tokens, in the residual stream and where heads read?"
     return plots.finish(drawn, title, level=1, ylim=(min(0, frame["low"].min()), 1.05))
 
 
@@ -70,13 +78,7 @@ def uniformity(profile: dict) -> Figure:
     first_axis, _ = drawn.panels[0]
     first_axis.set_xscale("log")
     first_axis.invert_xaxis()
-    most_alike = sweep[sweep["spread"] == sweep["spread"].min()]
-    entropy = most_alike.groupby(["equal lengths", "rotary"])["entropy"].mean()
-    as_in_the_theorem = (True, False)  # equal lengths, no positions
-    title = (
-        f"At Sim → 1 entropy is {entropy[as_in_the_theorem]:.2f} "
-        f"with equal lengths and no positions, else {span(entropy.drop(as_in_the_theorem))}"
-    )
+    title = "Are random heads uniform as Sim goes to 1?"
     note = f"mean and 90 % of {sweep['draw'].nunique()} random heads under a causal mask"
     return plots.finish(drawn, title, note, level=1, ylim=(0, 1.05))
 
@@ -98,97 +100,67 @@ def attention_entropy(profile: dict) -> Figure:
     place = np.where(frame["layer"] >= TOP * num_layers, "top", "below")
     frame["kind"] = np.where(frame["method"] == "random", "random", place)
     looks = {
-        "random": TRAINED["random"],
+        "random": RANDOM_TWIN,
         "below": Look("layers below", SECOND),
         "top": Look("top fifth", FIRST),
     }
     axes = {
-        "x": "Sim of what the heads of a layer read",
-        "y": "normalised entropy of attention (1: uniform)",
+        "x": "Sim of what the heads read",
+        "y": "entropy of attention (1: uniform)",
     }
-    drawn = plots.points(frame, "sim", "kind", looks, **axes)
-    top = frame[frame["kind"] == "top"].groupby("model")[["sim", "value"]].median()
-    title = (
-        f"Heads of the top fifth read a Sim of {span(top['sim'])} "
-        f"with an entropy of {span(top['value'])} (medians)"
-    )
+    drawn = plots.points(frame, "sim", "kind", looks, wrap=2, share=(False, True), **axes)
+    title = "Do heads attend more uniformly where they read tokens that are more alike?"
     note = "{model}a point for each head, mean over documents"
     return plots.finish(drawn, title, note, level=1, ylim=(-0.03, 1.05))
 
 
 @figure("similarity")
 def layer_changes(profile: dict) -> Figure:
-    """How much a layer changes values, residual stream and tokens, by layer index."""
-    names = {
-        "value gap": "values: ‖ÂV − V‖ / ‖V‖",
-        "branch gap": "stream: ‖A − B‖ / ‖H‖",
-        "block influence": "BI: 1 − cos(input, output)",
-        "attention influence": "BI of attention alone",
-    }
-    frame = data.tidy(profile["name"], "similarity", *names).replace({"quantity": names})
-    orders = {
-        "model": frame["model"].unique(),
-        "method": list(TRAINED),
-        "quantity": list(names.values()),
-    }
-    for column, order in orders.items():
-        frame[column] = pd.Categorical(frame[column], order)
-    frame = frame.sort_values(list(orders), kind="stable").astype(dict.fromkeys(orders, str))
-    frame = over_documents(frame, "model", "method", "quantity", "layer")
-    layout = {
-        "panel": ["model", "quantity"],
-        "wrap": 2,
-        "share": (False, False),
-        "size": (4.4, 2.6),
-        "x": "layer index",
-        "y": "change (log scale)",
-    }
-    drawn = plots.lines(frame, "layer", "method", TRAINED, **layout)
-    trends = {}
-    for quantity in ("block influence", "attention influence"):
-        of_quantity = frame["quantity"] == names[quantity]
-        trends[quantity] = rank_trend(frame[of_quantity & (frame["method"] == "trained")])
-    title = (
-        "Does BI fall with the layer index? "
-        f"Rank correlation {span(trends['block influence'], '+.2f')}, "
-        f"of attention alone {span(trends['attention influence'], '+.2f')}"
-    )
-    return plots.finish(drawn, title, log="y")
+    """How much a trained layer changes values, residual stream and tokens, by layer index."""
+    frame = data.tidy(profile["name"], "similarity", *CHANGES)
+    frame = frame[frame["method"] == "trained"]
+    models = frame["model"].unique()
+    frame = over_documents(frame, "model", "quantity", "layer")
+    frame = data.in_order(data.in_order(frame, "quantity", CHANGES), "model", models)
+    axes = {"x": "layer index", "y": "change (log scale)"}
+    drawn = plots.lines(frame, "layer", "quantity", CHANGES, wrap=2, share=(False, True), **axes)
+    return plots.finish(drawn, "What does each layer change?", log="y")
 
 
-def layers_found(profile: dict) -> pd.DataFrame:
-    """Depths, ranks and the factor v of Lemma 2 in the layers of each model, a row for each."""
-    quantities = ("similarity", "branch gap", "block influence")
-    frame = data.tidy(profile["name"], "similarity", *quantities)
-    frame = frame.query("method == 'trained'").astype({"value": float})
-    bounds = data.tidy(profile["name"], "similarity", "v").set_index("model")["value"]
+@table("similarity")
+def layers_found(profile: dict) -> Table:
+    """Where each model's layers come nearest to what the theory needs, a row for each model."""
+    quantities = ("similarity", "projected similarity", "branch gap", "block influence")
+    observed = data.tidy(profile["name"], "similarity", *quantities)
+    observed = observed[observed["method"] == "trained"].astype({"value": float})
+    factors = data.tidy(profile["name"], "similarity", "v").set_index("model")["value"]
     rows = []
-    for model, part in frame.groupby("model", sort=False):
+    for model, part in observed.groupby("model", sort=False):
         means = part.groupby(["quantity", "layer"])["value"].mean()
-        similarity = means["similarity"]
         influence = means["block influence"]
-        ranks = influence.rank(ascending=False)
         rows.append(
             {
                 "model": model,
                 "layers": len(influence),
-                "depths": len(similarity),
-                "near": (similarity >= 0.95).sum(),
+                "stream": means["similarity"].max(),
+                "heads": means["projected similarity"].max(),
                 "least_changed": means["branch gap"].idxmin(),
-                "top_rank": ranks.loc[influence.index.max()],
-                "least_v": bounds[model].min(),
-                "small_v": (bounds[model] < 1).sum(),
+                "top_rank": influence.rank(ascending=False).iloc[-1],
+                "small_v": (factors[[model]] < 1).sum(),
+                "documents": part.groupby("corpus")["document"].nunique().sum(),
             }
         )
     columns = {
         "model": "{model}",
-        "Sim ≥ 0.95": "at {near} of {depths} depths",
-        "stream changes least in": "layer {least_changed} (of {layers}, from 0)",
-        "rank of the top layer in BI": "{top_rank:.0f} of {layers}",
-        "v < 1": "in {small_v} of {layers} layers",
-        "lowest v": "{least_v:,.2g}",
+        "highest Sim: stream": "{stream:.2f}",
+        "heads read": "{heads:.2f}",
+        "least changed": "layer {least_changed} of 0 to {last}",
+        "BI of the top layer": "rank {top_rank:.0f} of {layers}",
+        "v < 1": "{small_v} of {layers} layers",
+        "documents": "{documents}",
     }
-    return lines(pd.DataFrame(rows), columns)
+    frame = pd.DataFrame(rows).assign(last=lambda rows: rows["layers"] - 1)
+    return lines(frame, columns), frame
 
 
 @figure("theory")
@@ -204,7 +176,7 @@ def norm_change(profile: dict) -> Figure:
     }
     axes = {"x": "normalised entropy of attention (1: uniform)", "y": "‖ÂH‖ / ‖H‖"}
     drawn = plots.lines(frame, "x", "mask", looks, panel="rows", size=(3.6, 3.2), **axes)
-    title = f"Averaging leaves ‖ÂH‖/‖H‖ of {span(frame['value'])}; it depends on H"
+    title = "What averaging does to the norm depends on the rows of H"
     note = f"mean and 90 % of {sweep['draw'].nunique()} random draws; 1 is the norm kept"
     return plots.finish(drawn, title, note, level=1, ylim=(0, None))
 
@@ -216,14 +188,8 @@ def value_norms(profile: dict) -> Figure:
     frame = over_documents(ratios, "model", "layer", "head").drop(columns=["low", "high"])
     looks = dict.fromkeys(frame["model"], Look("a head", FIRST, "."))
     axes = {"x": "layer index", "y": "‖ÂV‖ / ‖V‖ (log scale)"}
-    drawn = plots.points(frame, "layer", "model", looks, **axes)
-    median = frame.groupby("model")["value"].median()
-    is_kept = (frame["value"] - 1).abs() <= 0.05
-    kept_share = is_kept.groupby(frame["model"]).mean()
-    title = (
-        f"Averaging leaves {span(median)} of a head's norm (median); "
-        f"{span(100 * kept_share, '.0f')} % keep it within 5 %"
-    )
+    drawn = plots.points(frame, "layer", "model", looks, wrap=2, share=(False, True), **axes)
+    title = "How much of its values' norm does each head keep?"
     note = "{model}a point for each head, mean over {documents} documents; 1 is the norm kept"
     return plots.finish(drawn, title, note, log="y", level=1)
 
@@ -231,6 +197,83 @@ def value_norms(profile: dict) -> Figure:
 @figure("norm_change")
 def stream_norms(profile: dict) -> Figure:
     """Norm of the residual stream relative to the dense model, from the first pruned layer up."""
+    frame = relative_norms(profile)
+    axes = {
+        "x": "layer entered (last: what leaves the top)",
+        "y": "‖H‖ relative to the dense model",
+    }
+    layout = {"bars": True, "wrap": 2, "share": (False, True)}
+    drawn = plots.lines(frame, "layer", "method", RULES, **layout, **axes)
+    return plots.finish(drawn, "Does α bring the norm of the residual stream back?", level=1)
+
+
+@figure("norm_change")
+def rescaling_perplexity(profile: dict) -> Figure:
+    """Perplexity of every way to choose α, against the searched α, paired by document."""
+    frame = perplexities(profile, "norm_change", "searched")
+    frame = frame[frame["method"] != "searched"]
+    changes = frame[["searched" + end for end in ENDS.values()]]
+    frame[list(ENDS)] = 100 * changes.to_numpy()
+    frame["name"] = [RULES[rule].label for rule in frame["method"]]
+    axes = {"size": (4.8, 2.4), "wrap": 2, "x": "change of perplexity (%)"}
+    drawn = plots.dots(frame, "name", "method", RULES, **axes)
+    for axis, _ in drawn.panels:
+        axis.axvline(0, color=HARP, linewidth=1.5)
+    title = "Perplexity with each way to choose α, against the searched α"
+    note = "{model}95 % intervals over {documents} held-out documents; the line is the searched α"
+    return plots.finish(drawn, title, note)
+
+
+@table("norm_change")
+def ways_to_choose_alpha(profile: dict) -> Table:
+    """Mean α of each way to choose it, the norm that it leaves, and its perplexity.
+
+    Both numbers are over held-out documents: the norm at the top relative to the dense model's, and
+    the perplexity against the searched α, in per cent.
+    """
+    alphas = data.tidy(profile["name"], "norm_change", "alpha")
+    alphas = alphas.groupby(["model", "method"])["value"].mean()
+    norms = relative_norms(profile)
+    at_the_top = norms["layer"] == norms.groupby("model")["layer"].transform("max")
+    norms = norms[at_the_top].set_index(["model", "method"])
+    frame = perplexities(profile, "norm_change", "searched")
+    frame = frame[~frame["method"].isin(["dense"])].reset_index(drop=True)
+    rows = []
+    for row in frame.to_dict("records"):
+        key = (row["model"], row["method"])
+        deviation = 100 * (norms.loc[key, list(ENDS)] - 1)
+        change = [np.nan] * len(ENDS)
+        if row["method"] != "searched":
+            change = [100 * row["searched" + end] for end in ENDS.values()]
+        rows.append(
+            {
+                "model": row["model"],
+                "method": row["method"],
+                "rule": RULES[row["method"]].label,
+                "alpha": alphas[key],
+                "documents": row["documents"],
+                **ends("norm", deviation),
+                **ends("change", change),
+            }
+        )
+    columns = {
+        "model": "{model}",
+        "α": "{rule}",
+        "mean α": "{alpha:.2f}",
+        "norm at the top (%)": "{norm:+.0f} [{norm low:+.0f}, {norm high:+.0f}]",
+        "perplexity (%)": "{change:+.1f} [{change low:+.1f}, {change high:+.1f}]",
+        "documents": "{documents}",
+    }
+    frame = data.in_order(pd.DataFrame(rows), "method", RULES)
+    frame = data.in_order(frame, "model", norms.index.unique("model"))
+    return stacked(lines(frame, columns)), frame
+
+
+def relative_norms(profile: dict) -> pd.DataFrame:
+    """Norm of the residual stream relative to the dense model, from the first pruned layer up.
+
+    Columns: model, method, layer, value, low, high, documents.
+    """
     alphas = data.tidy(profile["name"], "norm_change", "alpha")
     first_pruned = alphas.groupby("model")["layer"].min()
     norms = data.tidy(profile["name"], "norm_change", "stream norm")
@@ -238,69 +281,7 @@ def stream_norms(profile: dict) -> Figure:
     keys = ["model", "document", "layer"]
     dense = norms[norms["method"] == "dense"].set_index(keys)["value"].rename("dense")
     norms["value"] /= norms.join(dense, on=keys)["dense"]
-    frame = over_documents(norms[norms["method"] != "dense"], "model", "method", "layer")
-    axes = {
-        "x": "what enters this layer; last: what leaves the top",
-        "y": "‖H‖ relative to the dense model",
-    }
-    drawn = plots.lines(frame, "layer", "method", RULES, bars=True, share=(False, True), **axes)
-    top = frame[frame["layer"] == frame.groupby("model")["layer"].transform("max")]
-    top = top.set_index(["method", "model"])["value"]
-    deviation = {}  # per cent
-    for rule in ("searched", "norm-matching", "alpha-1"):
-        deviation[rule] = span(100 * (top[rule] - 1), "+.0f")
-    title = (
-        f"At the top the norm is off by {deviation['alpha-1']} % with α = 1, "
-        f"{deviation['searched']} % with the searched α, "
-        f"{deviation['norm-matching']} % with the α that keeps it"
-    )
-    return plots.finish(drawn, title, level=1)
-
-
-@figure("norm_change")
-def rescaling_perplexity(profile: dict) -> Figure:
-    """Perplexity of every way to choose α, against the searched α, paired by document."""
-    frame = perplexities(profile, "norm_change", "searched").query("method != 'searched'")
-    changes = frame[["searched" + end for end in ENDS.values()]]
-    frame[list(ENDS)] = 100 * changes.to_numpy()
-    frame["name"] = [RULES[rule].label for rule in frame["method"]]
-    axes = {"size": (4.8, 2.4), "x": "perplexity, change against the searched α (%)"}
-    drawn = plots.dots(frame, "name", "method", RULES, **axes)
-    norm_keeping = span(frame[frame["method"] == "norm-matching"]["value"], "+.1f")
-    title = f"The α that keeps the norm has {norm_keeping} % perplexity against the searched α"
-    note = "{model}95 % intervals over {documents} held-out documents; the searched α is at 0"
-    return plots.finish(drawn, title, note)
-
-
-def rules_found(profile: dict) -> pd.DataFrame:
-    """Mean α of each way to choose it, and its share of what the search wins over α = 1."""
-    alphas = data.tidy(profile["name"], "norm_change", "alpha")
-    alphas = alphas.groupby(["model", "method"])["value"].mean()
-    losses = data.tidy(profile["name"], "norm_change", "nll")
-    documents = losses.groupby("model")["document"].nunique()
-    losses = losses.groupby(["model", "method"])["value"].sum()
-    rows = []
-    for model in losses.index.unique("model"):
-        won_by_search = losses[model, "alpha-1"] - losses[model, "searched"]
-        for rule in ("searched", "norm-matching", "reconstructing", "constant"):
-            won = losses[model, "alpha-1"] - losses[model, rule]
-            rows.append(
-                {
-                    "model": model,
-                    "rule": RULES[rule].label,
-                    "alpha": alphas[model, rule],
-                    "share": won / won_by_search,
-                    "documents": documents[model],
-                }
-            )
-    columns = {
-        "model": "{model}",
-        "α": "{rule}",
-        "mean α": "{alpha:.2f}",
-        "wins, of what the search wins": "{share:.0%}",
-        "documents": "{documents}",
-    }
-    return stacked(lines(pd.DataFrame(rows), columns))
+    return over_documents(norms[norms["method"] != "dense"], "model", "method", "layer")
 
 
 def over_documents(frame: pd.DataFrame, *keys: str) -> pd.DataFrame:

@@ -1,17 +1,22 @@
 """Tables of plans: what each method removes, from which layers, and how much that is."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
-from harp_lib.names import CATALOGUE, CORPUS_TITLES
+from harp_lib.names import BASELINES, CATALOGUE, CORPUS_TITLES, METHOD_TITLES, display_name
 from harp_lib.report import comparisons, data, table
-from harp_lib.report.tables import Table, ends, lines, perplexities, stacked
+from harp_lib.report.plans import one_row_per_plan
+from harp_lib.report.plots import span
+from harp_lib.report.tables import ENDS, Table, block, ends, lines, perplexities, stacked
 from harp_lib.results import Cells
 
 FILLERS = {
     "harp": "HARP",
     "harp+flap": "HARP+FLAP",
-    "harp+flap-even": "HARP+FLAP, channels taken evenly (control)",
+    "harp+flap-even": "HARP+FLAP, evenly",
 }
 
 
@@ -62,28 +67,88 @@ def ranges(profile: dict) -> pd.DataFrame:
 
 @table("baselines")
 def baseline_tuning(profile: dict) -> Table:
-    """The paper's Table "baseline_tuning", then ours with the number of ranges that are as good."""
+    """The paper's Table "baseline_tuning", then ours with the number of ranges that are as good.
+
+    Baselines that made the same plan are one row, and an arbitrary plan has a star.
+    """
     frame = ranges(profile)
+    stored = data.cells(profile["name"], "baselines")
     paper = data.paper("layer_ranges")
-    paper = paper.assign(model=paper["model"] + " (paper)")
+    paper = paper.assign(model=paper["model"] + " (paper)", last=paper["end"] - 1)
     tried = frame.groupby(["model", "method"])["alike"].agg(
         tried="size", others=lambda alike: alike.sum() - 1
     )
     ours = frame[frame["tuned"]].join(tried, on=["model", "method"])
+    ours = one_row_per_plan(ours.assign(last=ours["end"] - 1), stored)
+    places = [_in_upper_half(stored[row.model, row.method, "plan"]) for row in ours.itertuples()]
+    ours[["upper", "removed"]] = places
+    documents = span(frame["documents"], ".0f")
     columns = {
         "model": "{model}",
         "method": "{name}",
-        "starting layer index": "{start}",
-        "end layer index": "{end}",
+        "layers": "{start} to {last}",
     }
     columns_of_ours = {
         **columns,
-        "perplexity": "{value:.2f} ± {error:.2f}",
-        "documents": "{documents}",
+        "method": "{methods}",
+        "in the upper half": "{upper} of {removed} groups",
+        f"perplexity ({documents} documents)": "{value:.1f} ± {error:.1f}",
         "ranges tried": "{tried}",
-        "not told from the best": "{others}",
+        "not told apart": "{others}",
     }
     return stacked(lines(paper, columns), lines(ours, columns_of_ours)), frame
+
+
+def _in_upper_half(cell: Mapping[str, Any]) -> tuple[int, int]:
+    """How many key/value groups a plan removes from the upper half of the layers, and in all."""
+    plan = cell["result"]["plan"]
+    counts = {part["layer"]: len(part.get("removed_groups", ())) for part in plan["layers"]}
+    upper = [count for layer, count in counts.items() if layer >= plan["num_layers"] / 2]
+    return sum(upper), sum(counts.values())
+
+
+@table("baselines", "alpha_search")
+def candidates(profile: dict) -> Table:
+    """How many plans are compared by perplexity: HARP's alphas, and the ranges of each baseline."""
+    searched = data.tidy(profile["name"], "alpha_search", "perplexity")
+    is_plan = (searched["method"] == "harp") & (searched["corpus"] == profile["corpora"][0])
+    counts = [searched[is_plan].groupby(["model", "method"]).size()]
+    counts.append(ranges(profile).groupby(["model", "method"]).size())
+    frame = pd.concat(counts).rename("candidates").reset_index()
+    frame = data.in_order(frame, "method", ["harp", *BASELINES])
+    frame["name"] = frame["method"].map(METHOD_TITLES)
+    frame = data.in_order(frame, "model", searched["model"].unique())
+    shown = block(frame, "model", "name", "{candidates}")
+    return shown.assign(model=shown["model"].map(display_name)), frame
+
+
+@table("baselines")
+def flap_scores(profile: dict) -> Table:
+    """Held-out perplexity of FLAP with the score as printed, and with the squared one.
+
+    The change is paired by document.
+    """
+    frame = perplexities(profile, "baselines", "flap")
+    stored = data.cells(profile["name"], "baselines")
+    printed = frame[frame["method"] == "flap"].set_index(["model", "corpus", "split"])["value"]
+    frame = frame[frame["method"] == "flap-squared"]
+    frame = frame.join(printed.rename("printed"), on=["model", "corpus", "split"])
+    plans = [stored[model, "flap-squared", "plan"]["result"] for model in frame["model"]]
+    frame = frame.assign(
+        same=[plan["same"] for plan in plans],
+        removed=[plan["same"] + len(plan["only_printed"]) for plan in plans],
+        text=[CORPUS_TITLES.get(corpus, corpus) for corpus in frame["corpus"]],
+        **{f"change{end}": 100 * frame[f"flap{end}"] for end in ENDS.values()},
+    )
+    columns = {
+        "model": "{model}",
+        "groups in common": "{same} of {removed}",
+        "text (documents)": "{text} ({documents})",
+        "as printed": "{printed:.1f}",
+        "squared": "{value:.1f}",
+        "change (%)": "{change:+.1f} [{change low:+.1f}, {change high:+.1f}]",
+    }
+    return stacked(lines(frame, columns)), frame
 
 
 @table("baselines")
@@ -101,23 +166,24 @@ def channel_filler(profile: dict) -> Table:
         channels=[sum(removed[plan]) for plan in plans],
         in_three_layers=[sum(removed[plan][-3:]) for plan in plans],
         plan=[FILLERS[method] for _, method in plans],
-        text=[CORPUS_TITLES.get(corpus, corpus) for corpus in frame["corpus"]],
+        text=[f"{CORPUS_TITLES[row.corpus]} ({row.documents})" for row in frame.itertuples()],
         change=100 * frame["harp+flap"],
         change_low=100 * frame["harp+flap low"],
         change_high=100 * frame["harp+flap high"],
     )
     itself = frame["method"] == "harp+flap"
     frame.loc[itself, ["change", "change_low", "change_high"]] = np.nan
-    frame = frame.sort_values(["model", "corpus", "method"], key=_in_order_of_fillers)
+    models = frame["model"].unique()
+    corpora = frame["corpus"].unique()
+    for column, order in {"method": FILLERS, "corpus": corpora, "model": models}.items():
+        frame = data.in_order(frame, column, order)
     columns = {
         "model": "{model}",
-        "text": "{text}",
+        "text (documents)": "{text}",
         "plan": "{plan}",
-        "channels removed": "{channels:,}",
-        "in the three layers that lose most": "{in_three_layers:,}",
-        "documents": "{documents}",
+        "channels (in three layers)": "{channels:,} ({in_three_layers:,})",
         "perplexity": "{value:.1f} ± {error:.1f}",
-        "against HARP+FLAP (%)": "{change:+.1f} [{change_low:+.1f}, {change_high:+.1f}]",
+        "change (%)": "{change:+.1f} [{change_low:+.1f}, {change_high:+.1f}]",
     }
     return stacked(lines(frame, columns)), frame
 
@@ -136,13 +202,6 @@ def _removed_channels(stored: Cells) -> dict[tuple[str, str], list[int]]:
             counts = [len(part.get("removed_channels", ())) for part in plan["layers"]]
             removed[model, method] = sorted(counts)
     return removed
-
-
-def _in_order_of_fillers(column: pd.Series) -> pd.Series:
-    """What a column is sorted by: methods by their place in ``FILLERS``, others by their values."""
-    if column.name == "method":
-        return column.map(list(FILLERS).index)
-    return column
 
 
 @table("paper_ratios")

@@ -1,7 +1,7 @@
 """Which stored plans are equal, and what a plan takes away, in words.
 
 Baselines that made the same plan for a model are one plan: it is shown once, under all of their
-names, and is counted once.
+names, and is counted once. A plan that a method cannot help but choose arbitrarily has a star.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from harp_lib.names import BASELINES, METHOD_TITLES
+from harp_lib.names import BASELINES, CATALOGUE, METHOD_TITLES
 from harp_lib.results import Cells
 
 
@@ -60,15 +60,33 @@ def distinct_plans(
     return joined_titles
 
 
+def is_arbitrary(stored: Cells, model: str, method: str) -> bool:
+    """Whether a method's scores cannot rank the layers of a model, so that its plan is arbitrary.
+
+    Scores that are standardised within a layer are zero in a layer that has one key/value group.
+    What is left of them is rounding, and rounding decides which layers lose their group.
+    """
+    entry = CATALOGUE.get(method)
+    cell = stored.get((model, method, "plan"))
+    if entry is None or cell is None or not entry.standardises_per_layer:
+        return False
+    return cell["result"].get("groups_per_layer") == 1
+
+
 def one_row_per_plan(frame: pd.DataFrame, stored: Cells) -> pd.DataFrame:
     """Keep the rows of one method for each distinct plan of each model.
 
     ``frame`` has the columns model and method. The column ``methods``, which is added, joins the
-    titles of all baselines that made the plan.
+    titles of all baselines that made the plan; a title has a star if the plan is arbitrary.
     """
     parts = []
     for model, part in frame.groupby("model", sort=False):
-        joined_titles = distinct_plans(stored, model, part["method"].unique())
+        methods = part["method"].unique()
+        titles = dict(METHOD_TITLES)
+        for method in methods:
+            if is_arbitrary(stored, model, method):
+                titles[method] += "*"
+        joined_titles = distinct_plans(stored, model, methods, titles)
         kept = part[part["method"].isin(joined_titles)]
         if len(kept):
             parts.append(kept.assign(methods=kept["method"].map(joined_titles)))

@@ -64,16 +64,21 @@ def _runs(read: dict[str, Cells]) -> list[dict[str, Any]]:
 def caption(name: str, make: Callable, files: Iterable[Path]) -> str:
     """One small line with links to a figure's or table's files and to what makes it.
 
-    The links are relative to the notebook that is executed (:data:`.config.PAGE`).
+    The links are relative to the notebook that is executed (:func:`from_page`).
     """
-    folder = Path(os.environ.get(config.PAGE) or Path.cwd())
     links = []
     for file in files:
         what = "numbers (csv)" if file.suffix == ".csv" else file.suffix.removeprefix(".")
-        links.append(f"[{what}]({relpath(file, folder)})")
+        links.append(f"[{what}]({from_page(file)})")
     source, function = source_of(make)
-    links.append(f"[`{function}`]({relpath(config.ROOT / source, folder)})")
+    links.append(f"[`{function}`]({from_page(config.ROOT / source)})")
     return f"<small>{name}: {' · '.join(links)}</small>"
+
+
+def from_page(file: Path) -> str:
+    """The path of a file from the notebook that is executed (:data:`.config.PAGE`)."""
+    folder = Path(os.environ.get(config.PAGE) or Path.cwd())
+    return relpath(file, folder)
 
 
 class Captioned:

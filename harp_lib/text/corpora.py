@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from harp_lib import config
 from harp_lib.names import CORPORA, CORPUS_TITLES
 from harp_lib.text.rows import read_rows
 
@@ -54,7 +55,7 @@ def load_corpus(name: str, split: str, datasets: str = "embedded") -> Corpus:
         A corpus of ``data/corpora.yaml``.
     split : str
         ``train`` (for calibration), ``validation`` (held out) or ``test`` (on which alpha is
-        searched).
+        searched). Texts of a task are held out, all of them.
     datasets : str
         Where corpora that are not embedded come from: ``hub``, or a directory with
         ``<name>/<split>.jsonl``.
@@ -67,8 +68,10 @@ def load_corpus(name: str, split: str, datasets: str = "embedded") -> Corpus:
     """
     if name in EMBEDDED:
         return Corpus(name, split, "embedded", _third(_embedded_documents(name), split))
+    if "task" in CORPORA.get(name, ()):
+        return _held_out_rows(name, split, datasets)
     if name not in CORPORA or datasets == "embedded":
-        others = [other for other in CORPORA if other not in EMBEDDED]
+        others = [other for other in CORPORA if {"hub", "task"} & {*CORPORA[other]} == {"hub"}]
         raise ValueError(
             f"{name} is not embedded; choose from {', '.join(EMBEDDED)}, or one of "
             f"{', '.join(others)} with datasets='hub' or a folder"
@@ -160,6 +163,25 @@ def _third(documents: Sequence[str], split: str) -> tuple[str, ...]:
 
     ordered = sorted(documents, key=order)
     return tuple(ordered[SPLITS.index(split) :: len(SPLITS)])
+
+
+def _held_out_rows(name: str, split: str, datasets: str) -> Corpus:
+    """Texts of the rows of a task: nothing else reads them, so all of them are held out."""
+    corpus = CORPORA[name]
+    if split != "validation":
+        raise ValueError(f"{corpus['title']} is held out: it has no split {split!r}")
+    if datasets == "hub":
+        from datasets import load_dataset
+
+        documents = load_dataset(*corpus["hub"], split="test")[corpus["field"]]
+        return Corpus(name, split, "hub", tuple(documents))
+    directory = config.DATA / "mini" if datasets == "embedded" else Path(datasets)
+    file = directory / corpus["task"] / "test.jsonl"
+    if not file.is_file():
+        raise ValueError(f"{file} does not exist: {corpus['title']} is not in these datasets")
+    rows = read_rows(file, [corpus["field"]], corpus["title"])
+    source = "embedded" if datasets == "embedded" else directory.name
+    return Corpus(name, split, source, tuple(row[corpus["field"]] for row in rows))
 
 
 def _hub_documents(name: str, split: str) -> tuple[str, ...]:

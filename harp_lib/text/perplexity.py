@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -19,9 +19,17 @@ LOGITS_PER_BLOCK = 2**24  # held at a time: 64 MiB in float32
 
 
 class Window(NamedTuple):
-    """A sequence whose last ``scored`` tokens are predicted; the tokens before are context."""
+    """A sequence whose last tokens are predicted; the tokens before them are context.
 
-    ids: torch.Tensor  # (N,)
+    Attributes
+    ----------
+    ids : (N,)
+        The sequence.
+    scored : int
+        Number of predicted tokens.
+    """
+
+    ids: torch.Tensor
     scored: int
 
 
@@ -145,10 +153,27 @@ def total_nll(model: PreTrainedModel, batches: Sequence[Batch]) -> float:
 
 @torch.no_grad()
 def head_nll(model: PreTrainedModel, hidden: torch.Tensor, batch: Batch) -> float:
-    """Negative log-likelihood in nats of a batch, from the decoder's output (B, N, d).
+    """Negative log-likelihood in nats of a batch, from the decoder's output (B, N, d)."""
+    nll = 0.0
+    for logits, targets in _head_logits(model, hidden, batch):
+        token_nlls = F.cross_entropy(logits, targets, reduction="none")  # (T,)
+        nll += token_nlls.double().sum().item()
+    return nll
 
-    The logits of a few tokens are held at a time.
-    """
+
+@torch.no_grad()
+def head_hits(model: PreTrainedModel, hidden: torch.Tensor, batch: Batch) -> int:
+    """How many scored tokens of a batch are the most likely ones, from the output (B, N, d)."""
+    hits = 0
+    for logits, targets in _head_logits(model, hidden, batch):
+        hits += (logits.argmax(dim=-1) == targets).sum().item()
+    return hits
+
+
+def _head_logits(
+    model: PreTrainedModel, hidden: torch.Tensor, batch: Batch
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Logits (T, V) of scored tokens and the tokens (T,), a few at a time."""
     head = model.get_output_embeddings()
     # The token before the scored ones predicts the first of them.
     hidden = hidden[:, -batch.scored - 1 : -1].flatten(0, 1).to(head.weight.device)  # (B·scored, d)
@@ -156,12 +181,8 @@ def head_nll(model: PreTrainedModel, hidden: torch.Tensor, batch: Batch) -> floa
     tokens_per_block = max(1, LOGITS_PER_BLOCK // len(head.weight))
     hidden_blocks = hidden.split(tokens_per_block)
     target_blocks = targets.split(tokens_per_block)
-    nll = 0.0
     for hidden_block, target_block in zip(hidden_blocks, target_blocks, strict=True):
-        logits = scale_logits(model.config, head(hidden_block)).float()  # (T, V)
-        token_nlls = F.cross_entropy(logits, target_block, reduction="none")  # (T,)
-        nll += token_nlls.double().sum().item()
-    return nll
+        yield scale_logits(model.config, head(hidden_block)).float(), target_block
 
 
 def perplexity_from_nll(nll: float, count: int) -> float:

@@ -7,12 +7,15 @@ not defined. A measure that returns a float averages over the leading dimensions
 name is a plural returns one value for each matrix, (...).
 """
 
+from __future__ import annotations  # signatures show the name Matrix
+
 from typing import NamedTuple
 
 import torch
 from numpy.typing import ArrayLike
 
 Matrix = torch.Tensor | ArrayLike
+"""A tensor, or what NumPy makes an array of."""
 
 
 def similarity(H: Matrix) -> float:
@@ -32,6 +35,12 @@ def similarity(H: Matrix) -> float:
     -------
     float
         In [-1/(N-1), 1]. At 1 all rows point the same way, whatever their lengths.
+
+    Notes
+    -----
+    Theorem 1 argues with products of queries and keys, so it is about what heads read, which is the
+    residual stream after the layer's RMSNorm. The norm's division leaves every cosine as it is, and
+    its gain does not: a gain that is small in the dimensions that all tokens share lowers Sim.
     """
     directions = _directions(_rows(H))
     tokens = directions.shape[-2]
@@ -221,7 +230,7 @@ class Products(NamedTuple):
     BB: float
 
     @classmethod
-    def of(cls, H: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> "Products":
+    def of(cls, H: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> Products:
         """Inner products of three matrices of equal shape, over all entries, in float64."""
         H = H.double().flatten()
         A = A.double().flatten()

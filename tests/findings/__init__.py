@@ -7,12 +7,11 @@ The function also asserts what the sentence says in words.
 """
 
 from importlib import import_module
-from pathlib import Path
+from pkgutil import iter_modules
 
 from findings.stored import FINDINGS
 
-__all__ = ["FINDINGS"]
+for page in iter_modules(__path__):
+    import_module(f"findings.{page.name}")
 
-for file in sorted(Path(__file__).parent.glob("*.py")):
-    if file.stem not in ("__init__", "stored"):
-        import_module(f"findings.{file.stem}")
+__all__ = ["FINDINGS"]

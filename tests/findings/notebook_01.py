@@ -4,7 +4,11 @@ import numpy as np
 import pandas as pd
 
 from findings.stored import CODER, GEMMA, MODELS, SMOLLM, finding
-from harp_lib.report import data
+from harp_lib import config
+from harp_lib.report import claims, data, figures_layers
+from harp_lib.report.claims.findings import Outcome
+
+PAGE = "01_similarity.ipynb"
 
 
 def observed(model: str, quantity: str) -> pd.DataFrame:
@@ -20,6 +24,143 @@ def by_layer(rows: pd.DataFrame) -> np.ndarray:
     return rows["value"].to_numpy(float)
 
 
+def means_by_layer(model: str, quantity: str) -> pd.Series:
+    """Mean over all documents of both texts, by layer."""
+    rows = observed(model, quantity)
+    documents = rows.drop_duplicates(["corpus", "document"])
+    assert len(documents) == 8
+    return rows.groupby("layer")["value"].mean()
+
+
+@finding(
+    PAGE,
+    "In the residual stream tokens are nearly parallel on Gemma-3 270M only: Sim reaches {:.2f}, "
+    "against {:.2f} on SmolLM2 135M and {:.2f} on Qwen-Coder 0.5B (means of {} documents of two "
+    "texts).",
+)
+def similarity_of_the_stream():
+    peaks = {model: means_by_layer(model, "similarity").max() for model in MODELS}
+    assert peaks[GEMMA] > 0.95 > max(peaks[SMOLLM], peaks[CODER])
+    return peaks[GEMMA], peaks[SMOLLM], peaks[CODER], 8
+
+
+@finding(
+    PAGE,
+    "After the norm Sim is {:.2f} to {:.2f} on Gemma, {:.2f} to {:.2f} on SmolLM2 and {:.2f} to "
+    "{:.2f} on the coder.",
+)
+def similarity_of_what_heads_read():
+    numbers = []
+    for model in (GEMMA, SMOLLM, CODER):
+        means = means_by_layer(model, "projected similarity")
+        assert means.max() < 0.95
+        numbers += [means.min(), means.max()]
+    return numbers
+
+
+@finding(
+    PAGE,
+    "Random heads become uniform as Sim goes to 1 if all rows have the same length and heads see "
+    "no positions: the entropy is {:.2f} then. With rotary positions it is {:.2f}, with rows of "
+    "different length {:.2f}, and with both {:.2f} (means of {} random heads).",
+)
+def random_heads():
+    sweep = data.table("small", "theory", "uniformity-sweep")
+    sweep = sweep[sweep["spread"] == sweep["spread"].min()]
+    means = sweep.groupby(["equal lengths", "rotary"])["entropy"].mean()
+    order = [(True, False), (True, True), (False, False), (False, True)]
+    return [*(means[case] for case in order), sweep["draw"].nunique()]
+
+
+def entropies(model: str) -> pd.DataFrame:
+    """Mean entropy of every trained head. Columns: layer, head, value, is_top (the top fifth)."""
+    heads = observed(model, "entropy").groupby(["layer", "head"])["value"].mean().reset_index()
+    num_layers = heads["layer"].max() + 1
+    return heads.assign(is_top=heads["layer"] >= figures_layers.TOP * num_layers)
+
+
+@finding(
+    PAGE,
+    "In the top fifth of the layers the most uniform head has an entropy of {:.2f} on SmolLM2, "
+    "{:.2f} on Gemma and {:.2f} on the coder. The most uniform heads are further down: {:.2f} in "
+    "layer {} of SmolLM2, {:.2f} in layer {} of Gemma and {:.2f} in layer {} of the coder.",
+)
+def most_uniform_heads():
+    at_the_top = []
+    anywhere = []
+    for model in MODELS:
+        heads = entropies(model)
+        at_the_top.append(heads[heads["is_top"]]["value"].max())
+        most = heads.loc[heads["value"].idxmax()]
+        assert not most["is_top"]
+        anywhere += [most["value"], int(most["layer"])]
+    return at_the_top + anywhere
+
+
+@finding(
+    PAGE,
+    "The median head of the top fifth is less uniform than the median head below it on SmolLM2 "
+    "({:.2f} against {:.2f}) and on Gemma ({:.2f} against {:.2f}), and more uniform on the coder "
+    "({:.2f} against {:.2f}).",
+)
+def median_heads():
+    numbers = []
+    for model in MODELS:
+        medians = entropies(model).groupby("is_top")["value"].median()
+        assert (medians[True] < medians[False]) == (model != CODER)
+        numbers += [medians[True], medians[False]]
+    return numbers
+
+
+@finding(
+    PAGE,
+    "With Sim = 1 heads need not be uniform: over the three models the entropy of a head goes "
+    "from {:.2f} to {:.2f}. And yet the logits change by less than {} of their standard "
+    "deviation when queries and keys are removed, which is rounding.",
+)
+def repeated_tokens():
+    rows = data.tidy("small", "similarity", "entropy", "logit difference").dropna(subset="token")
+    entropy = rows[rows["quantity"] == "entropy"]["value"]
+    assert (rows[rows["quantity"] == "logit difference"]["value"] < 0.0001).all()
+    return entropy.min(), entropy.max(), "0.0001"
+
+
+@finding(
+    PAGE,
+    "Removing queries and keys changes the residual stream least in layer {} of SmolLM2 (by "
+    "{:.0f} % of its norm), layer {} of Gemma ({:.0f} %) and layer {} of the coder ({:.0f} %), "
+    "and on both texts it is the same layer. Document by document it is that layer in {} of 8, "
+    "{} of 8 and {} of 8. Only on SmolLM2 is it the top layer; HARP prunes from layers {}, {} "
+    "and {} on.",
+)
+def least_changed_layers():
+    layers_and_changes = []
+    times = []
+    for model in MODELS:
+        means = means_by_layer(model, "branch gap")
+        least = means.idxmin()
+        layers_and_changes += [least, 100 * means[least]]
+        rows = observed(model, "branch gap")
+        for _, of_text in rows.groupby("corpus"):
+            assert of_text.groupby("layer")["value"].mean().idxmin() == least
+        documents = rows.groupby(["corpus", "document"])
+        times.append(
+            sum(part.set_index("layer")["value"].idxmin() == least for _, part in documents)
+        )
+        assert (least == means.index.max()) == (model == SMOLLM)
+    alphas = data.tidy("small", "norm_change", "alpha").groupby("model")["layer"].min()
+    return [*layers_and_changes, *times, *(int(alphas[model]) for model in MODELS)]
+
+
+@finding(
+    PAGE,
+    "The values themselves change a lot everywhere: ‖ÂV − V‖ is at least {:.0f} % of ‖V‖ in "
+    "every layer of every model.",
+)
+def changed_values():
+    return [100 * min(means_by_layer(model, "value gap").min() for model in MODELS)]
+
+
 def rank_of_the_top_layer(model: str) -> tuple[int, int]:
     """Rank of the top layer by block influence (1: the highest), and the number of layers."""
     rows = observed(model, "block influence")
@@ -29,9 +170,9 @@ def rank_of_the_top_layer(model: str) -> tuple[int, int]:
 
 
 @finding(
-    "01_similarity.ipynb",
-    "The top layer ranks {} of {} on SmolLM2 135M, where it turns its tokens nearly most, but {}"
-    " of {} on Gemma-3 270M and {} of {} on Qwen-Coder 0.5B.",
+    PAGE,
+    "The top layer ranks {} of {} on SmolLM2 135M, where it turns its tokens nearly most, but {} "
+    "of {} on Gemma-3 270M and {} of {} on Qwen-Coder 0.5B.",
 )
 def top_layers():
     numbers = []
@@ -46,10 +187,10 @@ def factors(model: str) -> np.ndarray:
 
 
 @finding(
-    "01_similarity.ipynb",
+    PAGE,
     "On Gemma-3 270M v is below 1 in {} of {} layers, and on the text that v was computed on "
-    "d(H) shrinks in none of them, because Lemma 2 is about post-norm blocks, which these models"
-    " do not have.",
+    "d(H) shrinks in none of them, because Lemma 2 is about post-norm blocks, which these models "
+    "do not have.",
 )
 def small_factors():
     v = factors(GEMMA)
@@ -61,9 +202,9 @@ def small_factors():
 
 
 @finding(
-    "01_similarity.ipynb",
-    "On SmolLM2 135M and Qwen-Coder 0.5B v is above {} in every layer, so the lemma says nothing"
-    " there.",
+    PAGE,
+    "On SmolLM2 135M and Qwen-Coder 0.5B v is above {} in every layer, so the lemma says nothing "
+    "there.",
 )
 def large_factors():
     least = min(factors(SMOLLM).min(), factors(CODER).min())
@@ -71,7 +212,7 @@ def large_factors():
 
 
 @finding(
-    "01_similarity.ipynb",
+    PAGE,
     "No trained head is nearly uniform (an entropy of {} or more) on any of the three models.",
 )
 def uniform_heads():
@@ -88,3 +229,17 @@ def uniform_heads():
     assert [shares[model, "trained"] for model in MODELS] == [0, 0, 0]
     assert [shares[model, "random"] for model in MODELS] == [1, 0, 1]  # all, none on Gemma, all
     return [bound]
+
+
+@finding(
+    PAGE,
+    "Over all layers BI falls with the layer index on the coder. On Gemma the trend is too weak to "
+    "tell, and on SmolLM2 BI does not fall.",
+)
+def trend_of_block_influence():
+    judged = claims.judge(config.load_profile("small"), "01")
+    outcomes = judged[judged["id"] == "block-influence"].set_index("model")["outcome"]
+    assert outcomes[CODER] == Outcome.REPRODUCED
+    assert outcomes[GEMMA] == Outcome.INCONCLUSIVE
+    assert outcomes[SMOLLM] == Outcome.NOT
+    return []

@@ -1,11 +1,180 @@
 """Numbers of the findings in notebook 03."""
 
-from findings.stored import CODER, GEMMA, SMOLLM, documents, finding
+import numpy as np
+import pandas as pd
+
+from findings.front_page import against_the_searched_alpha
+from findings.stored import CODER, GEMMA, MODELS, SMOLLM, documents, finding
+from harp_lib.methods.alpha_search import ALPHA_GRID, count_passes
 from harp_lib.report import comparisons, data
+
+PAGE = "03_alpha_search.ipynb"
+CORPORA = ("wikitext", "python-docs")
+
+
+def curves() -> list[pd.Series]:
+    """The perplexity of every α, a curve for each model, text and layer."""
+    rows = data.tidy("small", "alpha_search", "perplexity")
+    rows = rows[(rows["method"] == "harp") & rows["model"].isin(MODELS)]
+    found = []
+    for (model, _, _), part in rows.groupby(["model", "corpus", "layer"], sort=False):
+        curve = part.set_index("alpha")["value"].astype(float).sort_index().rename(model)
+        assert np.allclose(curve.index, ALPHA_GRID)
+        found.append(curve)
+    return found
 
 
 @finding(
-    "03_alpha_search.ipynb",
+    PAGE,
+    "Every curve has a single valley. In {} of {} curves (three models, two texts) the best α lies "
+    "strictly between 0 and 1: SmolLM2 135M and Qwen-Coder 0.5B have a layer where α = 0 is best, "
+    "and Gemma-3 270M has one where α = 1 is. A single layer's worst α costs between {:.0f} and "
+    "{:.0f} % more perplexity than its best, so it matters in some layers and hardly in others. The"
+    " curves are those of the text that α is searched on ({} documents)",
+)
+def valleys():
+    ends = set()
+    costs = []
+    inner = 0
+    for curve in curves():
+        best = int(np.argmin(curve))
+        slopes = np.diff(curve)
+        assert (slopes[:best] < 0).all()
+        assert (slopes[best:] > 0).all()
+        if curve.index[best] in (0, 1):
+            ends.add((curve.name, curve.index[best]))
+        else:
+            inner += 1
+        costs.append(100 * (curve.max() / curve.min() - 1))
+    assert ends == {(SMOLLM, 0), (CODER, 0), (GEMMA, 1)}
+    read = data.documents("small", "alpha_search")
+    num_documents = read[read["split"] == "test"]["document"].nunique()
+    return inner, len(costs), min(costs), max(costs), num_documents
+
+
+def deepest_search(model: str) -> pd.DataFrame:
+    """Layer and α of the deepest search on WikiText-2, which notebook 09 makes."""
+    rows = data.tidy("small", "frontier", "alpha")
+    rows = rows[(rows["model"] == model) & (rows["method"] == "harp")]
+    assert rows["corpus"].unique().tolist() == ["wikitext"]
+    return rows.sort_values("layer")[["layer", "value"]].astype(float)
+
+
+@finding(
+    PAGE,
+    "The paper prints an α of {} to {} for the top layer of the three models in which it sees α "
+    "rise, and of {} or less for every layer below.",
+)
+def printed_alphas():
+    printed = data.paper("alpha_search")
+    printed = printed[printed["model"].isin(("LLaMA3.1-8B", "Mistral-7B-v0.3", "Qwen2-7B"))]
+    is_top = printed["layer"] == printed.groupby("model")["layer"].transform("max")
+    top = printed[is_top]["value"]
+    return top.min(), top.max(), printed[~is_top]["value"].max()
+
+
+@finding(
+    PAGE,
+    "None of our three models looks like that: on WikiText-2 the top layer has α = {} on SmolLM2 "
+    "135M, {} on Gemma-3 270M and {} on Qwen-Coder 0.5B, and the largest α is in another layer.",
+)
+def alphas_of_top_layers():
+    alphas = []
+    for model in MODELS:
+        values = deepest_search(model)["value"].to_numpy()
+        assert values.max() > values[-1]
+        alphas.append(values[-1])
+    return alphas
+
+
+@finding(
+    PAGE,
+    "The rank correlation of α with the layer, over the deepest search on WikiText-2, is {} [{}, "
+    "{}] on SmolLM2 ({} layers), {} [{}, {}] on Gemma ({}) and {} [{}, {}] on the coder ({}), where"
+    " the claim needs more than +0.5. An α of 0, which drops the attention branch altogether, comes"
+    " out in {} of the {}, {} of the {} and {} of the {} layers. The paper has it in {} of its {} "
+    "printed α.",
+)
+def trends():
+    numbers = []
+    zeros = []
+    for model in MODELS:
+        search = deepest_search(model)
+        trend = comparisons.rank_correlation(search["layer"], search["value"])
+        assert trend.high < 0.5
+        numbers += [signed(end, 2) for end in trend[:3]] + [len(search)]
+        zeros += [(search["value"] == 0).sum(), len(search)]
+    printed = data.paper("alpha_search")["value"]
+    return [*numbers, *zeros, (printed == 0).sum(), len(printed)]
+
+
+def signed(number: float, digits: int) -> str:
+    """A number with its sign."""
+    return f"{number:+.{digits}f}".replace("-", "−")
+
+
+def without_search(method: str, corpus: str) -> list[comparisons.Interval]:
+    """Change of held-out perplexity in per cent by a rule for α, on each model."""
+    changes = []
+    for model in MODELS:
+        searched = documents(model, "alpha_search", f"searched-on-{corpus}", corpus)
+        other = documents(model, "alpha_search", method, corpus)
+        change = comparisons.change(searched["nll"], other["nll"], searched["tokens"])
+        changes.append(change * 100)
+    return changes
+
+
+@finding(
+    PAGE,
+    "The search pays on every model and on both texts. On WikiText-2 ({} held-out documents) α = 1 "
+    "has a higher perplexity than the searched α by {:.0f} % [{:.0f}, {:.0f}] on SmolLM2 135M, by "
+    "{:.0f} % [{:.0f}, {:.0f}] on Gemma-3 270M and by {:.0f} % [{:.0f}, {:.0f}] on Qwen-Coder 0.5B."
+    " On the Python documentation ({} documents) it is {:.0f} % [{:.0f}, {:.0f}], {:.0f} % [{:.0f},"
+    " {:.0f}] and {:.0f} % [{:.0f}, {:.0f}]. α = 0 is worse than the searched α everywhere, too.",
+)
+def search_pays():
+    numbers = []
+    for corpus in CORPORA:
+        changes = without_search("alpha-1", corpus)
+        for change in changes + without_search("alpha-0", corpus):
+            assert change.low > 0
+        numbers.append(changes[0].n)
+        for change in changes:
+            numbers += change[:3]
+    return numbers
+
+
+@finding(
+    PAGE,
+    "HARP is not free: with the searched α perplexity on WikiText-2 is still {:.0f} %, {:.0f} % and"
+    " {:.0f} % above the dense model's.",
+)
+def cost_in_perplexity():
+    numbers = []
+    for model in MODELS:
+        dense = documents(model, "alpha_search", "dense", "wikitext")
+        harp = documents(model, "alpha_search", "searched-on-wikitext", "wikitext")
+        change = comparisons.change(dense["nll"], harp["nll"], dense["tokens"])
+        assert change.low > 0
+        numbers.append(100 * change.value)
+    return numbers
+
+
+@finding(
+    PAGE,
+    "An α that is fitted by least squares needs no search and comes close on two of the three "
+    "models ([02](02_norm_change.ipynb)).",
+)
+def closed_form():
+    for model in (GEMMA, CODER):
+        change = against_the_searched_alpha(model, "reconstructing")
+        assert -0.05 < change.low < 0 < change.high < 0.05
+    assert against_the_searched_alpha(SMOLLM, "reconstructing").high > 0.05
+    return []
+
+
+@finding(
+    PAGE,
     "α differs by up to {:.1f} on SmolLM2, {:.1f} on Gemma and {:.1f} on the coder, and held-out"
     " perplexity changes by {} to {} %. An α of the other corpus changes it by {} to {} %, with "
     "one exception: on SmolLM2 the α of WikiText-2 costs {:.1f} % on the Python documentation. "
@@ -28,13 +197,14 @@ def noise_of_the_search():
     ends = []
     for changes in (resampled.values(), carried.values()):
         for end in (min(changes), max(changes)):
-            ends.append(f"{end:+.1f}".replace("-", "−"))
+            ends.append(signed(end, 1))
     return [*differences, *ends, exception]
 
 
 def largest_difference_of_alphas(model: str) -> float:
     """How far alpha of two samples of one corpus differs in a layer at most, on both corpora."""
-    rows = data.tidy("small", "alpha_search", "alpha").query("model == @model")
+    rows = data.tidy("small", "alpha_search", "alpha")
+    rows = rows[rows["model"] == model]
     alphas = rows.pivot_table("value", ["corpus", "layer"], "method")
     assert not alphas.isna().any(axis=None)
     assert len(alphas.index.get_level_values("corpus").unique()) == 2
@@ -46,3 +216,35 @@ def change_by_alpha(model: str, corpus: str, method: str) -> float:
     before = documents(model, "alpha_search", f"searched-on-{corpus}", corpus)
     after = documents(model, "alpha_search", method, corpus)
     return 100 * comparisons.change(before["nll"], after["nll"], before["tokens"]).value
+
+
+@finding(PAGE, "The paper prints {} % on WikiText-2 and {} % on the Pile for LLaMA3.1-8B.")
+def printed_changes():
+    printed = data.paper("alpha_robustness").pivot_table("value", "method", "task")
+    numbers = []
+    for corpus, other in (("wikitext", "pile_10k"), ("pile_10k", "wikitext")):
+        own = printed.loc[f"searched-on-{corpus}", corpus]
+        numbers.append(signed(100 * (printed.loc[f"searched-on-{other}", corpus] / own - 1), 1))
+    return numbers
+
+
+@finding(
+    PAGE,
+    "A search takes minutes on a processor: {:.0f} to {:.0f} seconds on SmolLM2 135M, {:.0f} to "
+    "{:.0f} on Gemma-3 270M and {:.0f} to {:.0f} on Qwen-Coder 0.5B, with {} documents of {} tokens"
+    " (one run each, timed while other jobs ran). Stored states need {:.1f} times fewer passes than"
+    " the printed algorithm. The paper's search takes under {:.0f} hours on an H100, for {:,.0f} "
+    "evaluations.",
+)
+def cost_of_a_search():
+    seconds = data.tidy("small", "alpha_search", "seconds").groupby("model")["value"]
+    numbers = []
+    for model in MODELS:
+        numbers += [seconds.min()[model], seconds.max()[model]]
+    read = data.documents("small", "alpha_search")
+    read = read[read["split"] == "test"]
+    numbers += [read["document"].nunique(), int(read["tokens"].max())]
+    literal, reused = count_passes(32, 8, len(ALPHA_GRID))  # LLaMA3.1-8B
+    printed = data.paper("search_cost")
+    printed = printed[printed["task"] == "wikitext"].set_index("quantity")["value"]
+    return [*numbers, literal / reused, printed["hours_below"], printed["evaluations"]]

@@ -24,7 +24,19 @@ from harp_lib.report.claims.judging import (
     together,
 )
 from harp_lib.report.claims.registry import LIKELIHOOD_TESTS, TESTS
-from harp_lib.report.claims.words import counted, headline, listed, matrix, show, worded
+from harp_lib.report.claims.words import (
+    counted,
+    folded,
+    headline,
+    listed,
+    marked,
+    matrix,
+    notebook_file,
+    paper_map,
+    show,
+    source_file,
+    worded,
+)
 
 __all__ = [
     "LIKELIHOOD_TESTS",
@@ -32,14 +44,19 @@ __all__ = [
     "claims",
     "counted",
     "counts",
+    "folded",
     "headline",
     "judge",
     "listed",
     "load_claims",
+    "marked",
     "matrix",
+    "notebook_file",
     "over_all",
     "over_models",
+    "paper_map",
     "show",
+    "source_file",
     "theorems",
     "together",
     "worded",

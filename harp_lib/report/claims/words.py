@@ -1,14 +1,17 @@
 """Judged claims in words: the tables and sentences that people read."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 from IPython.display import Markdown
 
+from harp_lib import config
 from harp_lib.names import display_name
 from harp_lib.report import markdown
 from harp_lib.report.claims.findings import Outcome
 from harp_lib.report.claims.judging import counts, judge, load_claims, over_all
+from harp_lib.report.provenance import from_page
 
 MARKS = {  # of an outcome, in front of what decides it on a model
     Outcome.REPRODUCED: "✓",
@@ -16,6 +19,13 @@ MARKS = {  # of an outcome, in front of what decides it on a model
     Outcome.NOT: "✗",
     Outcome.INCONCLUSIVE: "?",
     Outcome.NOT_RUN: "–",
+}
+COLOURS = {  # of the marks: all of them can be read on white and on black
+    "✓": "#2a9d5c",
+    "~": "#c77f00",
+    "✗": "#d64545",
+    "?": "#8a8a8a",
+    "–": "#8a8a8a",
 }
 ORDER = ("measured", "ours", "counted", "theorem")  # of the kinds, in a notebook's verdict
 MOST_CLAIMS = 6  # of a notebook's verdict
@@ -41,17 +51,132 @@ UNITS = {
 
 
 def show(notebook: str, profile: dict) -> Markdown:
-    """The verdict of a notebook: at most six claims, each with its number and the paper's."""
+    """The verdict of a notebook: at most six claims, each with the mark of every model."""
     judged = judge(profile, notebook)
     judged = judged.sort_values("kind", key=lambda kinds: kinds.map(ORDER.index), kind="stable")
     first_claims = judged["id"].unique()[:MOST_CLAIMS]
-    return Markdown(markdown(worded(judged[judged["id"].isin(first_claims)])))
+    return Markdown(marked(judged[judged["id"].isin(first_claims)]))
 
 
 def listed(judged: pd.DataFrame, kind: str) -> Markdown:
-    """All claims of a kind, with the notebooks that look at them."""
+    """All claims of a kind, with links to the notebooks that look at them."""
     of_kind = judged[judged["kind"] == kind].sort_values("notebook", kind="stable")
-    return Markdown(markdown(worded(of_kind).reset_index()))
+    return Markdown(marked(of_kind, with_notebook=True))
+
+
+def marked(judged: pd.DataFrame, with_notebook: bool = False) -> str:
+    """A Markdown table with a row for each claim and a coloured mark for each model.
+
+    Numbers, thresholds, the paper's numbers and the outcome by likelihood unfold under the claim.
+    """
+    rows = []
+    models = _in_order(judged["model"])
+    for claim in over_all(judged).to_dict("records"):
+        of_claim = judged[judged["id"] == claim["id"]].to_dict("records")
+        by_model = {row["model"]: row["outcome"] for row in of_claim}
+        row = {}
+        if with_notebook:
+            row[""] = _link_to_notebook(claim["notebook"])
+        is_ours = " *(ours)*" if claim["kind"] == "ours" else ""
+        row["claim"] = f"{claim['statement']}{is_ours} {_details(claim, of_claim)}"
+        for model in models:
+            row[display_name(model)] = coloured(MARKS.get(by_model.get(model), ""))
+        row["all models"] = f"**{claim['outcome']}**"
+        if not models:
+            row["outcome"] = row.pop("all models")
+        rows.append(row)
+    return markdown(pd.DataFrame(rows))
+
+
+def _in_order(models: pd.Series) -> list[str]:
+    """The models of judged claims in the order of ``data/models.toml``, others last."""
+    known = list(config.NAMED_MODELS)
+
+    def place(model: str) -> int:
+        return known.index(model) if model in known else len(known)
+
+    # What is counted has no model, or is about the models of the paper together.
+    return sorted(set(models) - {"", "paper"}, key=place)
+
+
+def coloured(mark: str) -> str:
+    """A mark of an outcome in its colour; a page that drops styles shows the mark alone."""
+    if not mark:
+        return ""
+    return f'<span style="color:{COLOURS[mark]};font-weight:bold">{mark}</span>'
+
+
+def _details(claim: dict, rows: list[dict]) -> str:
+    """What unfolds under a claim: a line for each model, and what they are compared with."""
+    words = _line(claim, rows)
+    lines = [claim["where"], words["here"]]
+    titles = {
+        "n": "Sample size",
+        "needed": "Needed",
+        "the paper": "In the paper",
+        "by likelihood": "By the likelihood of right answers",
+    }
+    for column, title in titles.items():
+        if words[column]:
+            in_one_line = words[column].replace("<br>", "; ")
+            lines.append(f"{title}: {in_one_line}")
+    text = "<br>".join(line for line in lines if line)
+    return f"<details><summary>numbers</summary>{text}</details>"
+
+
+def _link_to_notebook(number: str) -> str:
+    """A Markdown link to a notebook that is executed beside this one."""
+    return f"[{number}]({notebook_file(number).name})"
+
+
+def notebook_file(number: str) -> Path:
+    """The source of the notebook with a number.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such notebook.
+    """
+    for file in config.NOTEBOOKS.glob(f"{number}_*.ipynb"):
+        return file
+    raise FileNotFoundError(f"no notebook {number} in {config.NOTEBOOKS}")
+
+
+def paper_map() -> str:
+    """A Markdown table of all claims but the errata, in the paper's order.
+
+    Each row has the place in the paper, the claim, the notebook, and the function that computes
+    what the claim is about.
+    """
+    rows = []
+    for claim in load_claims():
+        if claim["kind"] in ("erratum", "ours"):
+            continue
+        module, _, function = claim["function"].rpartition(".")
+        source = from_page(source_file(module))
+        rows.append(
+            {
+                "in the paper": claim["where"],
+                "claim": claim["statement"],
+                "notebook": _link_to_notebook(claim["notebook"]),
+                "function": f"[`{function}`]({source})",
+            }
+        )
+    return markdown(pd.DataFrame(rows))
+
+
+def source_file(module: str) -> Path:
+    """The file of a module of the library."""
+    path = config.CHECKOUT / module.replace(".", "/")
+    if path.is_dir():
+        return path / "__init__.py"
+    return path.with_suffix(".py")
+
+
+def folded(summary: str, table: str) -> Markdown:
+    """A table that a reader unfolds."""
+    text = f"<details><summary>{summary}</summary>\n\n{table}\n\n</details>"
+    return Markdown(text)
 
 
 def worded(judged: pd.DataFrame) -> pd.DataFrame:
@@ -180,10 +305,22 @@ def in_unit(name: str, text: str, *values: float) -> str:
 
 
 def counted(profile: dict) -> str:
-    """How many claims were measured, and with which outcomes, in a sentence."""
+    """How many claims were tested, with which outcomes, and how many were not, in words."""
     numbers = counts(judge(profile))
-    outcomes = [f"**{count} {outcome}**" for outcome, count in numbers.items() if count]
-    return f"We tested {numbers.sum()} empirical claims of the paper: {', '.join(outcomes)}."
+    num_not_run = numbers[Outcome.NOT_RUN]
+    num_tested = numbers.sum() - num_not_run
+    tested = numbers.drop(Outcome.NOT_RUN)
+    outcomes = [f"**{count} {outcome}**" for outcome, count in tested.items() if count]
+    sentence = f"We tested {num_tested} empirical claims of the paper"
+    if outcomes:
+        sentence += f": {', '.join(outcomes)}"
+    sentence += "."
+    if num_not_run:
+        sentence += (
+            f" {num_not_run} more were **not run**, because they need a model, answers or a machine"
+            " that we do not have."
+        )
+    return sentence
 
 
 def matrix(profile: dict) -> str:

@@ -1,0 +1,81 @@
+"""Numbers of the findings in notebook 00."""
+
+from functools import cache
+
+import pandas as pd
+
+from findings.stored import CODER, GEMMA, MODELS, SMOLLM, finding
+from harp_lib import config
+from harp_lib.report import claims
+from harp_lib.report.claims.findings import Outcome
+
+PAGE = "00_start_here.ipynb"
+
+
+@cache
+def judged() -> pd.DataFrame:
+    """The claims as the committed results of small judge them."""
+    return claims.judge(config.load_profile("small"))
+
+
+def outcomes(name: str) -> list[Outcome]:
+    """The outcomes of a claim on the models, in their order."""
+    rows = judged()
+    return rows[rows["id"] == name].set_index("model")["outcome"].loc[list(MODELS)].tolist()
+
+
+@finding(
+    PAGE,
+    "Searching α lowers perplexity against α = 1 on SmolLM2 135M, Gemma-3 270M and Qwen-Coder 0.5B,"
+    " and attention changes the norm of the values on all three. Attention in the upper fifth of "
+    "the layers is not nearly uniform on any of them, and on Gemma and on the coder the searched α "
+    "takes the norm of the hidden states further from the dense model's; on SmolLM2 that is open.",
+)
+def method_and_reason():
+    assert outcomes("alpha-beats-one") == 3 * [Outcome.REPRODUCED]
+    assert outcomes("norm-changes") == 3 * [Outcome.REPRODUCED]
+    assert outcomes("uniform-attention") == 3 * [Outcome.NOT]
+    restored = judged()
+    restored = restored[restored["id"] == "norm-restored"].set_index("model")
+    assert (restored["high"][[GEMMA, CODER]] < 0).all()
+    assert restored["outcome"][SMOLLM] == Outcome.INCONCLUSIVE
+    return []
+
+
+@finding(
+    PAGE,
+    "On Gemma it is {:.1f} points behind the closest baseline [{:.1f}, {:.1f}] on {} questions. On "
+    "the coder it is behind by {:.1f} points [{}, {}] on {} questions, which is within noise, and "
+    "SmolLM2 was not asked to write answers.",
+)
+def generation():
+    rows = judged()
+    leads = rows[rows["id"] == "generation-parameters"].set_index("model")
+    assert leads["outcome"][SMOLLM] == Outcome.NOT_RUN
+    assert leads["outcome"][GEMMA] == Outcome.NOT
+    assert leads["outcome"][CODER] == Outcome.INCONCLUSIVE
+    gemma = leads.loc[GEMMA]
+    coder = leads.loc[CODER]
+    ends = [f"{-coder[end]:+.1f}".replace("-", "−") for end in ("high", "low")]
+    return [
+        *(-gemma["value"], -gemma["high"], -gemma["low"], gemma["n"]),
+        *(-coder["value"], *ends, coder["n"]),
+    ]
+
+
+@finding(
+    PAGE,
+    "Theorem 1 and Proposition 1 do not hold as printed, and the three lemmas need a condition that"
+    " the paper does not state.",
+)
+def theorems():
+    rows = judged()
+    truths = rows[rows["kind"] == "theorem"].set_index("id")["outcome"].to_dict()
+    assert truths == {
+        "theorem-1": "false",
+        "lemma-1": "true if",
+        "lemma-2": "true if",
+        "lemma-3": "true if",
+        "proposition-1": "false",
+    }
+    return []
