@@ -49,6 +49,7 @@ from harp_lib.text.perplexity import head_hits, head_nll, perplexity
 
 STORE = "frontier"
 EXPLAINED = "explained"  # layers that a linear map of their own token explains best
+INFLUENCE = "influence"  # layers whose attention turns the residual stream least
 GREEDY = "greedy"
 PROMPTS = 12  # pass keys that are added to the calibration text
 
@@ -71,12 +72,11 @@ def frontier_scores(job: Job) -> None:
     """Benchmarks by likelihood for a third of the layers: dense, HARP, and the chosen layers."""
     third = _third(job)
     top = _top(job, third)
-    explained = _chosen(job, EXPLAINED, 0, third)
-    changes = (
-        Change(DENSE),
-        Change(HARP, top, TOP, texts=1),
-        Change(REFIT, explained, EXPLAINED, texts=2, samples=_samples(job)),
-    )
+    changes = [Change(DENSE), Change(HARP, top, TOP, texts=1)]
+    for ranking in (EXPLAINED, INFLUENCE):
+        if ranking == EXPLAINED or ranking in _of_model(job, "rankings", ()):
+            layers = _chosen(job, ranking, 0, third)
+            changes.append(Change(REFIT, layers, ranking, texts=2, samples=_samples(job)))
     evaluator = Evaluator(job.profile, job.seed, "frontier")
     for change in changes:
         one = _prepared(job, change)
@@ -142,7 +142,7 @@ class _Evaluation:
         """Pass keys take as long as all other texts: they are for a third of the layers alone."""
         if change.without is not None:
             return (PASSKEY,)
-        usual = change.seed == 0 and change.ranking in ("", TOP, EXPLAINED)
+        usual = change.seed == 0 and change.ranking in ("", TOP, EXPLAINED, INFLUENCE)
         fitted_as_usual = change.samples in (0, _samples(self.job)) and change.texts != 1
         third = len(change.layers) in (0, _third(self.job))
         compared = change.method in (DENSE, NO_ATTENTION, HARP, *FITTED)
@@ -363,7 +363,7 @@ def _greedy(job: Job, seed: int) -> dict[int, float]:
 
 RANKINGS: Mapping[str, Callable[[Job, int], dict[int, float]]] = {
     EXPLAINED: _explained,
-    "influence": _influence,
+    INFLUENCE: _influence,
     "gate-norm": _gate_norm,
     GREEDY: _greedy,
 }
