@@ -286,6 +286,11 @@ def _closer(job: Job, count: int) -> Iterator[Change]:
     """A third of the layers: other draws, more and less calibration text, and pass keys."""
     for seed in range(1, 1 + _of_model(job, "seeds", 0)):
         yield from _fitted(job, count, seed, FITTED)
+    if INFLUENCE in _of_model(job, "rankings", ()):
+        least = _chosen(job, INFLUENCE, 0, count)
+        for method in FITTED:
+            if method != REFIT:  # every ranking has its refit
+                yield Change(method, least, INFLUENCE, texts=2, samples=_samples(job))
     explained = _chosen(job, EXPLAINED, 0, count)
     for samples in _of_model(job, "curve", ()):
         yield Change(REFIT, explained, EXPLAINED, texts=2, samples=samples)
