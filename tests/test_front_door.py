@@ -26,6 +26,7 @@ README = text_of("README.md")
 SMALLER = {  # the same code on a random tiny model
     '"smollm2-135m"': '"tiny-llama"',
     "num_layers=6": "num_layers=2",
+    "lowest_layers(scores, 6)": "lowest_layers(scores, 2)",
     "kv_groups=18, layers=range(12, 30)": "kv_groups=2, layers=range(2, 6)",
 }
 

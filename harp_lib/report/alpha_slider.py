@@ -17,8 +17,8 @@ and in the book. The picture above shows the same curves.</em></div>
   root.innerHTML = `
     <p><label>Model and text <select class="search"></select></label>
     <label>Layer <select class="layer"></select></label></p>
-    <p><label>α <input class="alpha" type="range" min="0" max="10" step="1" value="10"
-    style="width: 60%"></label></p>
+    <p style="max-width: 640px"><label style="display: flex">α&nbsp;<input class="alpha"
+    type="range" min="0" max="10" step="1" value="10" style="flex: 1"></label></p>
     <svg viewBox="0 0 640 250" style="width: 100%; max-width: 640px" role="img"
     font-size="13" fill="currentColor"></svg>
     <p class="text" style="min-height: 3em"></p>`;

@@ -18,28 +18,32 @@ from harp_lib.report.perplexity_changes import (
 )
 from harp_lib.report.plots import LOOKS, Look, span
 
+EXPLAINED = Look("explained best", "#1b9e9e", "^", "-.")
 BY_LAYERS = {  # of method and ranking
     ("harp", "top"): LOOKS["harp"]._replace(label="HARP (top layers, searched α)"),
     ("alpha-fit", "explained"): LOOKS["harp"]._replace(
         label="α by least squares, layers explained best", line=":", hollow=True
     ),
     (REFIT, "top"): LOOKS[REFIT]._replace(label="refit, top layers", line="--", hollow=True),
-    (REFIT, "explained"): LOOKS[REFIT]._replace(label="refit, layers explained best"),
-    ("nbl", "explained"): Look("NBL, layers explained best", "#a6761d", "v", "--"),
+    (REFIT, "explained"): EXPLAINED._replace(label="refit, layers explained best"),
+    (REFIT, "influence"): LOOKS[REFIT]._replace(label="refit, layers of least influence"),
 }
 CONTROLS = {  # from top to bottom
     ("alpha-0", "top"): "no attention, top",
     ("harp", "top"): "HARP, top",
     ("alpha-fit", "top"): "α by least squares, top",
     ("alpha-fit", "explained"): "α by least squares, explained best",
+    ("alpha-fit", "influence"): "α by least squares, least influence",
     ("nbl", "top"): "NBL, top",
     ("nbl", "explained"): "NBL, explained best",
+    ("nbl", "influence"): "NBL, least influence",
     (REFIT, "top"): "refit, top",
+    (REFIT, "explained"): "refit, explained best",
 }
 RANKINGS = {
-    "explained": LOOKS[REFIT]._replace(label="explained best by a linear map"),
+    "influence": LOOKS[REFIT]._replace(label="least block influence"),
+    "explained": EXPLAINED._replace(label="explained best by a linear map"),
     "top": LOOKS[REFIT]._replace(label="the top layers", line="--", hollow=True),
-    "influence": Look("least block influence", "#1b9e9e", "^", ":"),
     "greedy": Look("greedy by perplexity", "#e7298a", "s", "-."),
     "gate-norm": Look("Gate-Norm (no text)", "#5a5a5a", "D", ":"),
 }
@@ -56,8 +60,8 @@ FOUND_BY = {
     ("dense", None): Look("dense", plots.DENSE, "s"),
     ("harp", "top"): LOOKS["harp"]._replace(label="HARP"),
     (REFIT, "top"): LOOKS[REFIT]._replace(label="refit, top", line="--", hollow=True),
-    (REFIT, "explained"): LOOKS[REFIT]._replace(label="refit, explained best"),
-    ("nbl", "explained"): Look("NBL, explained best", "#a6761d", "v", "--"),
+    (REFIT, "explained"): EXPLAINED._replace(label="refit, explained best"),
+    (REFIT, "influence"): LOOKS[REFIT]._replace(label="refit, least influence"),
 }
 FITTED_TO = ("#3b1f6b", "#a58ac9")  # the two kinds of text that things are fitted on
 NOT_FITTED_TO = "#d55e00"
@@ -111,7 +115,7 @@ def frontier(profile: dict) -> Figure:
     multiples = {key: span(part["value"], ".1f") for key, part in _largest(frame).groupby("key")}
     title = (
         f"With the most layers changed, perplexity is {multiples['harp', 'top']} times the dense "
-        f"model's by HARP and {multiples[REFIT, 'explained']} refitted"
+        f"model's by HARP and {multiples[REFIT, 'influence']} refitted"
     )
     note = (
         f"{{model}}{TEXTS[third]}, which nothing was fitted to; "
@@ -135,17 +139,17 @@ def frontier_controls(profile: dict) -> Figure:
     frame["control"] = frame["key"].map(CONTROLS)
     layout = {
         "share": (False, True),
-        "size": (5.2, 3.6),
+        "size": (5.2, 4.2),
         "wrap": 2,
-        "x": "times the perplexity of the refit of the layers explained best (log scale)",
+        "x": "times the perplexity of the refit of the layers of least influence (log scale)",
     }
     drawn = plots.dots(frame, "control", "corpus", text_looks(profile), **layout)
     for axis, _ in drawn.panels:
         axis.axvline(1, color=plots.DENSE, linewidth=1)
-    nbl = frame[frame["key"] == ("nbl", "explained")]
+    same = {method: frame[frame["key"] == (method, "influence")] for method in ("nbl", "alpha-fit")}
     title = (
-        f"A third of the layers: NBL in the same layers has {span(nbl['value'])} times the refit's "
-        "perplexity; α does not reach either"
+        f"A third of the layers: in the same layers NBL has {span(same['nbl']['value'])} times the "
+        f"refit's perplexity and α by least squares {span(same['alpha-fit']['value'], '.1f')} times"
     )
     return plots.finish(drawn, title, "{model}95 % intervals over {documents} documents", log="x")
 
@@ -165,9 +169,9 @@ def frontier_rankings(profile: dict) -> Figure:
     }
     drawn = plots.lines(frame, "layers", "ranking", RANKINGS, **TWO_COLUMNS, **layout)
     best = _largest(frame).sort_values("value").groupby("model")["ranking"].first()
-    counted = int((best == "explained").sum())
+    counted = int((best == "influence").sum())
     title = (
-        f"Which layers? Those explained best are ahead on {counted} of {len(best)} models "
+        f"Which layers? Those of least influence are ahead on {counted} of {len(best)} models "
         "where most are refitted"
     )
     note = f"{{model}}{TEXTS[third]}; 95 % intervals over {{documents}} documents"
@@ -257,9 +261,9 @@ def passkeys_by_depth(profile: dict) -> Figure:
         "y": "share of keys found",
     }
     drawn = plots.lines(found, "depth", "key", FOUND_BY, **TWO_COLUMNS, **layout)
-    of_refit = found[found["key"] == (REFIT, "explained")].groupby("model")["value"].mean()
+    of_refit = found[found["key"] == (REFIT, "influence")].groupby("model")["value"].mean()
     shares = ", ".join(f"{display_name(model)} {share:.0%}" for model, share in of_refit.items())
-    title = f"Pass keys that the refit of the layers explained best finds: {shares}"
+    title = f"Pass keys that the refit of the layers of least influence finds: {shares}"
     note = f"{{model}}{span(found['keys'], '.0f')} keys at each place"
     return plots.finish(drawn, title, note, ylim=(-0.03, 1.03))
 

@@ -16,8 +16,11 @@ PASSKEY = "passkey"
 TEXTS = CORPUS_TITLES | {PASSKEY: "pass key"}
 # What says which change a cell is of, beside its model and number of layers.
 WHICH = ("method", "ranking", "texts", "calibration_tokens", "seed", "without", "prompts")
-REFITTED = {"method": REFIT, "ranking": "explained", "texts": 2}
-"""The refit that others are compared with: of the layers that a linear map explains best."""
+HARP_TOP = {"method": "harp", "ranking": "top"}
+REFITTED = {"method": REFIT, "ranking": "influence", "texts": 2}
+"""The refit that others are compared with: of the layers of least block influence."""
+REFIT_EXPLAINED = REFITTED | {"ranking": "explained"}
+"""The refit with the most draws of the calibration text, which NBL is compared with."""
 
 
 def usual(frame: pd.DataFrame) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import pandas as pd
 from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS, BENCHMARKS, LONGBENCH, task_title
 from harp_lib.names import CATALOGUE, CORPUS_TITLES, METHOD_TITLES, display_name
 from harp_lib.report import data, table
-from harp_lib.report.plans import dropped_attention, one_row_per_plan
+from harp_lib.report.plans import dropped_attention, is_arbitrary, one_row_per_plan
 from harp_lib.report.plots import span
 from harp_lib.report.scores import (
     ABLATED,
@@ -326,7 +326,7 @@ def _note(stored: Cells, model: str, method: str) -> str:
     dropped = dropped_attention(result.get("plan"), groups)
     if dropped:
         notes.append(dropped)
-    if groups == 1 and method != "dense" and CATALOGUE[method].standardises_per_layer:
+    if is_arbitrary(stored, model, method):
         notes.append(
             "arbitrary: scores standardised in each layer cannot rank layers of one key/value group"
         )

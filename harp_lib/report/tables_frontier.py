@@ -5,8 +5,10 @@ import pandas as pd
 
 from harp_lib.report import comparisons, data, table
 from harp_lib.report.perplexity_changes import (
+    HARP_TOP,
     PASSKEY,
     REFIT,
+    REFIT_EXPLAINED,
     REFITTED,
     WHICH,
     changes,
@@ -22,10 +24,13 @@ TITLES = {
     ("harp", "top"): "HARP, top",
     ("alpha-fit", "top"): "α by least squares, top",
     ("alpha-fit", "explained"): "α by least squares, explained best",
+    ("alpha-fit", "influence"): "α by least squares, least influence",
     ("nbl", "top"): "NBL, top",
     ("nbl", "explained"): "NBL, explained best",
+    ("nbl", "influence"): "NBL, least influence",
     (REFIT, "top"): "refit, top",
     (REFIT, "explained"): "refit, explained best",
+    (REFIT, "influence"): "refit, least influence",
 }
 
 
@@ -43,34 +48,41 @@ def _of_third(profile: dict, frame: pd.DataFrame) -> pd.DataFrame:
 @table("frontier")
 def refit_against_nbl(profile: dict) -> Table:
     """NBL against the refit in the same layers, on each text; over documents, and over draws."""
-    frame = changes(profile, REFITTED, same_draw=True)
-    same = (frame["method"] == "nbl") & (frame["ranking"] == "explained")
+    parts = [_nbl(profile, REFITTED, "least influence")]
+    parts.append(_nbl(profile, REFIT_EXPLAINED, "explained best"))
+    frame = data.in_order(pd.concat(parts), "model", profile["models"])
+    columns = {
+        "model": "{model}",
+        "layers": "{layers} of {chosen}",
+        "text": "{text}",
+        "NBL, times the refit": "{value:.3f} [{low:.3f}, {high:.3f}]",
+        "documents": "{documents:.0f}",
+    }
+    if (frame["draws"] > 1).any():
+        columns["over draws"] = "{mean:.3f} [{lowest:.3f}, {highest:.3f}]"
+        columns["draws"] = "{draws:.0f}"
+    return stacked(lines(frame, columns)), frame
+
+
+def _nbl(profile: dict, reference: dict, chosen: str) -> pd.DataFrame:
+    """NBL's perplexity as a multiple of a refit's, one row a model and text."""
+    frame = changes(profile, reference, same_draw=True)
+    same = (frame["method"] == "nbl") & (frame["ranking"] == reference["ranking"])
     frame = _of_third(profile, frame[same & (frame["corpus"] != PASSKEY)])
     rows = []
     for _, draws in frame.groupby(["model", "text"], sort=False):
         first = draws[draws["seed"] == 0].iloc[0]
         row = first[["model", "layers", "text", "documents", "value", "low", "high"]].to_dict()
         over_draws = comparisons.mean_interval(np.log(draws["value"])).mapped(np.exp)
-        row["draws"] = len(draws)
-        if len(draws) > 1:
-            row |= {
-                "mean": over_draws.value,
-                "lowest": over_draws.low,
-                "highest": over_draws.high,
-            }
+        row |= {
+            "chosen": chosen,
+            "draws": len(draws),
+            "mean": over_draws.value,
+            "lowest": over_draws.low,
+            "highest": over_draws.high,
+        }
         rows.append(row)
-    frame = pd.DataFrame(rows)
-    columns = {
-        "model": "{model}",
-        "layers": "{layers}",
-        "text": "{text}",
-        "NBL, times the refit": "{value:.3f} [{low:.3f}, {high:.3f}]",
-        "documents": "{documents:.0f}",
-    }
-    if "mean" in frame:
-        columns["over draws"] = "{mean:.3f} [{lowest:.3f}, {highest:.3f}]"
-        columns["draws"] = "{draws:.0f}"
-    return stacked(lines(frame, columns)), frame
+    return pd.DataFrame(rows)
 
 
 @table("frontier")
@@ -78,7 +90,7 @@ def refit_of_a_third(profile: dict) -> Table:
     """Perplexity with a third of the layers value-only: HARP's top ones, and those refitted."""
     keys = ["model", "layers", "corpus"]
     dense = usual(changes(profile))
-    against_harp = usual(changes(profile, {"method": "harp", "ranking": "top"}))
+    against_harp = usual(changes(profile, HARP_TOP))
     chosen = pd.Series(True, against_harp.index)
     for column, value in REFITTED.items():
         chosen &= against_harp[column] == value
@@ -177,48 +189,54 @@ def _studied(row: dict) -> str:
 
 @table("frontier_scores")
 def frontier_benchmarks(profile: dict) -> Table:
-    """Benchmarks by likelihood: the refit of a third of the layers against HARP, by question."""
+    """Benchmarks by likelihood: refits of a third of the layers against HARP, by question."""
     cells = data.cells(profile["name"], "frontier_scores")
     found: dict[tuple[str, str], dict[str, pd.DataFrame]] = {}
     for (model, _, task), cell in cells.items():
         rows = pd.DataFrame(cell["result"].get("rows", {}))
+        which = cell["coordinates"]
+        name = which["method"]
+        if name == REFIT:
+            name = which["ranking"]
         if len(rows):
-            found.setdefault((model, task), {})[cell["coordinates"]["method"]] = rows
+            found.setdefault((model, task), {})[name] = rows
     table_rows = []
-    for (model, task), by_method in found.items():
-        if {"dense", "harp", REFIT} <= set(by_method):
-            table_rows.append(_compared_answers(model, task, by_method))
+    for (model, task), changed in found.items():
+        if {"dense", "harp", "explained", "influence"} <= set(changed):
+            table_rows.append({"model": model, "task": task} | _answers(task, changed))
     frame = data.in_order(pd.DataFrame(table_rows), "model", profile["models"])
     columns = {
         "model": "{model}",
         "task": "{title}",
         "dense": "{dense:.2f}",
         "HARP": "{harp:.2f}",
-        "refit": "{refit:.2f}",
-        "refit less HARP": "{value:+.2f} [{low:+.2f}, {high:+.2f}]",
+        "refit, explained best, less HARP": (
+            "{explained:+.2f} [{explained low:+.2f}, {explained high:+.2f}]"
+        ),
+        "refit, least influence, less HARP": (
+            "{influence:+.2f} [{influence low:+.2f}, {influence high:+.2f}]"
+        ),
         "questions": "{questions}",
     }
     return stacked(lines(frame, columns)), frame
 
 
-def _compared_answers(
-    model: str, task: str, by_method: dict[str, pd.DataFrame]
-) -> dict[str, object]:
+def _answers(task: str, changed: dict[str, pd.DataFrame]) -> dict[str, object]:
+    """Means over the questions of a task, and what the refits differ from HARP by."""
     from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS
 
-    quantity = "margin" if "margin" in by_method["dense"] else "bits_per_byte"
+    quantity = "margin" if "margin" in changed["dense"] else "bits_per_byte"
     unit = "nats" if quantity == "margin" else "bits per byte; lower is better"
-    values = {method: rows[quantity] for method, rows in by_method.items()}
-    difference = comparisons.paired_mean_difference([(values[REFIT], values["harp"])])
-    return {
-        "model": model,
-        "task": task,
+    values = {name: rows[quantity] for name, rows in changed.items()}
+    row = {
         "title": f"{ALL_BENCHMARKS[task].title} ({unit})",
         "dense": values["dense"].mean(),
         "harp": values["harp"].mean(),
-        "refit": values[REFIT].mean(),
-        "value": difference.value,
-        "low": difference.low,
-        "high": difference.high,
         "questions": len(values["dense"]),
     }
+    for ranking in ("explained", "influence"):
+        difference = comparisons.paired_mean_difference([(values[ranking], values["harp"])])
+        row[ranking] = difference.value
+        row[f"{ranking} low"] = difference.low
+        row[f"{ranking} high"] = difference.high
+    return row
