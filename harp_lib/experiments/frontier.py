@@ -251,7 +251,9 @@ def _changes(job: Job) -> Iterator[Change]:
         yield from _fitted(job, count, 0, FITTED)
         for ranking in _of_model(job, "rankings", ()):
             layers = _chosen(job, ranking, 0, count)
-            yield Change(REFIT, layers, ranking, texts=2, samples=_samples(job))
+            methods = FITTED if ranking == INFLUENCE else (REFIT,)
+            for method in methods:
+                yield Change(method, layers, ranking, texts=2, samples=_samples(job))
         if count == job.num_pruned:
             yield from _rivals(job, count)
         if count == _third(job):
@@ -286,11 +288,6 @@ def _closer(job: Job, count: int) -> Iterator[Change]:
     """A third of the layers: other draws, more and less calibration text, and pass keys."""
     for seed in range(1, 1 + _of_model(job, "seeds", 0)):
         yield from _fitted(job, count, seed, FITTED)
-    if INFLUENCE in _of_model(job, "rankings", ()):
-        least = _chosen(job, INFLUENCE, 0, count)
-        for method in FITTED:
-            if method != REFIT:  # every ranking has its refit
-                yield Change(method, least, INFLUENCE, texts=2, samples=_samples(job))
     explained = _chosen(job, EXPLAINED, 0, count)
     for samples in _of_model(job, "curve", ()):
         yield Change(REFIT, explained, EXPLAINED, texts=2, samples=samples)
