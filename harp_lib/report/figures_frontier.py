@@ -1,6 +1,9 @@
 """Figures of notebook 09: what a refit wins, against which controls, and where it fails."""
 
+import numpy as np
 import pandas as pd
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from harp_lib.names import display_name
@@ -10,6 +13,7 @@ from harp_lib.report.perplexity_changes import (
     REFIT,
     REFITTED,
     TEXTS,
+    WHICH,
     changes,
     is_third,
     num_layers,
@@ -21,11 +25,10 @@ from harp_lib.report.plots import LOOKS, Look, span
 EXPLAINED = Look("explained best", "#1b9e9e", "^", "-.")
 BY_LAYERS = {  # of method and ranking
     ("harp", "top"): LOOKS["harp"]._replace(label="HARP (top layers, searched α)"),
-    ("alpha-fit", "explained"): LOOKS["harp"]._replace(
-        label="α by least squares, layers explained best", line=":", hollow=True
+    ("alpha-fit", "influence"): LOOKS["harp"]._replace(
+        label="α by least squares, layers of least influence", line=":", hollow=True
     ),
     (REFIT, "top"): LOOKS[REFIT]._replace(label="refit, top layers", line="--", hollow=True),
-    (REFIT, "explained"): EXPLAINED._replace(label="refit, layers explained best"),
     (REFIT, "influence"): LOOKS[REFIT]._replace(label="refit, layers of least influence"),
 }
 CONTROLS = {  # from top to bottom
@@ -56,12 +59,13 @@ RIVALS = {
     "windowed": Look("window of 32, 4 sinks (keeps Q, K)", "#5a5a5a", "D"),
     "boundary": Look("K, V from below (keeps Q, cache)", "#1b9e9e", "X"),
 }
-FOUND_BY = {
-    ("dense", None): Look("dense", plots.DENSE, "s"),
-    ("harp", "top"): LOOKS["harp"]._replace(label="HARP"),
-    (REFIT, "top"): LOOKS[REFIT]._replace(label="refit, top", line="--", hollow=True),
-    (REFIT, "explained"): EXPLAINED._replace(label="refit, explained best"),
-    (REFIT, "influence"): LOOKS[REFIT]._replace(label="refit, least influence"),
+FOUND_BY = {  # from top to bottom
+    ("dense", ""): "dense",
+    ("harp", "top"): "HARP, top",
+    ("alpha-fit", "influence"): "α by least squares, least influence",
+    (REFIT, "top"): "refit, top",
+    (REFIT, "explained"): "refit, explained best",
+    (REFIT, "influence"): "refit, least influence",
 }
 FITTED_TO = ("#3b1f6b", "#a58ac9")  # the two kinds of text that things are fitted on
 NOT_FITTED_TO = "#d55e00"
@@ -82,8 +86,7 @@ def text_looks(profile: dict) -> dict[str, Look]:
 
 def _keyed(frame: pd.DataFrame, looks: dict) -> pd.DataFrame:
     """The rows whose method and ranking have a look, with that key as a column, in order."""
-    rankings = frame["ranking"].where(frame["ranking"].notna(), None)
-    keys = list(zip(frame["method"], rankings, strict=True))
+    keys = list(zip(frame["method"], frame["ranking"].fillna(""), strict=True))
     shown = frame.assign(key=keys)[[key in looks for key in keys]]
     order = {key: place for place, key in enumerate(looks)}
     return shown.sort_values("key", key=lambda column: column.map(order), kind="stable")
@@ -244,28 +247,38 @@ def frontier_rivals(profile: dict) -> Figure | None:
 def passkeys_by_depth(profile: dict) -> Figure:
     """Share of pass keys that are found with a third of the layers changed, by their place."""
     frame = data.tidy(profile["name"], "frontier", "exact")
-    for column in ("without", "ranking"):
+    for column in WHICH:
         if column not in frame:
-            frame[column] = None
+            frame[column] = np.nan
     frame = usual(frame)
     third = is_third(frame, num_layers(profile)) | (frame["layers"] == 0)
     frame = _keyed(_without_other_texts(frame[third]), FOUND_BY)
     found = frame.groupby(["model", "key", "depth"], sort=False)["value"].agg(["mean", "size"])
     found = found.reset_index().rename(columns={"mean": "value", "size": "keys"})
+    found["what"] = found["key"].map(FOUND_BY)
     found["low"] = found["value"]
     found["high"] = found["value"]
     found = _by_model(found, profile)
+    depths = sorted(found["depth"].unique())
+    colours = colormaps["viridis"](np.linspace(0.1, 0.9, len(depths)))
+    looks = {
+        depth: Look(f"{depth:.0%} into the text", to_hex(colour), "o")
+        for depth, colour in zip(depths, colours, strict=True)
+    }
     layout = {
         "share": (True, True),
-        "x": "place of the key in the text (0 is the beginning)",
-        "y": "share of keys found",
+        "size": (5.2, 3.4),
+        "wrap": 2,
+        "x": "share of keys found",
     }
-    drawn = plots.lines(found, "depth", "key", FOUND_BY, **TWO_COLUMNS, **layout)
-    of_refit = found[found["key"] == (REFIT, "influence")].groupby("model")["value"].mean()
-    shares = ", ".join(f"{display_name(model)} {share:.0%}" for model, share in of_refit.items())
+    drawn = plots.dots(found, "what", "depth", looks, **layout)
+    of_refit = found[found["key"] == (REFIT, "influence")].groupby("model", sort=False)["value"]
+    shares = ", ".join(
+        f"{display_name(model)} {share:.0%}" for model, share in of_refit.mean().items()
+    )
     title = f"Pass keys that the refit of the layers of least influence finds: {shares}"
     note = f"{{model}}{span(found['keys'], '.0f')} keys at each place"
-    return plots.finish(drawn, title, note, ylim=(-0.03, 1.03))
+    return plots.finish(drawn, title, note)
 
 
 @figure("frontier")

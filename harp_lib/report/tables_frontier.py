@@ -53,7 +53,7 @@ def refit_against_nbl(profile: dict) -> Table:
     frame = data.in_order(pd.concat(parts), "model", profile["models"])
     columns = {
         "model": "{model}",
-        "layers": "{layers} of {chosen}",
+        "layers": "{layers}, {chosen}",
         "text": "{text}",
         "NBL, times the refit": "{value:.3f} [{low:.3f}, {high:.3f}]",
         "documents": "{documents:.0f}",
