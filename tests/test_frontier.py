@@ -200,11 +200,11 @@ def test_multiples_are_paired_by_document(stored):
 
     for frame, reference in (
         (by_dense, ("dense", None, 0)),
-        (by_refit, ("harp+refit", "explained", 3)),
+        (by_refit, ("harp+refit", "influence", 3)),
     ):
-        part = of_change(frame[frame["corpus"] == "gov_report"], "nbl", "explained", 3)
+        part = of_change(frame[frame["corpus"] == "gov_report"], "nbl", "influence", 3)
         [multiple] = part["value"]
-        ratio = torch.tensor(mean_nll(("nbl", "explained", 3)) - mean_nll(reference)).exp().item()
+        ratio = torch.tensor(mean_nll(("nbl", "influence", 3)) - mean_nll(reference)).exp().item()
         assert multiple == pytest.approx(ratio)
 
 

@@ -233,8 +233,8 @@ def printed_changes():
     "A search takes minutes on a processor: {:.0f} to {:.0f} seconds on SmolLM2 135M, {:.0f} to "
     "{:.0f} on Gemma-3 270M and {:.0f} to {:.0f} on Qwen-Coder 0.5B, with {} documents of {} tokens"
     " (one run each). For {} of the {} layers of LLaMA3.1-8B stored states need {:.1f} times fewer "
-    "passes than the printed algorithm. The paper's search takes under {:.0f} hours on an H100, for {:,.0f} "
-    "evaluations.",
+    "passes than the printed algorithm. The paper's search takes under {:.0f} hours on an H100, "
+    "for {:,.0f} evaluations.",
 )
 def cost_of_a_search():
     seconds = data.tidy("small", "alpha_search", "seconds").groupby("model")["value"]
