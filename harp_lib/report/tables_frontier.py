@@ -58,7 +58,7 @@ def refit_against_nbl(profile: dict) -> Table:
         "NBL, times the refit": "{value:.3f} [{low:.3f}, {high:.3f}]",
         "documents": "{documents:.0f}",
     }
-    if (frame["draws"] > 1).any():
+    if "mean" in frame:
         columns["over draws"] = "{mean:.3f} [{lowest:.3f}, {highest:.3f}]"
         columns["draws"] = "{draws:.0f}"
     return stacked(lines(frame, columns)), frame
@@ -73,14 +73,12 @@ def _nbl(profile: dict, reference: dict, chosen: str) -> pd.DataFrame:
     for _, draws in frame.groupby(["model", "text"], sort=False):
         first = draws[draws["seed"] == 0].iloc[0]
         row = first[["model", "layers", "text", "documents", "value", "low", "high"]].to_dict()
-        over_draws = comparisons.mean_interval(np.log(draws["value"])).mapped(np.exp)
-        row |= {
-            "chosen": chosen,
-            "draws": len(draws),
-            "mean": over_draws.value,
-            "lowest": over_draws.low,
-            "highest": over_draws.high,
-        }
+        row |= {"chosen": chosen, "draws": len(draws)}
+        if len(draws) > 1:
+            over_draws = comparisons.mean_interval(np.log(draws["value"])).mapped(np.exp)
+            row["mean"] = over_draws.value
+            row["lowest"] = over_draws.low
+            row["highest"] = over_draws.high
         rows.append(row)
     return pd.DataFrame(rows)
 

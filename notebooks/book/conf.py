@@ -13,10 +13,10 @@ sys.path.append(str(Path(__file__).parent))  # contents and source_pages
 
 from contents import PROFILE
 
-html_title = "HARP, reproduced"
+html_title = "HARP companion"
 if PROFILE != "small":
     html_title += f" · {PROFILE}"
-project = "HARP, reproduced"
+project = "HARP companion"
 author = "The HARP companion authors"
 extensions = [
     "contents",
