@@ -43,7 +43,7 @@ CELLS = {
     "longbench": 16,
     "ablations": 19,
     "efficiency": 9,
-    "frontier": 56,
+    "frontier": 90,
     "likelihoods": 26,
 }
 """How many cells the units of this file have, by store."""
