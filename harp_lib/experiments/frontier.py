@@ -71,8 +71,7 @@ def frontier(job: Job) -> None:
 def frontier_scores(job: Job) -> None:
     """Benchmarks by likelihood for a third of the layers: dense, HARP, and the chosen layers."""
     third = _third(job)
-    top = _top(job, third)
-    changes = [Change(DENSE), Change(HARP, top, TOP, texts=1)]
+    changes = [Change(DENSE), Change(HARP, _top(job, third), TOP, texts=1)]
     for ranking in (EXPLAINED, INFLUENCE):
         if ranking == EXPLAINED or ranking in _of_model(job, "rankings", ()):
             layers = _chosen(job, ranking, 0, third)
@@ -251,7 +250,9 @@ def _changes(job: Job) -> Iterator[Change]:
         yield from _fitted(job, count, 0, FITTED)
         for ranking in _of_model(job, "rankings", ()):
             layers = _chosen(job, ranking, 0, count)
-            methods = FITTED if ranking == INFLUENCE else (REFIT,)
+            methods = (REFIT,)
+            if ranking == INFLUENCE:
+                methods = FITTED  # what the refit of these layers is compared with
             for method in methods:
                 yield Change(method, layers, ranking, texts=2, samples=_samples(job))
         if count == job.num_pruned:
