@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.pyplot import setp
 
 from harp_lib.evaluation.benchmarks import CATEGORIES, LONGBENCH
-from harp_lib.names import BASELINES, METHOD_TITLES
+from harp_lib.names import BASELINES, METHOD_TITLES, display_name
 from harp_lib.report import data, figure, plots
 from harp_lib.report.plots import LOOKS, Look, with_paper
 from harp_lib.report.scores import (
@@ -46,9 +47,15 @@ def _bars(
     hue: str,
     looks: Mapping[str, Look],
     title: str,
+    chances: Mapping[tuple[str, str], float] | None = None,
+    remark: str = "",
     **layout: Any,
 ) -> Figure:
-    """The paper's scores and then ours, a bar for each look on each task."""
+    """The paper's scores and then ours, a bar for each look on each task.
+
+    ``chances`` are what a guess scores in per cent, by model and task, and are drawn as lines.
+    ``remark`` ends the note.
+    """
     datasets = {"paper": "hub", "ours": profile["datasets"]}
     tasks = zip(frame["task"], frame["source"].map(datasets), strict=True)
     frame["title"] = [named(task, source) for task, source in tasks]
@@ -65,14 +72,36 @@ def _bars(
         y="score (%)",
         **layout,
     )
-    for axis, _ in drawn.panels:
+    for axis, part in drawn.panels:
+        _draw_chances(axis, part, chances or {})
         setp(axis.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
         # The axis lies below 0, so that the stroke of a score of 0 stands free of it.
         top = axis.get_ylim()[1]
         axis.set_ylim(-0.06 * top, top)
     note = "lines: ± standard error, which the paper does not print; "
-    note += "a stroke at 0 is a score of 0, and no mark is no score"
+    note += "a stroke at 0 is a score of 0, and no mark is no score" + remark
     return plots.finish(drawn, title, note)
+
+
+def _draw_chances(axis: Axes, part: pd.DataFrame, chances: Mapping[tuple[str, str], float]) -> None:
+    """A line across the bars of each task on which a guess scores something."""
+    titles = [label.get_text() for label in axis.get_xticklabels()]
+    for row in part.drop_duplicates(["model", "task"]).itertuples():
+        chance = chances.get((row.model, row.task), 0)
+        if chance:
+            place = titles.index(row.title)
+            ends = (place - 0.45, place + 0.45)
+            axis.hlines(chance, *ends, "black", linestyle=":", linewidth=1.5, label="a guess")
+
+
+def _scores_of_guesses(profile: dict) -> dict[tuple[str, str], float]:
+    """What a guess in the right form scores in per cent, by model and task."""
+    chances = {}
+    for (model, method, task), cell in data.cells(profile["name"], "main_tables").items():
+        of_questions = data.answered(cell["result"], "chance")
+        if method == "dense" and of_questions:
+            chances[model, task] = 100 * sum(of_questions) / len(of_questions)
+    return chances
 
 
 @figure("main_tables")
@@ -88,7 +117,13 @@ def teaser_left(profile: dict) -> Figure | None:
     if frame[frame["source"] == "ours"].empty:
         return None
     title = "Scores on generation tasks: the paper's first model, and ours beneath"
-    return _bars(profile, frame, "methods", looks_of_plans(frame), title)
+    remark = ""
+    models = dict.fromkeys(model for model, *_ in data.cells(profile["name"], "main_tables"))
+    without = [display_name(model) for model in models if model not in set(frame["model"])]
+    if without:
+        remark = f"; not asked: {', '.join(without)}"
+    chances = _scores_of_guesses(profile)
+    return _bars(profile, frame, "methods", looks_of_plans(frame), title, chances, remark)
 
 
 @figure("ablations")
@@ -116,11 +151,13 @@ def _alpha_scores(profile: dict, kind: str) -> pd.DataFrame:
     return with_paper(ours, printed).assign(kind=kind)
 
 
-def _leads(frame: pd.DataFrame, counted: pd.DataFrame, **layout: Any) -> Figure | None:
+def _leads(
+    frame: pd.DataFrame, counted: pd.DataFrame, remark: str = "", **layout: Any
+) -> Figure | None:
     """By how many points a reference is ahead of others, group by group.
 
     Each group has its number of questions. The title says how many of the ``counted`` comparisons
-    the reference leads, if there are any.
+    the reference leads, if there are any. ``remark`` ends the note.
     """
     if frame.empty:
         return None
@@ -132,13 +169,13 @@ def _leads(frame: pd.DataFrame, counted: pd.DataFrame, **layout: Any) -> Figure 
         looks_of_plans(frame),
         wrap=2,
         share=(True, False),
-        x="points ahead",
+        x=f"points by which {METHOD_TITLES[frame['reference'].iloc[0]]} is ahead",
         **layout,
     )
     for axis, part in drawn.panels:
         axis.axvline(0, color=LOOKS[part["reference"].iloc[0]].colour, linewidth=1.5)
-    note = "{model}(questions), 95 % intervals, paired by question; "
-    note += "not drawn where both scored zero on all of them"
+    note = "{model}95 % intervals, paired by question, with the number of questions in brackets; "
+    note += "not drawn where both methods scored zero on all of them" + remark
     return plots.finish(drawn, _title_of_leads(counted), note)
 
 
@@ -163,9 +200,25 @@ def score_differences(profile: dict) -> Figure | None:
             groups[named(task, profile["datasets"])] = [task]
     groups.update(AVERAGES)
     frame = differences(profile, "main_tables", groups, FLAPPED, BASELINES)
-    frame = frame[~frame["silent"].astype(bool)].assign(reference=FLAPPED)
+    is_silent = frame["silent"].astype(bool)
+    remark = _remark_on_silent(frame[is_silent], frame[~is_silent])
+    remark += "; each comparison is with the plan of one or more baselines"
+    frame = frame[~is_silent].assign(reference=FLAPPED)
     single_tasks = frame[~frame["group"].isin(AVERAGES)]
-    return _leads(frame, single_tasks, size=(5, 5.6))
+    return _leads(frame, single_tasks, remark, size=(5, 5.6))
+
+
+def _remark_on_silent(silent: pd.DataFrame, drawn: pd.DataFrame) -> str:
+    """The tasks of each model on which no comparison is drawn, in words, or ""."""
+    left_out = []
+    for model, part in silent.groupby("model", sort=False):
+        shown = set(drawn[drawn["model"] == model]["group"])
+        tasks = [group for group in part["group"].unique() if group not in shown]
+        if tasks:
+            left_out.append(f"{' and '.join(tasks)} on {display_name(model)}")
+    if not left_out:
+        return ""
+    return f" ({', '.join(left_out)})"
 
 
 @figure("longbench")

@@ -8,7 +8,7 @@ import pandas as pd
 
 from harp_lib.names import BASELINES, CATALOGUE, CORPUS_TITLES, METHOD_TITLES, display_name
 from harp_lib.report import comparisons, data, table
-from harp_lib.report.plans import one_row_per_plan
+from harp_lib.report.plans import equal_plans, is_arbitrary, one_row_per_plan
 from harp_lib.report.plots import span
 from harp_lib.report.tables import ENDS, Table, block, ends, lines, perplexities, stacked
 from harp_lib.results import Cells
@@ -69,7 +69,8 @@ def ranges(profile: dict) -> pd.DataFrame:
 def baseline_tuning(profile: dict) -> Table:
     """The paper's Table "baseline_tuning", then ours with the number of ranges that are as good.
 
-    Baselines that made the same plan are one row, and an arbitrary plan has a star.
+    Baselines that made the same plan are one row, and an arbitrary plan has a star. Where their
+    numbers of ranges differ, the row has all of them.
     """
     frame = ranges(profile)
     stored = data.cells(profile["name"], "baselines")
@@ -82,6 +83,14 @@ def baseline_tuning(profile: dict) -> Table:
     ours = one_row_per_plan(ours.assign(last=ours["end"] - 1), stored)
     places = [_in_upper_half(stored[row.model, row.method, "plan"]) for row in ours.itertuples()]
     ours[["upper", "removed"]] = places
+    makers = equal_plans(stored)
+    for column in ("tried", "others"):
+        counts = tried[column]
+        texts = []
+        for row in ours.itertuples():
+            numbers = [counts[row.model, method] for method in makers[row.model, row.method]]
+            texts.append(" or ".join(map(str, dict.fromkeys(numbers))))
+        ours[column] = texts
     documents = span(frame["documents"], ".0f")
     columns = {
         "model": "{model}",
@@ -126,7 +135,7 @@ def candidates(profile: dict) -> Table:
 def flap_scores(profile: dict) -> Table:
     """Held-out perplexity of FLAP with the score as printed, and with the squared one.
 
-    The change is paired by document.
+    The change is paired by document. An arbitrary plan has a star.
     """
     frame = perplexities(profile, "baselines", "flap")
     stored = data.cells(profile["name"], "baselines")
@@ -138,17 +147,48 @@ def flap_scores(profile: dict) -> Table:
         same=[plan["same"] for plan in plans],
         removed=[plan["same"] + len(plan["only_printed"]) for plan in plans],
         text=[CORPUS_TITLES.get(corpus, corpus) for corpus in frame["corpus"]],
+        star=["*" if is_arbitrary(stored, model, "flap") else "" for model in frame["model"]],
         **{f"change{end}": 100 * frame[f"flap{end}"] for end in ENDS.values()},
     )
     columns = {
         "model": "{model}",
         "groups in common": "{same} of {removed}",
         "text (documents)": "{text} ({documents})",
-        "as printed": "{printed:.1f}",
-        "squared": "{value:.1f}",
+        "as printed": "{printed:.1f}{star}",
+        "squared (upstream)": "{value:.1f}{star}",
         "change (%)": "{change:+.1f} [{change low:+.1f}, {change high:+.1f}]",
     }
     return stacked(lines(frame, columns)), frame
+
+
+@table("baselines")
+def held_out_perplexity(profile: dict) -> Table:
+    """Held-out perplexity of the dense model, of HARP, of HARP+FLAP and of the best baseline.
+
+    The best baseline is the one with the lowest perplexity on the text. An arbitrary plan has a
+    star.
+    """
+    frame = perplexities(profile, "baselines").query("split == 'validation'")
+    frame = one_row_per_plan(frame, data.cells(profile["name"], "baselines"))
+    rows = []
+    for (model, corpus), part in frame.groupby(["model", "corpus"], sort=False):
+        by_method = part.set_index("method")["value"]
+        baselines = part[part["method"].isin(BASELINES)]
+        best = baselines.loc[baselines["value"].idxmin()]
+        row = {"model": model, "corpus": corpus, "documents": best["documents"]}
+        row |= {"dense": by_method["dense"], "HARP": by_method["harp"]}
+        row |= {"HARP+FLAP": by_method["harp+flap"], "best": best["value"]}
+        rows.append(row | {"methods": best["methods"], "text": CORPUS_TITLES.get(corpus, corpus)})
+    numbers = pd.DataFrame(rows)
+    columns = {
+        "model": "{model}",
+        "text (documents)": "{text} ({documents})",
+        "dense": "{dense:.1f}",
+        "HARP": "{HARP:.1f}",
+        "HARP+FLAP": "{HARP+FLAP:.1f}",
+        "best baseline": "{best:.1f} ({methods})",
+    }
+    return stacked(lines(numbers, columns)), numbers
 
 
 @table("baselines")
@@ -183,7 +223,7 @@ def channel_filler(profile: dict) -> Table:
         "plan": "{plan}",
         "channels (in three layers)": "{channels:,} ({in_three_layers:,})",
         "perplexity": "{value:.1f} ± {error:.1f}",
-        "change (%)": "{change:+.1f} [{change_low:+.1f}, {change_high:+.1f}]",
+        "against HARP+FLAP (%)": "{change:+.1f} [{change_low:+.1f}, {change_high:+.1f}]",
     }
     return stacked(lines(frame, columns)), frame
 

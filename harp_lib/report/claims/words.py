@@ -29,6 +29,10 @@ COLOURS = {  # of the marks: all of them can be read on white and on black
 }
 ORDER = ("measured", "ours", "counted", "theorem")  # of the kinds, in a notebook's verdict
 MOST_CLAIMS = 6  # of a notebook's verdict
+REASONS = {  # how the reason why a claim was not run begins, and what a reader is told
+    "needs scores of": "this profile asks the model none of these tasks",
+    "needs likelihoods of": "no likelihoods are stored",
+}
 
 
 class Unit(NamedTuple):
@@ -111,7 +115,7 @@ def _details(claim: dict, rows: list[dict]) -> str:
     words = _line(claim, rows)
     lines = [claim["where"], words["here"]]
     titles = {
-        "n": "Sample size",
+        "n": "Sample size (documents, questions, layers or runs)",
         "needed": "Needed",
         "the paper": "In the paper",
         "by likelihood": "By the likelihood of right answers",
@@ -198,9 +202,10 @@ def worded(judged: pd.DataFrame) -> pd.DataFrame:
 def _line(claim: dict, rows: list[dict]) -> dict[str, str]:
     """A claim in words; ``rows`` are what was judged on each model."""
     is_ours = claim["kind"] == "ours"
-    several = len(rows) > 1
-    here = [_on_model(row, several, row["outcome"], _number_here(row)) for row in rows]
-    numbers = [f"{row['n']:,.0f}" for row in rows if row["n"] > 0]
+    here = [_on_model(row, row["outcome"], _number_here(row)) for row in rows]
+    numbers = []
+    if claim["kind"] != "counted":  # what is counted is no sample
+        numbers = [f"{row['n']:,.0f}" for row in rows if row["n"] > 0]
     return {
         "claim": claim["statement"] + (" *(ours)*" if is_ours else ""),
         "here": "<br>".join(here),
@@ -212,10 +217,10 @@ def _line(claim: dict, rows: list[dict]) -> dict[str, str]:
     }
 
 
-def _on_model(row: dict, several: bool, outcome: str, number: str) -> str:
-    """The mark of an outcome, the model if there are ``several``, and the number that decides."""
+def _on_model(row: dict, outcome: str, number: str) -> str:
+    """The mark of an outcome, the model if one was run, and the number that decides."""
     words = [MARKS.get(outcome, "")]
-    if several:
+    if row["model"] not in ("", "paper"):
         words.append(f"{display_name(row['model'])}:")
     words.append(number)
     return " ".join(word for word in words if word)
@@ -233,12 +238,32 @@ def _number_here(row: dict) -> str:
             number = in_unit(row["unit"], "{}", row["value"])
         parts.append(f"{number} {row['about']}".strip())
     if row["parts"] > 1:
-        parts.append(f"{row['held']:.0f} of {row['parts']:.0f} parts hold")
+        parts.append(_parts(row))
     if row["reason"]:
-        parts.append(row["reason"])
+        parts.append(_reason(row["reason"]))
     elif pd.isna(row["low"]):
         parts.append("too few for an interval")
     return "; ".join(parts)
+
+
+def _parts(row: dict) -> str:
+    """Of how many comparisons the one that decides is the weakest, and how many of them hold."""
+    noun = "of the paper's models" if row["kind"] == "counted" else "comparisons"
+    number = f"{row['parts']:.0f} {noun}"
+    if row["held"] == row["parts"]:
+        return f"the weakest of {number}, all of which hold"
+    if row["held"] == 0:
+        return f"the weakest of {number}, none of which holds"
+    verb = "holds" if row["held"] == 1 else "hold"
+    return f"the weakest of {number}, {row['held']:.0f} of which {verb}"
+
+
+def _reason(reason: str) -> str:
+    """Why a claim cannot be decided, without the names of stores."""
+    for beginning, words in REASONS.items():
+        if reason.startswith(beginning):
+            return words
+    return reason
 
 
 def _numbers_of_paper(rows: list[dict]) -> list[str]:
@@ -277,12 +302,14 @@ def _threshold(row: dict) -> str:
 
 
 def _by_likelihood(claim: dict, rows: list[dict]) -> list[str]:
-    """The outcomes by likelihood on each model and then over all, if a claim has any."""
+    """The outcomes by likelihood on each model and then over all, if one of them was run."""
+    if claim["likelihood"] in (None, Outcome.NOT_RUN):
+        return []
     texts = []
     for row in rows:
         outcome = row.get("by likelihood")
         if isinstance(outcome, str):
-            texts.append(_on_model(row, len(rows) > 1, outcome, _likelihood_here(row)))
+            texts.append(_on_model(row, outcome, _likelihood_here(row)))
     if texts:
         texts.append(f"**{claim['likelihood']}**")
     return texts
@@ -291,7 +318,7 @@ def _by_likelihood(claim: dict, rows: list[dict]) -> list[str]:
 def _likelihood_here(row: dict) -> str:
     """The number that decides by likelihood, with its interval."""
     if row["by likelihood"] == Outcome.NOT_RUN:
-        return row["by likelihood reason"]
+        return _reason(row["by likelihood reason"])
     values = [row[f"by likelihood {name}"] for name in ("value", "low", "high")]
     number = in_unit(row["by likelihood unit"], "{} [{}, {}]", *values)
     return f"{number} {row['by likelihood about']}"
