@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.pyplot import get_cmap
+from matplotlib.ticker import LogLocator
 
 from harp_lib.names import CORPUS_TITLES, display_name
 from harp_lib.report import data, figure, plots
@@ -17,7 +18,7 @@ from harp_lib.report.tables import perplexities
 
 @figure("alpha_search")
 def alpha_curves(profile: dict) -> Figure:
-    """Perplexity against α, a line for each searched layer.
+    """Perplexity against α, a line for each searched layer, and the dense model's perplexity.
 
     The layers above it have their best α, the layers below are dense. With several models the
     panels are those of the first corpus; the numbers are those of all (:func:`searched_curves`).
@@ -49,25 +50,36 @@ def alpha_curves(profile: dict) -> Figure:
             zorder=3,
             label="best α",
         )
-    inner = best["alpha"].between(0, 1, inclusive="neither").sum()
-    title = f"The best α lies between 0 and 1 in {inner} of {len(best)} layers"
+        axis.axhline(part["dense"].iloc[0], color=plots.DENSE, linestyle=":", label="dense model")
+    title = f"The best α lies between 0 and 1 in {_inner(frame)} layers"
+    if len(frame) < len(all_curves):
+        shown = CORPUS_TITLES[frame["corpus"].iloc[0]]
+        title += f" on {shown}, and in {_inner(all_curves)} on all texts"
     note = "{documents} documents, those that α is searched on"
     drawn = plots.finish(drawn, title, note, log="y")
     drawn.numbers = all_curves
     return drawn
 
 
+def _inner(curves: pd.DataFrame) -> str:
+    """In how many of the curves the best α is neither 0 nor 1."""
+    best = curves.loc[curves.groupby(["panel", "depth"], sort=False)["value"].idxmin()]
+    inner = best["alpha"].between(0, 1, inclusive="neither").sum()
+    return f"{inner} of {len(best)}"
+
+
 def searched_curves(profile: dict) -> pd.DataFrame:
     """Perplexity of every α that Algorithm 1 tried, on each corpus.
 
-    Columns: those of the store, documents (how many α is searched on), panel (model and text), and
-    depth (0 for the top layer).
+    Columns: those of the store, documents (how many α is searched on), dense (the dense model's
+    perplexity on them), panel (model and text), and depth (0 for the top layer).
     """
     frame = data.tidy(profile["name"], "alpha_search", "perplexity")
     frame = frame[frame["method"] == "harp"]
     searched = perplexities(profile, "alpha_search")
-    searched = searched[searched["split"] == "test"].drop_duplicates(["model", "corpus"])
-    frame = frame.merge(searched[["model", "corpus", "documents"]], how="left")
+    dense = searched[(searched["split"] == "test") & (searched["method"] == "dense")]
+    dense = dense[["model", "corpus", "documents", "value"]].rename(columns={"value": "dense"})
+    frame = frame.merge(dense, how="left", on=["model", "corpus"])
     frame["panel"] = _model_and_text(frame)
     frame["depth"] = frame.groupby("model")["layer"].transform("max") - frame["layer"]
     return frame
@@ -192,7 +204,10 @@ def alpha_held_out(profile: dict) -> Figure:
         f"{unscaled} times with α = 1"
     )
     note = "{model}95 % intervals over {documents} documents, paired by document"
-    return plots.finish(drawn, title, note, log="x")
+    drawn = plots.finish(drawn, title, note, log="x")
+    for axis, _ in drawn.panels:
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5), numticks=12))
+    return drawn
 
 
 CHOICES = (

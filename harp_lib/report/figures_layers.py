@@ -4,12 +4,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from harp_lib import config
 from harp_lib.report import data, figure, plots, table
 from harp_lib.report.comparisons import mean_interval, rank_correlation
 from harp_lib.report.plots import FIRST, HARP, LOOKS, RANDOM, SECOND, Look
 from harp_lib.report.tables import ENDS, Table, ends, lines, perplexities, stacked
 
-TOP = 0.8  # share of the depth where the top fifth of the layers begins
 RANDOM_TWIN = Look("random weights", RANDOM, ".", "--")
 ALIKE = {  # whose similarity
     "stream": Look("residual stream", plots.DENSE, "."),
@@ -19,14 +19,14 @@ ALIKE = {  # whose similarity
 CHANGES = {  # what a trained layer changes, from the largest change to the smallest
     "value gap": Look("values: ‖ÂV − V‖ / ‖V‖", SECOND, "."),
     "branch gap": Look("stream without Q and K: ‖A − B‖ / ‖H‖", HARP, "."),
-    "block influence": Look("Block Influence", plots.DENSE, ".", "--"),
+    "block influence": Look("Block Influence: 1 − cosine", plots.DENSE, ".", "--"),
     "attention influence": Look("Block Influence of attention alone", FIRST, ".", ":"),
 }
-RULES = {  # how α is chosen in notebook 02: variants of HARP, told apart by marker and line
+RULES = {  # how α is chosen in notebook 02
     "searched": LOOKS["harp"]._replace(label="searched α"),
-    "norm-matching": Look("α that keeps the norm", HARP, "^", "--"),
-    "reconstructing": Look("α that keeps the branch", HARP, "D", "-."),
-    "constant": Look("α = 0.5", HARP, "s", ":", hollow=True),
+    "norm-matching": Look("α that keeps the norm", FIRST, "^"),
+    "reconstructing": Look("α that keeps the branch", SECOND, "D", "-."),
+    "constant": Look("α = 0.5", plots.PAPER, "s", ":", hollow=True),
     "alpha-1": LOOKS["alpha-1"]._replace(label="α = 1"),
     "dense": LOOKS["dense"],
 }
@@ -56,30 +56,36 @@ def similarity_by_layer(profile: dict) -> Figure:
 
 @figure("theory")
 def uniformity(profile: dict) -> Figure:
-    """Normalised entropy of random heads while Sim(H) → 1.
+    """Normalised entropy of random heads while Sim(H) → 1, a panel for each kind of head.
 
     Rows have equal or different lengths, and heads have no positions or rotary ones.
     """
     sweep = data.table(profile["name"], "theory", "uniformity-sweep")
     of_spread = sweep.groupby(["equal lengths", "rotary", "spread"])
     sweep["1 − Sim"] = 1 - of_spread["similarity"].transform("mean")
-    lengths = {True: "rows of equal length", False: "rows of different length"}
+    lengths = {True: "equal lengths", False: "different lengths"}
     sweep["rows"] = sweep["equal lengths"].map(lengths)
-    frame = over_draws(sweep, "entropy", "rows", "rotary", "1 − Sim")
+    sweep["positions"] = sweep["rotary"].map({False: "no positions", True: "rotary positions"})
+    frame = over_draws(sweep, "entropy", "rows", "positions", "1 − Sim")
     looks = {
-        False: Look("no positions", FIRST, "."),
-        True: Look("rotary positions", SECOND, ".", "--"),
+        "no positions": Look("no positions", FIRST, "."),
+        "rotary positions": Look("rotary positions", SECOND, ".", "--"),
     }
     axes = {
         "x": "1 − Sim(H): tokens more alike to the right",
         "y": "normalised entropy (1: uniform)",
     }
-    drawn = plots.lines(frame, "1 − Sim", "rotary", looks, panel="rows", **axes)
+    layout = {"panel": ["rows", "positions"], "wrap": 2, "size": (4.4, 2.3)}
+    drawn = plots.lines(frame, "1 − Sim", "positions", looks, **layout, **axes)
+    drawn.looks = []  # the names of the panels say what is drawn
     first_axis, _ = drawn.panels[0]
     first_axis.set_xscale("log")
     first_axis.invert_xaxis()
     title = "Are random heads uniform as Sim goes to 1?"
-    note = f"mean and 90 % of {sweep['draw'].nunique()} random heads under a causal mask"
+    note = (
+        f"line: mean of {sweep['draw'].nunique()} random heads under a causal mask; "
+        "band: where the middle 90 % of them lie"
+    )
     return plots.finish(drawn, title, note, level=1, ylim=(0, 1.05))
 
 
@@ -87,7 +93,8 @@ def uniformity(profile: dict) -> Figure:
 def attention_entropy(profile: dict) -> Figure:
     """Normalised entropy of every head against Sim of its normalised input, a point for each head.
 
-    Both are means over documents.
+    Both are means over documents. The number at a point is its layer: that of the most uniform
+    trained head among the layers that HARP prunes, and among those below.
     """
     keys = ["model", "method", "corpus", "layer", "document"]
     heads = data.tidy(profile["name"], "similarity", "entropy").dropna(subset="document")
@@ -96,22 +103,45 @@ def attention_entropy(profile: dict) -> Figure:
     heads = heads.merge(similarities[[*keys, "sim"]], on=keys)
     of_head = heads.groupby(["model", "method", "layer", "head"], sort=False)
     frame = of_head[["sim", "value"]].mean().reset_index()
-    num_layers = frame.groupby("model")["layer"].transform("max") + 1
-    place = np.where(frame["layer"] >= TOP * num_layers, "top", "below")
+    place = np.where(is_pruned(profile, frame), "pruned", "below")
     frame["kind"] = np.where(frame["method"] == "random", "random", place)
     looks = {
         "random": RANDOM_TWIN,
         "below": Look("layers below", SECOND),
-        "top": Look("top fifth", FIRST),
+        "pruned": Look("layers that HARP prunes", FIRST),
     }
     axes = {
         "x": "Sim of what the heads read",
         "y": "entropy of attention (1: uniform)",
     }
     drawn = plots.points(frame, "sim", "kind", looks, wrap=2, share=(False, True), **axes)
+    for axis, part in drawn.panels:
+        trained = part[part["method"] == "trained"]
+        for row in trained.loc[trained.groupby("kind")["value"].idxmax()].to_dict("records"):
+            text = f"layer {row['layer']:.0f}"
+            axis.annotate(
+                text,
+                (row["sim"], row["value"]),
+                xytext=(6, 2),
+                textcoords="offset points",
+                size=plots.NOTE_SIZE,
+                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
+                zorder=4,
+            )
     title = "Do heads attend more uniformly where they read tokens that are more alike?"
-    note = "{model}a point for each head, mean over documents"
-    return plots.finish(drawn, title, note, level=1, ylim=(-0.03, 1.05))
+    note = (
+        "{model}a point for each head, mean over documents; named: the layer of the most uniform "
+        "head, pruned and below"
+    )
+    return plots.finish(drawn, title, note, level=1, ylim=(-0.03, 1.08))
+
+
+def is_pruned(profile: dict, frame: pd.DataFrame) -> pd.Series:
+    """Whether each row, of all layers of some models, is of a layer that HARP prunes."""
+    first_pruned = {}
+    for model, top in frame.groupby("model")["layer"].max().astype(int).items():
+        first_pruned[model] = top + 1 - config.num_pruned_layers(profile, model, top + 1)
+    return frame["layer"] >= frame["model"].map(first_pruned)
 
 
 @figure("similarity")
@@ -122,9 +152,13 @@ def layer_changes(profile: dict) -> Figure:
     models = frame["model"].unique()
     frame = over_documents(frame, "model", "quantity", "layer")
     frame = data.in_order(data.in_order(frame, "quantity", CHANGES), "model", models)
-    axes = {"x": "layer index", "y": "change (log scale)"}
+    axes = {"x": "layer index", "y": "ratio of norms, or 1 − cosine"}
     drawn = plots.lines(frame, "layer", "quantity", CHANGES, wrap=2, share=(False, True), **axes)
-    return plots.finish(drawn, "What does each layer change?", log="y")
+    note = (
+        "{model}log scale; solid lines are ratios of norms, broken lines are Block Influence; "
+        "95 % intervals over {documents} documents"
+    )
+    return plots.finish(drawn, "What does each layer change?", note, log="y")
 
 
 @table("similarity")
@@ -177,7 +211,10 @@ def norm_change(profile: dict) -> Figure:
     axes = {"x": "normalised entropy of attention (1: uniform)", "y": "‖ÂH‖ / ‖H‖"}
     drawn = plots.lines(frame, "x", "mask", looks, panel="rows", size=(3.6, 3.2), **axes)
     title = "What averaging does to the norm depends on the rows of H"
-    note = f"mean and 90 % of {sweep['draw'].nunique()} random draws; 1 is the norm kept"
+    note = (
+        f"line: mean of {sweep['draw'].nunique()} random draws; "
+        "band: where the middle 90 % of them lie; 1 is the norm kept"
+    )
     return plots.finish(drawn, title, note, level=1, ylim=(0, None))
 
 
@@ -215,12 +252,15 @@ def rescaling_perplexity(profile: dict) -> Figure:
     changes = frame[["searched" + end for end in ENDS.values()]]
     frame[list(ENDS)] = 100 * changes.to_numpy()
     frame["name"] = [RULES[rule].label for rule in frame["method"]]
-    axes = {"size": (4.8, 2.4), "wrap": 2, "x": "change of perplexity (%)"}
+    axes = {"size": (4.8, 2.4), "wrap": 2, "share": (False, True), "x": "change of perplexity (%)"}
     drawn = plots.dots(frame, "name", "method", RULES, **axes)
     for axis, _ in drawn.panels:
         axis.axvline(0, color=HARP, linewidth=1.5)
     title = "Perplexity with each way to choose α, against the searched α"
-    note = "{model}95 % intervals over {documents} held-out documents; the line is the searched α"
+    note = (
+        "{model}95 % intervals over {documents} held-out documents; the line is the searched α. "
+        "An interval that its mark hides is in the table below"
+    )
     return plots.finish(drawn, title, note)
 
 

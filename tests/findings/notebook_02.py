@@ -1,9 +1,10 @@
 """Numbers of the findings in notebook 02."""
 
+import numpy as np
 import pandas as pd
 
 from findings.front_page import against_the_searched_alpha
-from findings.stored import CODER, GEMMA, MODELS, SMOLLM, finding
+from findings.stored import CODER, GEMMA, MODELS, SMOLLM, documents, finding
 from harp_lib import config
 from harp_lib.report import claims, comparisons, data, figures_layers
 
@@ -34,6 +35,19 @@ def norms_of_values():
     return [*medians, documents, *counts]
 
 
+@finding(
+    PAGE,
+    "The verdict counts heads in each document of WikiText-2 alone and averages the shares, so it "
+    "has {:.0f} % of the coder's heads changed and not {:.0f} %.",
+)
+def changed_heads_of_the_verdict():
+    judged = claims.judge(config.load_profile("small"), "02")
+    changed = judged[judged["id"] == "norm-changes"].set_index("model").loc[CODER]
+    assert changed["about"] == "of the heads on WikiText-2"
+    kept, heads = norms_of_values()[-2:]
+    return 100 * changed["value"], 100 * (1 - kept / heads)
+
+
 def norm_at_the_top(model: str, rule: str) -> comparisons.Interval:
     """How far the norm is from the dense model's at the top, as a fraction."""
     norms = figures_layers.relative_norms({"name": "small"})
@@ -57,6 +71,15 @@ def norms_at_the_top():
             assert norm.low > 0 if rule == "alpha-1" else norm.high < 0
             numbers += signed(norm, "+.0f")
     return [*numbers, int(norm.n)]
+
+
+@finding(
+    PAGE,
+    "The α that keeps the norm is computed on other pages and for each layer as if all other "
+    "layers were dense, so it keeps the norm only roughly: {} % [{}, {}] at the top of Gemma.",
+)
+def norm_by_the_norm_keeping_alpha():
+    return signed(norm_at_the_top(GEMMA, "norm-matching"), "+.0f")
 
 
 @finding(
@@ -106,10 +129,10 @@ def least_squares():
 
 @finding(
     PAGE,
-    "If the norm were the reason, the α that keeps the norm would do as well. It costs {} % [{}, "
-    "{}] on Gemma and {} % [{}, {}] on the coder, and is worse there than α = 0.5, which knows "
-    "nothing about the model. On SmolLM2 no difference to the searched α is shown ({} % [{}, "
-    "{}]).",
+    "If the norm were the reason, the α that keeps the norm would do at least as well. It costs "
+    "{} % [{}, {}] on Gemma and {} % [{}, {}] on the coder, and is worse there than α = 0.5, "
+    "which knows nothing about the model. On SmolLM2 no difference to the searched α is shown ({} "
+    "% [{}, {}]).",
 )
 def norm_keeping():
     rows = read_documents()
@@ -122,15 +145,95 @@ def norm_keeping():
     return [*numbers[3:], *numbers[:3]]
 
 
+@finding(PAGE, "On Gemma no difference to α = 1 is shown either ({} % [{}, {}]).")
+def norm_keeping_against_unscaled():
+    rows = read_documents()
+    rows = rows[rows["model"] == GEMMA]
+    nll = rows.pivot_table("nll", "document", "method")
+    tokens = rows[rows["method"] == "searched"].set_index("document")["tokens"]
+    interval = comparisons.change(nll["alpha-1"], nll["norm-matching"], tokens)
+    assert interval.low < 0 < interval.high
+    return signed(interval, "+.1f")
+
+
 @finding(
     PAGE,
-    "Leaving α at 1 costs {} % on SmolLM2, {} % on Gemma and {} % on the coder against the "
-    "searched α.",
+    "Leaving α at 1 costs {} % [{}, {}] on SmolLM2, {} % [{}, {}] on Gemma and {} % [{}, {}] on "
+    "the coder against the searched α.",
 )
 def unscaled():
     numbers = []
     for model in MODELS:
         interval = against_the_searched_alpha(model, "alpha-1")
         assert interval.low > 0
-        numbers.append(signed(interval, "+.0f")[0])
+        numbers += signed(interval, "+.0f")
     return numbers
+
+
+@finding(
+    PAGE,
+    "[03](03_alpha_search.ipynb) has {:.0f} %, {:.0f} % and {:.0f} % for the same two choices: it "
+    "reads up to {:,} tokens of {} pages, and here we read the first {} tokens of {} of them.",
+)
+def unscaled_in_notebook_03():
+    profile = config.load_profile("small")
+    alphas = data.tidy("small", "norm_change", "alpha")
+    of_notebook_03 = data.tidy("small", "alpha_search", "alpha")
+    of_notebook_03 = of_notebook_03[of_notebook_03["method"] == "harp"]
+    changes = []
+    for model in MODELS:
+        here = alphas[(alphas["model"] == model) & (alphas["method"] == "searched")]
+        there = of_notebook_03[of_notebook_03["model"] == model]
+        there = there[there["corpus"] == "wikitext"]
+        assert here.set_index("layer")["value"].equals(there.set_index("layer")["value"])
+        searched = documents(model, "alpha_search", "searched-on-wikitext", "wikitext")
+        unscaled = documents(model, "alpha_search", "alpha-1", "wikitext")
+        change = comparisons.change(searched["nll"], unscaled["nll"], searched["tokens"])
+        changes.append(100 * change.value)
+    tokens = profile["alpha_search"]["held_out"][1]
+    pages = read_documents()["document"].nunique()
+    return [*changes, tokens, change.n, profile["theory"]["tokens"], pages]
+
+
+@finding(
+    PAGE,
+    "HARP is not free: the dense model's perplexity is {:.0f} % [{:.0f}, {:.0f}], {:.0f} % "
+    "[{:.0f}, {:.0f}] and {:.0f} % [{:.0f}, {:.0f}] lower than with the searched α.",
+)
+def cost_of_harp():
+    numbers = []
+    for model in MODELS:
+        value, low, high = against_the_searched_alpha(model, "dense")[:3]
+        assert high < 0
+        numbers += [-100 * value, -100 * high, -100 * low]
+    return numbers
+
+
+@finding(
+    PAGE,
+    "Even α = 0.5 everywhere costs only {} % [{}, {}] on SmolLM2 and {} % [{}, {}] on Gemma, but "
+    "{} % [{}, {}] on the coder.",
+)
+def constant_alpha():
+    return change_by_rule("constant")
+
+
+@finding(
+    PAGE,
+    "In the pruned layers the cosine of A and B is {:.2f} to {:.2f} on SmolLM2, {:.2f} to {:.2f} "
+    "on Gemma and {:.2f} to {:.2f} on the coder, and B is {:.1f} to {:.1f} times as long as A "
+    "(the {} pages of WikiText-2 that this α is computed on).",
+)
+def directions_of_branches():
+    products = data.tidy("small", "norm_change", "product AA", "product AB", "product BB")
+    products = products[products["corpus"] == "wikitext"]
+    alphas = data.tidy("small", "norm_change", "alpha")
+    first_pruned = alphas.groupby("model")["layer"].min()
+    products = products[products["layer"] >= products["model"].map(first_pruned)]
+    sums = products.pivot_table("value", ["model", "layer"], "quantity", aggfunc="sum")
+    cosines = sums["product AB"] / np.sqrt(sums["product AA"] * sums["product BB"])
+    lengths = np.sqrt(sums["product BB"] / sums["product AA"])
+    numbers = []
+    for model in MODELS:
+        numbers += [cosines[model].min(), cosines[model].max()]
+    return [*numbers, lengths.min(), lengths.max(), products["document"].nunique()]
