@@ -1,12 +1,13 @@
 """Figures of notebooks 04 and 08: what the methods remove, and what that costs and saves."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
 import seaborn.objects as so
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from harp_lib.names import BASELINES, CORPUS_TITLES, METHOD_TITLES
 from harp_lib.report import data, figure, plots
@@ -137,8 +138,8 @@ def baseline_change(profile: dict) -> Figure:
 def time_saved(profile: dict) -> Figure:
     """The time of a prefill as a multiple of the dense model's, by length.
 
-    Bands are the operations that HARP leaves with and without tail-only prefill; the paper's times
-    stand beside them.
+    Bands are the operations that HARP leaves with and without tail-only prefill. The paper's times
+    stand beside them, as far as our lengths go.
     """
     frame = _multiples(efficiency(profile, "prefill"), "of dense")
     # Variants stand beside each other, so that their intervals can be seen.
@@ -150,18 +151,34 @@ def time_saved(profile: dict) -> Figure:
     paper = paper_times()
     for axis, part in drawn.panels:
         axis.axhline(1, color=LOOKS["dense"].colour, linewidth=1, zorder=0)
-        for variant in READ:
-            line = part[part["variant"] == variant]
-            low = line["flops full of dense"]
-            high = line["flops causal of dense"]
-            colour = TIMED[variant].colour
-            axis.fill_between(line["length"], low, high, color=colour, alpha=0.2, linewidth=2)
-        axis.scatter(paper.index, paper, 70, PAPER, marker="X", label="HARP in the paper (H100)")
-        _token_axis(axis)
+        _draw_operations(axis, part)
+        beside = paper[paper.index <= part["length"].max()]
+        if len(beside):
+            label = "HARP in the paper (H100)"
+            axis.scatter(beside.index, beside, 70, PAPER, marker="X", label=label)
+        _token_axis(axis, part["length"].unique())
     title = "How long a prompt takes to read, relative to the dense model"
-    note = "{model}95 % intervals over repetitions; bands: operations left by HARP, plain and "
-    note += "tail-only, of all and of visible query-key pairs"
+    note = "{model}95 % intervals over repetitions; bands are counted, not timed: the share of "
+    note += "operations left, from all query-key pairs (lower edge) to the visible ones (upper)"
+    longest = paper.index.max()
+    if longest > frame["length"].max():
+        note += f"; the paper has {paper[longest]:.2f} at {longest:,.0f} tokens"
     return plots.finish(drawn, title, note)
+
+
+def _draw_operations(axis: Axes, part: pd.DataFrame) -> None:
+    """Bands from the share of all operations that HARP leaves to that of the visible pairs."""
+    for variant in READ:
+        line = part[part["variant"] == variant]
+        axis.fill_between(
+            line["length"],
+            line["flops full of dense"],
+            line["flops causal of dense"],
+            color=TIMED[variant].colour,
+            alpha=0.2,
+            linewidth=2,
+            label=f"operations left: {TIMED[variant].label}",
+        )
 
 
 def _multiples(frame: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -171,10 +188,10 @@ def _multiples(frame: pd.DataFrame, column: str) -> pd.DataFrame:
     return frame.reset_index(drop=True)
 
 
-def _token_axis(axis: Axes) -> None:
-    """Make the x axis one of tokens, in powers of two."""
+def _token_axis(axis: Axes, lengths: Iterable[int]) -> None:
+    """Make the x axis one of tokens, on a log scale with a tick at each length."""
     axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_locator(LogLocator(base=2, numticks=4))
+    axis.xaxis.set_major_locator(FixedLocator(sorted(lengths)))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter("{x:,.0f}")
 

@@ -3,8 +3,15 @@
 import numpy as np
 import pandas as pd
 
-from findings.front_page import against_the_searched_alpha
-from findings.stored import CODER, GEMMA, MODELS, SMOLLM, documents, finding
+from findings.stored import (
+    CODER,
+    GEMMA,
+    MODELS,
+    SMOLLM,
+    against_the_searched_alpha,
+    documents,
+    finding,
+)
 from harp_lib import config
 from harp_lib.report import claims, comparisons, data, figures_layers
 

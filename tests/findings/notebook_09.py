@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from findings.stored import CODER, GEMMA, SMOLLM, finding
+from findings.stored import CODER, GEMMA, MODELS, SMOLLM, finding
 from harp_lib import config
 from harp_lib.report import data, perplexity_changes, tables_frontier
-from harp_lib.report.perplexity_changes import PASSKEY, REFIT, REFITTED
+from harp_lib.report.perplexity_changes import HARP_TOP, PASSKEY, REFIT, REFITTED
 
 NOTEBOOK = "09_refit.ipynb"
 SMALL = config.load_profile("small")
@@ -37,119 +37,174 @@ def ends(frame: pd.DataFrame) -> list[float]:
     return list(row)
 
 
-def lowest_and_highest(frame: pd.DataFrame) -> list[float]:
+def span(frame: pd.DataFrame) -> list[float]:
+    """The lowest and the highest multiple."""
     return [frame["value"].min(), frame["value"].max()]
 
 
+def half(model: str) -> int:
+    """How many layers are half of a model's."""
+    return perplexity_changes.num_layers(SMALL)[model] // 2
+
+
 @finding(
     NOTEBOOK,
-    "The difference is large on SmolLM2 ({:.2f} [{:.2f}, {:.2f}] times HARP's perplexity on the "
-    "news) and small on Gemma ({:.2f} [{:.2f}, {:.2f}]). The table gives perplexities and, in its "
-    "last column, 95 % intervals over {} documents",
+    "On the news, refitted layers of least influence have {:.2f} [{:.2f}, {:.2f}] times HARP's "
+    "perplexity on SmolLM2, {:.2f} [{:.2f}, {:.2f}] on Gemma and {:.2f} [{:.2f}, {:.2f}] on the "
+    "coder",
 )
 def against_harp():
-    frame = usual({"method": "harp", "ranking": "top"})
+    frame = usual(HARP_TOP)
     numbers = []
-    for model in (SMOLLM, GEMMA):
-        refit = part(frame, REFIT, "explained", model)
+    for model in MODELS:
+        refit = part(frame, REFIT, "influence", model)
         assert (refit["high"] < 1).all()
+        assert (refit["documents"] == 12).all()
         numbers += ends(refit[refit["corpus"] == "multi_news"])
-        [documents] = refit["documents"].unique()
-    return [*numbers, documents]
+    return numbers
+
+
+def on_the_news(method: str, ranking: str, layers) -> list[float]:
+    """Multiples of the dense perplexity on the news, of so many layers of each model."""
+    frame = usual()
+    numbers = []
+    for model in MODELS:
+        rows = part(frame, method, ranking, model, "multi_news", layers(model))
+        if method != "harp":
+            rows = rows[rows["texts"] == 2]
+        numbers.append(rows["value"].item())
+    return numbers
 
 
 @finding(
     NOTEBOOK,
-    "With half of them HARP's perplexity is {:.1f} times the dense model's on SmolLM2 and {:.1f} "
-    "times on Gemma; the refit's is {:.1f} and {:.1f} times",
+    "With half of them HARP's perplexity on the news is {:.1f} times the dense model's on SmolLM2, "
+    "{:.1f} times on Gemma and {:.1f} times on the coder. One α a layer, fitted by least squares "
+    "in the layers of least influence, has {:.1f}, {:.1f} and {:.1f} times, and the refit of these "
+    "layers {:.1f}, {:.1f} and {:.1f} times",
 )
 @finding(
     "docs/results.md",
     "With half of the layers value-only, HARP's perplexity on the news, which nothing was fitted "
-    "to, is {:.1f} times the dense model's on SmolLM2 and {:.1f} times on Gemma; after a refit of "
-    "the layers explained best it is {:.1f} and {:.1f} times",
+    "to, is {:.1f} times the dense model's on SmolLM2, {:.1f} times on Gemma and {:.1f} times on "
+    "the coder. One α a layer, fitted by least squares in the layers of least influence, has "
+    "{:.1f}, {:.1f} and {:.1f} times, and the refit of these layers {:.1f}, {:.1f} and {:.1f} "
+    "times",
 )
 def half_of_the_layers():
-    frame = usual()
-    numbers = []
-    for method, ranking in (("harp", "top"), (REFIT, "explained")):
-        for model, layers in ((SMOLLM, 15), (GEMMA, 9)):
-            numbers += part(frame, method, ranking, model, "multi_news", layers)["value"].tolist()
-    fifth = part(frame, REFIT, "explained", GEMMA, "multi_news", 4)
-    harp = part(frame, "harp", "top", GEMMA, "multi_news", 4)
-    assert fifth["low"].item() < harp["value"].item() < fifth["high"].item()
-    for model, layers in ((SMOLLM, 15), (GEMMA, 9)):
-        by_alpha = part(frame, "alpha-fit", "explained", model, "multi_news", layers)
-        harp = part(frame, "harp", "top", model, "multi_news", layers)
-        assert by_alpha["value"].item() > 0.95 * harp["value"].item()
-    return numbers
+    numbers = on_the_news("harp", "top", half)
+    numbers += on_the_news("alpha-fit", "influence", half)
+    return numbers + on_the_news(REFIT, "influence", half)
 
 
 @finding(
     NOTEBOOK,
-    "α by least squares in the same layers has {:.1f} to {:.1f} times the refit's perplexity on "
-    "SmolLM2 and {:.1f} to {:.1f} times on Gemma. The refit of the top layers has {:.1f} to "
-    "{:.1f} times on SmolLM2. On Gemma it has {:.2f} times on WikiText-2 and {:.2f} times on the "
-    "Python documentation, but on the news it is *better*, {:.2f} [{:.2f}, {:.2f}] times",
+    "On SmolLM2 it is the layers: one α in each has {:.2f} to {:.2f} times the refit's perplexity "
+    "in the same layers, and the refit of the top layers {:.1f} to {:.1f} times",
 )
-def controls():
+def on_smollm():
+    return alphas_and_top(SMOLLM)
+
+
+@finding(
+    NOTEBOOK,
+    "On Gemma it is the weights: α has {:.1f} to {:.1f} times, and the refit of the top layers "
+    "{:.2f} to {:.2f} times",
+)
+def on_gemma():
+    return alphas_and_top(GEMMA)
+
+
+@finding(
+    NOTEBOOK,
+    "On the coder it is the layers, too ({:.2f} to {:.2f} times, and {:.1f} to {:.1f} times)",
+)
+def on_the_coder():
+    return alphas_and_top(CODER)
+
+
+def alphas_and_top(model: str) -> list[float]:
+    """What one half of the change loses against both: other layers alone, and a refit alone."""
     frame = usual(REFITTED)
-    alphas = [part(frame, "alpha-fit", "explained", model) for model in (SMOLLM, GEMMA)]
-    top = part(frame, REFIT, "top", SMOLLM, texts=2)
-    assert (top["low"] > 1).all()
-    on_gemma = part(frame, REFIT, "top", GEMMA, texts=2).set_index("corpus")
-    assert on_gemma.loc["multi_news", "high"] < 1
-    numbers = [*lowest_and_highest(alphas[0]), *lowest_and_highest(alphas[1])]
-    numbers += lowest_and_highest(top)
-    numbers += on_gemma.loc[["wikitext", "python-docs"], "value"].tolist()
-    return [*numbers, *on_gemma.loc["multi_news", ["value", "low", "high"]]]
+    alphas = part(frame, "alpha-fit", "influence", model)
+    top = part(frame, REFIT, "top", model, texts=2)
+    return span(alphas) + span(top)
 
 
 @finding(
     NOTEBOOK,
-    "The ratio is between {:.2f} and {:.2f} on both models and all texts",
-)
-@finding(
-    NOTEBOOK,
-    "excludes 1 (SmolLM2 on WikiText-2, {2:.3f} [{3:.3f}, {4:.3f}]), and it does not over draws",
+    "In the layers of least influence NBL has {:.2f} to {:.2f} times the refit's perplexity, over "
+    "all three models and texts",
 )
 def against_nbl():
-    _, frame = tables_frontier.refit_against_nbl(SMALL)
-    frame = frame[frame["model"].isin([SMOLLM, GEMMA])]
-    assert len(frame) == 6
-    assert frame["draws"].eq(3).all()
-    apart = frame[(frame["low"] > 1) | (frame["high"] < 1)]
-    [row] = apart.itertuples()
-    assert (row.model, row.text) == (SMOLLM, "WikiText-2")
-    assert row.lowest < 1 < row.highest
-    over_all = pd.concat([frame["value"], frame["mean"]])
-    return over_all.min(), over_all.max(), row.value, row.low, row.high
+    frame = usual(REFITTED)
+    rows = pd.concat([part(frame, "nbl", "influence", model) for model in MODELS])
+    assert len(rows) == 9
+    return span(rows)
 
 
 @finding(
     NOTEBOOK,
-    "({:.1f} against {:.1f} times the dense perplexity on SmolLM2, {:.1f} against {:.1f} on "
-    "Gemma). Gate-Norm is worst on Gemma",
+    "In the layers explained best it has {:.2f} to {:.2f} times on SmolLM2 and Gemma, over three "
+    "draws of the calibration text, but {:.2f} to {:.2f} times on the coder",
 )
-def rankings():
+def against_nbl_where_explained_best():
+    _, frame = tables_frontier.refit_against_nbl(SMALL)
+    frame = frame[frame["chosen"] == "explained best"]
+    drawn = frame[frame["model"].isin([SMOLLM, GEMMA])]
+    assert drawn["draws"].eq(3).all()
+    coder = frame[frame["model"] == CODER]
+    assert (coder["low"] > 1).all()
+    return [drawn["mean"].min(), drawn["mean"].max(), *span(coder)]
+
+
+def of_rankings(model: str, layers=None, corpus="multi_news") -> pd.Series:
+    """Refits' multiples of the dense perplexity, by ranking."""
     frame = usual()
+    frame = frame[(frame["method"] == REFIT) & (frame["model"] == model) & (frame["texts"] == 2)]
+    frame = frame[frame["corpus"] == corpus]
+    if layers is None:
+        frame = frame[perplexity_changes.is_third(frame, perplexity_changes.num_layers(SMALL))]
+    else:
+        frame = frame[frame["layers"] == layers]
+    return frame.set_index("ranking")["value"]
+
+
+@finding(
+    NOTEBOOK,
+    "({:.2f} times the dense perplexity on the news, where the layers explained best have {:.2f} "
+    "and the top layers {:.2f})",
+)
+def rankings_on_the_coder():
+    values = of_rankings(CODER)
+    return values["influence"], values["explained"], values["top"]
+
+
+@finding(
+    NOTEBOOK,
+    "On Gemma the greedy search is ahead with a third of the layers ({:.2f} against {:.2f} times "
+    "the dense perplexity on the news), and behind with half of them ({:.2f} against {:.2f})",
+)
+def greedy_on_gemma():
     numbers = []
-    for model, layers in ((SMOLLM, 15), (GEMMA, 9)):
-        influence = part(frame, REFIT, "influence", model, "multi_news", layers)["value"].item()
-        explained = part(frame, REFIT, "explained", model, "multi_news", layers)["value"].item()
-        assert influence < explained
-        numbers += [influence, explained]
-    of_third = {
-        ranking: part(frame, REFIT, ranking, SMOLLM, "multi_news", texts=2)
-        for ranking in ("explained", "influence", "greedy", "gate-norm")
-    }
-    gate_norm = of_third.pop("gate-norm")["value"].item()
-    assert all(gate_norm > other["high"].item() for other in of_third.values())
-    of_gemma = frame[(frame["model"] == GEMMA) & (frame["corpus"] == "multi_news")]
-    of_gemma = of_gemma[(of_gemma["method"] == REFIT) & (of_gemma["texts"] == 2)]
-    worst = of_gemma.loc[of_gemma.groupby("layers")["value"].idxmax(), "ranking"]
-    assert worst.eq("gate-norm").all()
+    for layers in (None, half(GEMMA)):
+        values = of_rankings(GEMMA, layers)
+        numbers += [values["greedy"], values["influence"]]
+    assert numbers[0] < numbers[1]
+    assert numbers[2] > numbers[3]
     return numbers
+
+
+@finding(
+    NOTEBOOK,
+    "Gate-Norm, which reads no text, is as good as block influence on the coder with a third of "
+    "the layers ({:.2f} and {:.2f} times), and worst of all on Gemma ({:.1f} times)",
+)
+def gate_norm():
+    coder = of_rankings(CODER)
+    gemma = of_rankings(GEMMA)
+    assert gemma.idxmax() == "gate-norm"
+    return coder["gate-norm"], coder["influence"], gemma["gate-norm"]
 
 
 @finding(
@@ -169,65 +224,33 @@ def calibration_curve():
     return [3072, 12288, *numbers]
 
 
-@finding(
-    NOTEBOOK,
-    "On PIQA the refit is behind HARP on Gemma, by {:.2f} nats [{:.2f}, {:.2f}], and on SmolLM2 "
-    "and on OpenBookQA no difference is shown. On TriviaQA the refit is ahead on SmolLM2 ({:.2f} "
-    "bits per byte fewer [{:.2f}, {:.2f}]) and no difference is shown on Gemma. There are {} "
-    "questions a task",
-)
-def benchmarks():
-    _, frame = tables_frontier.frontier_benchmarks(SMALL)
-    by_task = frame.set_index(["model", "task"])
-    apart = []
-    for model in (SMOLLM, GEMMA):
-        for task in ("piqa", "openbookqa", "triviaqa"):
-            row = by_task.loc[model, task]
-            if row["low"] > 0 or row["high"] < 0:
-                apart.append((model, task))
-    assert apart == [(SMOLLM, "triviaqa"), (GEMMA, "piqa")]
-    numbers = []
-    for key in reversed(apart):
-        row = by_task.loc[key]
-        numbers += [-row["value"], -row["high"], -row["low"]]
-    [questions] = frame["questions"].unique()
-    return [*numbers, questions]
-
-
-@finding(NOTEBOOK, "attention is explained by {:.2f} to {:.2f} of its variance; layer 0 of")
-def explained_variance():
-    rows = data.tidy("small", "frontier", "explained")
-    rows = rows[(rows["method"] == "dense") & (rows["seed"] == 0)]
-    rows = rows[rows["model"].isin([SMOLLM, GEMMA])]
-    highest = rows.loc[rows["value"].idxmax()]
-    lowest = rows.loc[rows["value"].idxmin()]
-    assert (highest["model"], highest["layer"]) == (SMOLLM, 0)
-    assert (lowest["model"], lowest["layer"]) == (SMOLLM, 23)
-    return lowest["value"], highest["value"]
+def found_keys(model: str) -> pd.Series:
+    """The share of pass keys that is found with a third of the layers changed."""
+    exact = perplexity_changes.usual(data.tidy("small", "frontier", "exact"))
+    third = perplexity_changes.is_third(exact, perplexity_changes.num_layers(SMALL))
+    of_model = exact[third & (exact["model"] == model)]
+    return of_model.groupby(["method", "ranking"])["value"].mean()
 
 
 @finding(
     NOTEBOOK,
-    "takes {:.0f} % of the dense model's operations on SmolLM2 and {:.0f} % on Gemma; with the "
-    "top layers it takes {:.0f} % on both",
+    "The refit of the layers of least influence finds {:.0f} % of the keys on SmolLM2, {:.0f} % on "
+    "Gemma and {:.0f} % on the coder; HARP, which changes the top layers, finds {:.0f} %, {:.0f} % "
+    "and {:.0f} %",
 )
-def costs():
-    _, frame = tables_frontier.frontier_costs(SMALL)
-    left = 100 * frame.set_index(["model", "method", "ranking"])["prefill left"]
-    tops = {round(left[model, REFIT, "top"]) for model in (SMOLLM, GEMMA)}
-    [top] = tops
-    return left[SMOLLM, REFIT, "explained"], left[GEMMA, REFIT, "explained"], top
+def keys_found():
+    found = [100 * found_keys(model)[REFIT, "influence"] for model in MODELS]
+    return found + [100 * found_keys(model)["harp", "top"] for model in MODELS]
 
 
 @finding(
     NOTEBOOK,
-    "the refit of the layers explained best finds none of the {}. One layer is to blame: if layer "
-    "10 keeps its attention, {:.0f} % are found, and if any other chosen layer does, at most "
-    "{:.0f} %. Twelve pass keys in the calibration text, none of which is asked for here, bring "
-    "back {:.0f} %. On SmolLM2 and on the coder it is the other way round: the refit finds all {} "
-    "keys",
+    "the refit of the layers explained best finds none of the {} on Gemma. One layer is to blame: "
+    "if layer 10 keeps its attention, {:.0f} % are found, and if any other chosen layer does, at "
+    "most {:.0f} %. Twelve pass keys in the calibration text, none of which is asked for here, "
+    "bring back {:.0f} %",
 )
-def passkeys_of_a_third():
+def passkeys_of_gemma():
     _, study = tables_frontier.passkey_study(SMALL)
     study = study[study["model"] == GEMMA]
     refitted = study[study["method"] == REFIT]
@@ -237,32 +260,66 @@ def passkeys_of_a_third():
     plain = refitted[refitted["without"].isna() & (refitted["prompts"] == 0)]
     assert plain["found"].item() == 0
     assert study.loc[study["method"] == "harp", "found"].item() == 1
-    exact = perplexity_changes.usual(data.tidy("small", "frontier", "exact"))
-    for model in (SMOLLM, CODER):
-        third = perplexity_changes.is_third(exact, perplexity_changes.num_layers(SMALL))
-        of_model = exact[third & (exact["model"] == model)]
-        found = of_model.groupby(["method", "ranking"])["value"].mean()
-        assert found[REFIT, "explained"] == 1
-        assert found["harp", "top"] == 0
     [keys] = study["keys"].unique()
-    return keys, 100 * by_layer[10], 100 * others.max(), 100 * with_prompts, keys
-
-
-@finding(NOTEBOOK, "do not tie: NBL has {:.2f} to {:.2f} times the refit's perplexity there")
-def against_nbl_on_the_coder():
-    rows = part(usual(REFITTED), "nbl", "explained", CODER)
-    assert (rows["low"] > 1).all()
-    return lowest_and_highest(rows)
+    return keys, 100 * by_layer[10], 100 * others.max(), 100 * with_prompts
 
 
 @finding(
     NOTEBOOK,
-    "has a perplexity of {:.0f} on the news, and one of the layers of least block influence has "
-    "{:.0f}",
+    "takes {:.0f} % of the dense model's operations on SmolLM2, {:.0f} % on Gemma and {:.0f} % on "
+    "the coder with the layers of least influence; with the top layers it takes {:.0f} % on all "
+    "three",
 )
-def rankings_on_the_coder():
-    perplexities = []
-    for ranking in ("explained", "influence"):
-        rows = part(usual(REFITTED), REFIT, ranking, CODER, "multi_news", texts=2)
-        perplexities.append(rows["perplexity"].item())
-    return perplexities
+def costs():
+    _, frame = tables_frontier.frontier_costs(SMALL)
+    left = 100 * frame.set_index(["model", "method", "ranking"])["prefill left"]
+    tops = {round(left[model, REFIT, "top"]) for model in MODELS}
+    [top] = tops
+    return [left[model, REFIT, "influence"] for model in MODELS] + [top]
+
+
+@finding(
+    NOTEBOOK,
+    "the dense model's attention is explained by {:.2f} to {:.2f} of its variance, over all layers "
+    "of the three models",
+)
+def explained_variance():
+    rows = data.tidy("small", "frontier", "explained")
+    rows = rows[(rows["method"] == "dense") & (rows["seed"] == 0)]
+    highest = rows.loc[rows["value"].idxmax()]
+    assert (highest["model"], highest["layer"]) == (SMOLLM, 0)
+    return rows["value"].min(), rows["value"].max()
+
+
+@finding(
+    NOTEBOOK,
+    "They include layer 0, which a linear map explains well ({:.2f} of its variance) although its "
+    "attention turns the stream most (influence {:.2f}; the median layer has {:.2f})",
+)
+def influence_of_layer_0():
+    explained = ranked(CODER, "explained")
+    influence = ranked(CODER, "influence")
+    assert influence.idxmax() == 0
+    assert explained.rank(ascending=False)[0] <= 8
+    return explained[0], influence[0], influence.median()
+
+
+def ranked(model: str, ranking: str) -> pd.Series:
+    """What the dense model's layers are ranked by, of each layer."""
+    rows = data.tidy("small", "frontier", "explained", "score")
+    rows = rows[(rows["method"] == "dense") & (rows["seed"] == 0) & (rows["model"] == model)]
+    rows = rows[rows["ranking"] == ranking]
+    return rows.set_index("layer")["value"]
+
+
+@finding(
+    NOTEBOOK,
+    "At the top, α by least squares has {:.2f} to {:.2f} times the perplexity of the searched α on "
+    "SmolLM2, {:.2f} to {:.2f} times on Gemma and {:.2f} to {:.2f} times on the coder",
+)
+def fitted_against_searched():
+    frame = usual(HARP_TOP)
+    numbers = []
+    for model in MODELS:
+        numbers += span(part(frame, "alpha-fit", "top", model))
+    return numbers

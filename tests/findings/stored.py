@@ -53,3 +53,11 @@ def prefill(
     rows = rows.query("model == @model and kind == 'prefill' and length == @length")
     seconds = rows.pivot_table("value", "repetition", "variant")
     return comparisons.time_ratio(seconds[against], seconds[variant])
+
+
+def against_the_searched_alpha(model: str, rule: str) -> comparisons.Interval:
+    """Change of held-out perplexity if alpha is chosen by another rule than by the search."""
+    rows = data.documents("small", "norm_change").query("model == @model")
+    nll = rows.pivot_table("nll", "document", "method")
+    tokens = rows.query("method == 'searched'").set_index("document")["tokens"]
+    return comparisons.change(nll["searched"], nll[rule], tokens)
