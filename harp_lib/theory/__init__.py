@@ -15,7 +15,6 @@ import torch
 from numpy.typing import ArrayLike
 
 Matrix = torch.Tensor | ArrayLike
-"""A tensor, or what NumPy makes an array of."""
 
 
 def similarity(H: Matrix) -> float:

@@ -67,7 +67,6 @@ nb_ipywidgets_js = {}  # they would come from the network
 nb_output_stderr = "remove"  # progress bars
 nb_render_markdown_format = "myst"
 
-add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_type_aliases = {"Matrix": "Matrix"}
