@@ -94,7 +94,8 @@ def tail_only_prefill_against_thinned():
 @finding(
     "README.md",
     "Fitted on WikiText-2, the refitted model has a lower perplexity than HARP on other pages of "
-    "WikiText-2 on all three models. On the Python documentation this is shown for SmolLM2 alone",
+    "it on all three models. On the Python documentation, not fitted to, this is shown for "
+    "SmolLM2 alone",
 )
 def refit_against_harp():
     frame = figures_harp.changes({"name": "small"}, "harp").query("kind == 'harp+refit'")
