@@ -197,7 +197,7 @@ def test_figures_say_what_is_seen_and_in_which_units(name, profile):
         pytest.skip("no reference")
     drawn = entry.make(load_profile(profile))
     if drawn is None:
-        assert profile == "small" or name == "longbench_differences"
+        assert profile == "small" or name in ("longbench_differences", "frontier_curve")
         pytest.skip("nobody was compared")
     title = drawn.texts[0].get_text()
     assert title
@@ -354,7 +354,7 @@ def test_the_parameters_are_plain_literals(number):
 
 
 def by_hand(number: str, models: list[str], replace: str = "", by: str = "") -> int:
-    """Run what a notebook computes by hand, up to its first stored result.
+    """Run what a notebook computes by hand, up to the first stored result that comes after it.
 
     In its code ``replace`` is replaced ``by`` something else. Returns how many assertions held.
     """
@@ -368,9 +368,9 @@ def by_hand(number: str, models: list[str], replace: str = "", by: str = "") -> 
     }
     num_assertions = 0
     for cell in code_of(book(number))[1:]:
-        if "report.show(" in cell.source:
+        if "report.show(" in cell.source and num_assertions:
             break
-        source = re.sub(r"^experiments\.run\(.*$", "", cell.source, flags=re.M)
+        source = re.sub(r"^(experiments\.run|report\.show)\(.*$", "", cell.source, flags=re.M)
         exec(compile(source.replace(replace, by), number, "exec"), names)
         num_assertions += cell.source.count("assert")
     return num_assertions
@@ -387,7 +387,7 @@ def test_what_a_reader_writes_by_hand_is_what_the_library_does(number, models):
     [
         ("01", "(cosines.sum() - N)", "cosines.sum()"),
         ("01", "(H - H.mean(dim=0))", "(H - H[0])"),
-        ("02", "(A @ H).norm(dim=(1, 2))", "(A.mT @ H).norm(dim=(1, 2))"),
+        ("02", "(A_hat @ H).norm(dim=(1, 2))", "(A_hat.mT @ H).norm(dim=(1, 2))"),
         ("03", "alpha * attention.o_proj", "attention.o_proj"),
         ("03", "hidden + layer.mlp", "layer.mlp"),
         ("03", "alphas[above]", "0.5"),

@@ -57,6 +57,7 @@ PROMPTS = 12  # pass keys that are added to the calibration text
 def frontier(job: Job) -> None:
     """Likelihood of documents and of keys under every change, and what each change costs."""
     evaluation = _Evaluation(job)
+    _searched(job, max(_counts(job)))  # listed also if no change needs it, for notebook 03
     prepared = [_prepared(job, change) for change in _changes(job)]
     prepared.sort(key=lambda one: -one.lowest)
     # A stream of hidden states moves up only, so changes that begin low come first.
