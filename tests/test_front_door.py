@@ -47,7 +47,7 @@ def test_links_lead_somewhere(page):
 
 def test_the_front_page_is_read_in_a_minute():
     without_targets_of_links = re.sub(r"\]\([^)]*\)", "]", README)
-    assert len(without_targets_of_links.encode()) < 8500
+    assert len(without_targets_of_links.encode()) < 8000
 
 
 def test_the_code_of_the_front_page_runs(tmp_path, monkeypatch):

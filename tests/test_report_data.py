@@ -171,7 +171,10 @@ def test_coordinates_say_what_cells_are_about():
     assert not frontier["method"].str.contains(r"\d\d").any(), "layers are a column"
 
 
-@pytest.mark.parametrize("store", [name for name in STORES if name not in ("theory", "frontier_scores", *QUESTIONS)])
+OF_VALUES = [name for name in STORES if name not in ("theory", "frontier_scores", *QUESTIONS)]
+
+
+@pytest.mark.parametrize("store", OF_VALUES)
 def test_coordinates_tell_every_value_of_a_quantity_from_the_others(store):
     rows = data.rows(cells("mini", store))
     quantities = rows["quantity"].dropna().unique()

@@ -13,12 +13,12 @@ from harp_lib.report.perplexity_changes import (
     REFIT,
     REFITTED,
     TEXTS,
-    WHICH,
     changes,
     is_third,
     num_layers,
     third_text,
     usual,
+    with_coordinates,
 )
 from harp_lib.report.plots import LOOKS, Look, span
 
@@ -246,11 +246,7 @@ def frontier_rivals(profile: dict) -> Figure | None:
 @figure("frontier")
 def passkeys_by_depth(profile: dict) -> Figure:
     """Share of pass keys that are found with a third of the layers changed, by their place."""
-    frame = data.tidy(profile["name"], "frontier", "exact")
-    for column in WHICH:
-        if column not in frame:
-            frame[column] = np.nan
-    frame = usual(frame)
+    frame = usual(with_coordinates(data.tidy(profile["name"], "frontier", "exact")))
     third = is_third(frame, num_layers(profile)) | (frame["layers"] == 0)
     frame = _keyed(_without_other_texts(frame[third]), FOUND_BY)
     found = frame.groupby(["model", "key", "depth"], sort=False)["value"].agg(["mean", "size"])

@@ -35,13 +35,19 @@ def usual(frame: pd.DataFrame) -> pd.DataFrame:
     return first[as_usual | (first["texts"] < 2)]
 
 
+def with_coordinates(frame: pd.DataFrame) -> pd.DataFrame:
+    """A frame with all columns of ``WHICH``; those that no cell of a profile has are empty."""
+    missing = [column for column in WHICH if column not in frame]
+    return frame.assign(**dict.fromkeys(missing, np.nan))
+
+
 def stored_documents(profile: Mapping[str, Any]) -> pd.DataFrame:
     """Every evaluated document: :func:`data.documents` with all columns of ``WHICH``."""
     frame = data.documents(profile["name"], "frontier")
-    for column in (*WHICH, "layers", "corpus"):
+    for column in ("layers", "corpus"):
         if column not in frame:
             frame[column] = np.nan
-    return frame
+    return with_coordinates(frame)
 
 
 def is_third(frame: pd.DataFrame, total: Mapping[str, int]) -> pd.Series:

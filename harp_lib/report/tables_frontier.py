@@ -10,11 +10,11 @@ from harp_lib.report.perplexity_changes import (
     REFIT,
     REFIT_EXPLAINED,
     REFITTED,
-    WHICH,
     changes,
     is_third,
     num_layers,
     usual,
+    with_coordinates,
 )
 from harp_lib.report.tables import Table, lines, stacked
 
@@ -112,10 +112,7 @@ def refit_of_a_third(profile: dict) -> Table:
 @table("frontier")
 def frontier_costs(profile: dict) -> Table:
     """What a third of the layers leaves of the dense model's costs, counted, and seconds to fit."""
-    fits = data.tidy(profile["name"], "frontier", *COSTS)
-    for column in WHICH:
-        if column not in fits:
-            fits[column] = np.nan
+    fits = with_coordinates(data.tidy(profile["name"], "frontier", *COSTS))
     keys = ["model", "layers", "method", "ranking"]
     fits = _of_third(profile, usual(fits).dropna(subset="ranking"))
     fits = fits[fits["texts"] == 2]
@@ -140,9 +137,7 @@ def frontier_costs(profile: dict) -> Table:
 def passkey_study(profile: dict) -> Table | None:
     """Keys found if one of the chosen layers keeps its attention, or keys are calibrated on."""
     frame = data.tidy(profile["name"], "frontier", "exact", "nll", "tokens")
-    for column in WHICH:
-        if column not in frame:
-            frame[column] = np.nan
+    frame = with_coordinates(frame)
     frame = frame[(frame["corpus"] == PASSKEY) & (frame["seed"] == 0)]
     studied = frame.loc[frame["without"].notna(), "model"].unique()
     frame = frame[frame["model"].isin(studied)]

@@ -378,3 +378,10 @@ def chosen_answers():
     models, ahead = apart_from_harp("openbookqa")
     assert models == [SMOLLM]
     return behind + ahead
+
+
+@finding(NOTEBOOK, "The table has 95 % intervals over {} documents of each text")
+def documents_of_each_text():
+    frame = usual(HARP_TOP)
+    [documents] = frame.loc[frame["corpus"] != PASSKEY, "documents"].unique()
+    return [documents]
