@@ -151,8 +151,8 @@ def frontier_controls(profile: dict) -> Figure:
         axis.axvline(1, color=plots.DENSE, linewidth=1)
     same = {method: frame[frame["key"] == (method, "influence")] for method in ("nbl", "alpha-fit")}
     title = (
-        f"A third of the layers: in the same layers NBL has {span(same['nbl']['value'])} times the "
-        f"refit's perplexity and α by least squares {span(same['alpha-fit']['value'], '.1f')} times"
+        f"The third of least influence: NBL has {span(same['nbl']['value'])} times the "
+        f"refit's perplexity, α by least squares {span(same['alpha-fit']['value'], '.1f')} times"
     )
     return plots.finish(drawn, title, "{model}95 % intervals over {documents} documents", log="x")
 

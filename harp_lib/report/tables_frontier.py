@@ -173,11 +173,12 @@ def _studied(row: dict) -> str:
         return "none"
     if row["method"] == "harp":
         return f"{row['layers']}, HARP"
+    refitted = f"{row['layers']}, explained best, refitted"
     if row["prompts"]:
-        return f"{row['layers']}, refitted with {row['prompts']:.0f} pass keys in the text"
+        return f"{refitted} with {row['prompts']:.0f} pass keys in the text"
     if not pd.isna(row["without"]):
-        return f"{row['layers']}, refitted; layer {row['without']:.0f} keeps its attention"
-    return f"{row['layers']}, refitted"
+        return f"{refitted}; layer {row['without']:.0f} keeps its attention"
+    return refitted
 
 
 @table("frontier_scores")
