@@ -68,9 +68,9 @@ def valleys():
     PAGE,
     "On the coder perplexity on WikiText-2 even falls: it is {:.0f} in the dense model and {:.0f}, "
     "{:.0f} and {:.0f} with one, two and three value-only layers. The best α of the second layer "
-    "is {:.0f}: with its attention branch in full (α = 1) perplexity would be {:.0f}, so this "
-    "layer's branch harms the prediction of this text. On the Python documentation perplexity "
-    "rises with every layer.",
+    "is {:.0f}: with its values in full (α = 1) perplexity would be {:.0f}, so what the value-only "
+    "layer adds harms the prediction of this text. On the Python documentation perplexity rises "
+    "with every layer.",
 )
 def perplexity_that_falls():
     rows = data.tidy("small", "alpha_search", "perplexity").astype({"value": float})
@@ -161,7 +161,7 @@ def trend_of(rows: pd.DataFrame) -> comparisons.Interval:
     PAGE,
     "The title of the figure spans all its lines: {} to {} for the paper's five models, of which "
     "the claim is about the three with {} to {}, and {} to {} for ours. Both of these ends are of "
-    "lines of {} to {} layers, which decide nothing, because all their intervals hold 0. The "
+    "lines of {} to {} layers, too few to tell a trend: all their intervals hold 0. The "
     "verdict shows the text that is worse for the claim, for the coder the Python documentation "
     "({} over {} layers).",
 )
@@ -266,7 +266,7 @@ def cost_in_perplexity():
 @finding(
     PAGE,
     "An α that is fitted by least squares needs no search and comes close on two of the three "
-    "models ([02](02_norm_change.ipynb)).",
+    "models ([02](02_norm_change.ipynb)); [09](09_refit.ipynb) asks more documents.",
 )
 def closed_form():
     for model in (GEMMA, CODER):

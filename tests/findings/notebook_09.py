@@ -185,12 +185,12 @@ def of_rankings(model: str, layers=None, corpus="multi_news") -> pd.Series:
 
 @finding(
     NOTEBOOK,
-    "({:.2f} times the dense perplexity on the news, where the layers explained best have {:.2f} "
-    "and the top layers {:.2f})",
+    "They have {:.2f} times the dense perplexity on the news, where those of least influence have "
+    "{:.2f} and the top layers {:.2f}",
 )
 def rankings_on_the_coder():
     values = of_rankings(CODER)
-    return values["influence"], values["explained"], values["top"]
+    return values["explained"], values["influence"], values["top"]
 
 
 @finding(
@@ -385,3 +385,16 @@ def documents_of_each_text():
     frame = usual(HARP_TOP)
     [documents] = frame.loc[frame["corpus"] != PASSKEY, "documents"].unique()
     return [documents]
+
+
+@finding(
+    NOTEBOOK,
+    "With a fifth of the layers it has {:.2f} to {:.2f} times on SmolLM2 and {:.2f} to {:.2f} "
+    "times on Gemma",
+)
+def fitted_against_searched_in_a_fifth():
+    frame = usual(HARP_TOP)
+    numbers = []
+    for model, layers in ((SMOLLM, 6), (GEMMA, 4)):
+        numbers += span(part(frame, "alpha-fit", "top", model, layers=layers))
+    return numbers
