@@ -18,7 +18,7 @@ from harp_lib import config
 AUTHORED = "**What we found"  # how a finding begins in a notebook
 NAMES = (  # that hold digits
     r"SmolLM2( 135M)?|Gemma-3 270M|Qwen-Coder [\d.]+B|LLaMA3\.1-8B|Mistral-7B|Qwen2-7B|Gemma2-9B"
-    r"|GSM8K|WikiText-2|2WikiMQA|Lemma \d|H100|α = [01]"
+    r"|GSM8K|WikiText-2|2WikiMQA|Lemma \d|H100|α = [01]|\[\d\d\]\(\d\d_\w+\.ipynb\)"
 )
 
 
@@ -30,7 +30,7 @@ def only_the_reference(tmp_path, monkeypatch):
 
 @cache
 def text_of(page: str) -> str:
-    """A page on one line, without its links' targets."""
+    """A page on one line."""
     if page.endswith(".md"):
         text = (CHECKOUT / page).read_text(encoding="utf-8")
     else:
