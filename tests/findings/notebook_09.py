@@ -261,10 +261,10 @@ def keys_found():
 
 @finding(
     NOTEBOOK,
-    "the refit of the layers explained best finds none of the {} on Gemma. One layer is to blame: "
-    "if layer 10 keeps its attention, {:.0f} % are found, and if any other chosen layer does, at "
-    "most {:.0f} %. Twelve pass keys in the calibration text, none of which is asked for here, "
-    "bring back {:.0f} %",
+    "the refit of the layers explained best finds none of the {} on Gemma. One layer is most to "
+    "blame: if layer 10 keeps its attention, {:.0f} % are found, and if any other chosen layer "
+    "does, at most {:.0f} %. Twelve pass keys in the calibration text, none of which is asked for "
+    "here, bring back {:.0f} %",
 )
 def passkeys_of_gemma():
     _, study = tables_frontier.passkey_study(SMALL)
