@@ -1,5 +1,7 @@
 """Numbers of the findings in README.md."""
 
+import numpy as np
+
 from findings import notebook_03, notebook_09
 from findings.notebook_01 import uniform_heads
 from findings.stored import (
@@ -37,16 +39,10 @@ def rescaling_matters():
     "{:.0f} % lower on the coder",
 )
 def alpha_without_a_search():
-    changes = []
-    for model, layers in notebook_09.FIFTHS.items():
-        frame = notebook_09.usual(HARP_TOP)
-        of_model = notebook_09.part(frame, "alpha-fit", "top", model, layers=layers)
-        assert len(of_model) == 3
-        changes.append(100 * (of_model["value"] - 1))
-    smollm, gemma, coder = changes
-    assert gemma.min().round() == 0  # 0.2 % lower on WikiText-2
-    lowest = abs(gemma.min())
-    return [smollm.min(), smollm.max(), lowest, gemma.max(), -coder.max(), -coder.min()]
+    ends = np.array(notebook_09.spans("alpha-fit", "top", HARP_TOP, notebook_09.fifth))
+    smollm, gemma, coder = (100 * (ends - 1)).reshape(3, 2)
+    assert gemma[0].round() == 0  # below zero, and printed as 0
+    return [*smollm, abs(gemma[0]), gemma[1], -coder[1], -coder[0]]
 
 
 @finding(
