@@ -152,8 +152,7 @@ def profile_for(model: str, profile: dict[str, Any]) -> dict[str, Any]:
             if isinstance(rows, dict) and model not in rows:
                 continue
             tasks[name] = {key: _value_for(model, value) for key, value in settings.items()}
-        with_margins = model not in profile[section].get("without_margins", ())
-        profile_of_model[section] = {**profile[section], "tasks": tasks, "margins": with_margins}
+        profile_of_model[section] = {**profile[section], "tasks": tasks}
     return profile_of_model
 
 

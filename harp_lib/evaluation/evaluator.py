@@ -73,7 +73,7 @@ class Evaluator:
             shots_seed=shots_seed,
             lm_eval=importlib.metadata.version("lm_eval"),
         )
-        if benchmark.choices and self.settings.get("margins", True):
+        if benchmark.choices:
             inputs["measures"] = ["score", "margin"]
         return inputs
 
