@@ -11,12 +11,14 @@ from harp_lib import config
 from harp_lib.report import claims
 from harp_lib.report.claims.findings import Finding, Outcome, weakest
 from harp_lib.report.claims.registry import LIKELIHOOD_TESTS, TESTS
+from harp_lib.report.claims.words import DECIDED, MARKS
 from harp_lib.report.comparisons import Interval
 
 RIGHT = Outcome.REPRODUCED
 WRONG = Outcome.NOT
 OPEN = Outcome.INCONCLUSIVE
 MINI = {"name": "mini", "datasets": "embedded"}
+SMALL = {"name": "small", "datasets": "hub"}
 NONE = {"name": "none", "datasets": "embedded"}
 CLAIMS = {claim["id"]: claim for claim in claims.load_claims()}
 
@@ -82,7 +84,7 @@ def small(tmp_path_factory):
     """The claims as the committed results of small judge them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "RESULTS", tmp_path_factory.mktemp("results"))
-        yield claims.judge({"name": "small", "datasets": "hub"})
+        yield claims.judge(SMALL)
 
 
 @pytest.mark.parametrize("name", ["reference", "small"])
@@ -157,6 +159,26 @@ def test_a_claim_is_one_row_with_a_mark_for_each_model(small):
     assert carries.split("|")[-2].strip() == "**partly**"
     assert "<details>" in carries
     assert "Needed: below 5 %" in carries
+
+
+def test_the_outcome_by_likelihood_is_a_second_mark_in_brackets(small):
+    (leads,) = [line for line in claims.matrix(SMALL).splitlines() if "on generation" in line]
+    by_model = small[small["id"] == "generation-parameters"]
+    outcomes = zip(by_model["outcome"], by_model["by likelihood"], strict=True)
+    marks = [f"{MARKS[first]} ({MARKS[second]})" for first, second in outcomes]
+    assert [mark.strip() for mark in leads.split("|")[2:-1]] == marks
+    carries = claims.marked(small[small["id"] == "alpha-carries-over"])
+    assert "(<span" not in carries, "its texts have no likelihoods"
+
+
+def test_claims_that_likelihood_decides_are_counted(small):
+    by_likelihood = claims.counted(SMALL).partition("By the likelihood")[2]
+    measured = claims.over_all(small).query("kind == 'measured'")
+    decided = measured[measured["likelihood"].isin(DECIDED)]["outcome"]
+    num_open = (decided == Outcome.INCONCLUSIVE).sum()
+    num_not_run = (decided == Outcome.NOT_RUN).sum()
+    assert f"{num_open} of the inconclusive ones and {num_not_run} of those" in by_likelihood
+    assert "By the likelihood" not in claims.counted(NONE)
 
 
 def test_every_test_takes_a_source_and_belongs_to_a_claim():

@@ -29,7 +29,13 @@ FIGURES = {
     "03": ("alpha_curves", "alpha_by_layer", "alpha_held_out"),
     "04": ("baseline_groups", "baseline_change"),
     "05": ("teaser_left", "score_differences", "margin_lost", "bits_lost"),
-    "06": ("ablation_single_layers", "ablation_layers", "teaser_right"),
+    "06": (
+        "ablation_single_layers",
+        "ablation_layers",
+        "ablation_margin_lost",
+        "teaser_right",
+        "ablation_bits_lost",
+    ),
     "07": ("longbench_differences", "longbench_bits_lost"),
     "08": ("time_saved", "decode_time"),
     "09": (

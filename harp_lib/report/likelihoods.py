@@ -5,25 +5,45 @@ bits per byte of the reference answer (:mod:`harp_lib.evaluation.likelihood`). B
 question by question.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from harp_lib import config
 from harp_lib.evaluation.benchmarks import BENCHMARKS, LONGBENCH
 from harp_lib.names import METHOD_TITLES, display_name
 from harp_lib.report import data, figure, plots, table
 from harp_lib.report.comparisons import Interval, paired_mean_difference
+from harp_lib.report.figures_scores import looks_of_plans
 from harp_lib.report.plans import one_row_per_plan
+from harp_lib.report.plots import Look
 from harp_lib.report.right_answers import ITEM, measure_of, paired, right_answers
-from harp_lib.report.scores import AVERAGE, FEWEST_QUESTIONS, named, of_kind, question_counts
+from harp_lib.report.scores import (
+    AVERAGE,
+    FEWEST_QUESTIONS,
+    named,
+    of_kind,
+    question_counts,
+)
 from harp_lib.report.tables import MISSING, Table, block, stacked
 
+WRITTEN = [task for task, benchmark in BENCHMARKS.items() if not benchmark.choices]
+LOOKS_OF_ABLATED = {  # what notebook 06 compares
+    "harp": plots.LOOKS["harp"]._replace(label="Top, α searched"),
+    "top": plots.LOOKS["alpha-1"]._replace(label="Top, α = 1"),
+    "similarity": Look("Similarity, α = 1", plots.FIRST, "D", hollow=True),
+    "hessian": Look("Hessian, α = 1", plots.FIRST, "^", hollow=True),
+    "bottom": Look("Bottom, α = 1", plots.SECOND, "v", hollow=True),
+}
 DIRECTIONS = {"to_wrong": "right to wrong", "to_right": "wrong to right"}  # of flips
 
 
-def changes_against_dense(profile: dict, groups: Mapping[str, list[str]]) -> pd.DataFrame:
+def changes_against_dense(
+    profile: dict, groups: Mapping[str, list[str]], methods: Collection[str] = METHOD_TITLES
+) -> pd.DataFrame:
     """How much less likely the right answer is than with the dense model, paired by question.
 
     A group is the average of those of its tasks that the model has under every method.
@@ -34,16 +54,18 @@ def changes_against_dense(profile: dict, groups: Mapping[str, list[str]]) -> pd.
         The profile whose results are read.
     groups : mapping of str to list of str
         The tasks of each group.
+    methods : collection of str
+        The dense model and the methods that are compared with it.
 
     Returns
     -------
     DataFrame
         Columns: model, method, group, value, low, high (above 0 it is less likely: the margin that
-        is lost, or the bits per byte that are added), questions, methods.
+        is lost, or the bits per byte that are added), questions.
     """
     all_tasks = {task for tasks in groups.values() for task in tasks}
     answers = right_answers(profile["name"], all_tasks)
-    answers = answers[answers["method"].isin(METHOD_TITLES)]
+    answers = answers[answers["method"].isin(methods)]
     rows = []
     for model, of_model in answers.groupby("model", sort=False):
         for group, tasks in groups.items():
@@ -55,8 +77,7 @@ def changes_against_dense(profile: dict, groups: Mapping[str, list[str]]) -> pd.
                 if method != "dense":
                     rows.append((model, method, group, *_loss(of_group, complete, method)))
     columns = ["model", "method", "group", "value", "low", "high", "questions"]
-    frame = pd.DataFrame(rows, columns=columns)
-    return one_row_per_plan(frame, data.cells(profile["name"], "baselines"))
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _loss(answers: pd.DataFrame, tasks: pd.Index, method: str) -> Interval:
@@ -119,7 +140,7 @@ def _average_flips(profile: dict, tasks: list[str]) -> pd.DataFrame:
 
 
 def _averages(profile: dict, answers: pd.DataFrame, tasks: list[str]) -> pd.DataFrame:
-    """The average measure of each plan on each task, in the order of methods and tasks.
+    """The average measure of each plan on each task, in the order of models, methods and tasks.
 
     Columns: model, method, task, value, error, questions, methods.
     """
@@ -127,7 +148,7 @@ def _averages(profile: dict, answers: pd.DataFrame, tasks: list[str]) -> pd.Data
     frame = groups.agg(value="mean", error="sem", questions="size").reset_index()
     frame = data.in_order(frame, "task", tasks)
     frame = data.in_order(frame, "method", METHOD_TITLES)
-    frame = frame.sort_values("model", kind="stable", ignore_index=True)
+    frame = data.in_order(frame, "model", config.NAMED_MODELS).reset_index(drop=True)
     return one_row_per_plan(frame, data.cells(profile["name"], "baselines"))
 
 
@@ -182,29 +203,41 @@ def likelihood_longbench(profile: dict) -> Table | None:
     return _table(profile, list(LONGBENCH), "{value:.3f} ± {error:.3f}")
 
 
-def _losses(profile: dict, tasks: list[str], unit: str, title: str) -> Figure | None:
-    """How much less likely the right answer is than with the dense model, by task and on average.
+def _grouped(profile: dict, tasks: list[str]) -> dict[str, list[str]]:
+    """Each task for itself by its title, and the average of all."""
+    groups = {named(task, profile["datasets"]): [task] for task in tasks}
+    groups[AVERAGE.capitalize()] = tasks
+    return groups
+
+
+def _losses_of_methods(profile: dict, tasks: list[str], unit: str, title: str) -> Figure | None:
+    """How much less likely the right answer is under each distinct plan than with the dense model.
+
+    Baselines that made the same plan share a mark.
+    """
+    frame = changes_against_dense(profile, _grouped(profile, tasks))
+    frame = one_row_per_plan(frame, data.cells(profile["name"], "baselines"))
+    if frame.empty:
+        return None
+    looks = looks_of_plans(frame)
+    return _losses(frame, "methods", looks, unit, title, wrap=2, size=(5.2, 4.4))
+
+
+def _losses(
+    frame: pd.DataFrame, hue: str, looks: Mapping[str, Look], unit: str, title: str, **layout: Any
+) -> Figure | None:
+    """The changes of a frame by task and on average, with a mark for each look.
 
     A task with fewer than ``FEWEST_QUESTIONS`` is part of the average only.
     """
-    groups = {named(task, profile["datasets"]): [task] for task in tasks}
-    groups[AVERAGE.capitalize()] = tasks
-    frame = changes_against_dense(profile, groups)
-    frame = frame[frame["questions"] >= FEWEST_QUESTIONS]
+    frame = frame[frame["questions"] >= FEWEST_QUESTIONS].copy()
     if frame.empty:
         return None
     counts = frame.groupby(["model", "group"])["questions"].transform("max")
     names = zip(frame["group"], counts, strict=True)
     frame["name"] = [f"{group} ({count})" for group, count in names]
-    drawn = plots.dots(
-        frame,
-        "name",
-        "method",
-        wrap=2,
-        share=(False, False),
-        size=(5.2, 4.4),
-        x=f"{unit} lost against the dense model",
-    )
+    of_axis = f"{unit} lost against the dense model"
+    drawn = plots.dots(frame, "name", hue, looks, share=(False, False), x=of_axis, **layout)
     for axis, _ in drawn.panels:
         axis.axvline(0, color=plots.DENSE, linewidth=1)
     note = "{model}(questions), 95 % intervals, paired by question; "
@@ -216,19 +249,44 @@ def _losses(profile: dict, tasks: list[str], unit: str, title: str) -> Figure | 
 def margin_lost(profile: dict) -> Figure | None:
     """Log-odds margin that each plan loses against the dense model, by task."""
     title = "Multiple choice: how much of the right choice's margin each method loses"
-    return _losses(profile, of_kind("discriminative"), "nats of margin", title)
+    return _losses_of_methods(profile, of_kind("discriminative"), "nats of margin", title)
 
 
 @figure("likelihoods")
 def bits_lost(profile: dict) -> Figure | None:
     """Bits per byte of the reference answer that each plan adds to the dense model's, by task."""
     title = "Written answers: how many more bits each method needs for the reference answer"
-    tasks = [task for task, benchmark in BENCHMARKS.items() if not benchmark.choices]
-    return _losses(profile, tasks, "bits per byte", title)
+    return _losses_of_methods(profile, WRITTEN, "bits per byte", title)
 
 
 @figure("likelihoods")
 def longbench_bits_lost(profile: dict) -> Figure | None:
     """Bits per byte that each plan adds to the dense model's on LongBench, by task."""
     title = "LongBench: how many more bits each method needs for the reference answer"
-    return _losses(profile, list(LONGBENCH), "bits per byte", title)
+    return _losses_of_methods(profile, list(LONGBENCH), "bits per byte", title)
+
+
+@figure("ablations")
+def ablation_margin_lost(profile: dict) -> Figure | None:
+    """Log-odds margin that the ablated models lose against the dense one, by task.
+
+    They are the choices of layers at α = 1, and the top layers with the searched α.
+    """
+    title = "Multiple choice: how much of the right choice's margin is lost"
+    return _losses_of_ablations(profile, of_kind("discriminative"), "nats of margin", title)
+
+
+@figure("ablations")
+def ablation_bits_lost(profile: dict) -> Figure | None:
+    """Bits per byte of the reference answer that the ablated models add to the dense one's."""
+    title = "Written answers: how many more bits the reference answer needs"
+    return _losses_of_ablations(profile, WRITTEN, "bits per byte", title)
+
+
+def _losses_of_ablations(profile: dict, tasks: list[str], unit: str, title: str) -> Figure | None:
+    """How much less likely the right answer is with other layers or another α, by task."""
+    ablated = data.cells(profile["name"], "ablations")
+    models = {model for model, *_ in ablated}
+    frame = changes_against_dense(profile, _grouped(profile, tasks), ["dense", *LOOKS_OF_ABLATED])
+    frame = frame[frame["model"].isin(models)]
+    return _losses(frame, "method", LOOKS_OF_ABLATED, unit, title, wrap=2, size=(6.5, 4))

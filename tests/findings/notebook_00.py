@@ -46,7 +46,8 @@ def method_and_reason():
     PAGE,
     "On Gemma it is {:.1f} points behind the closest baseline [{:.1f}, {:.1f}] on {} questions. On "
     "the coder it is behind by {:.1f} points [{}, {}] on {} questions, which is within noise, and "
-    "SmolLM2 was not asked to write answers.",
+    "SmolLM2 was not asked to write answers. By the likelihood of reference answers HARP+FLAP is "
+    "behind on SmolLM2 and on Gemma, and on the coder no difference is shown.",
 )
 def generation():
     rows = judged()
@@ -54,6 +55,9 @@ def generation():
     assert leads["outcome"][SMOLLM] == Outcome.NOT_RUN
     assert leads["outcome"][GEMMA] == Outcome.NOT
     assert leads["outcome"][CODER] == Outcome.INCONCLUSIVE
+    by_likelihood = leads["by likelihood"]
+    assert by_likelihood[SMOLLM] == by_likelihood[GEMMA] == Outcome.NOT
+    assert by_likelihood[CODER] == Outcome.INCONCLUSIVE
     gemma = leads.loc[GEMMA]
     coder = leads.loc[CODER]
     ends = [f"{-coder[end]:+.1f}".replace("-", "−") for end in ("high", "low")]
@@ -61,6 +65,19 @@ def generation():
         *(-gemma["value"], -gemma["high"], -gemma["low"], gemma["n"]),
         *(-coder["value"], *ends, coder["n"]),
     ]
+
+
+@finding(
+    PAGE,
+    "On SmolLM2, the only model that we asked, it agrees with the paper that the top layers are "
+    "the ones to take at α = 1, and that the search for α helps on benchmarks.",
+)
+def likelihood_tells_more():
+    rows = judged().set_index("id")
+    for claim in ("top-layers", "alpha-generation", "alpha-discriminative"):
+        assert rows.loc[claim, "model"] == SMOLLM
+        assert rows.loc[claim, "by likelihood"] == Outcome.REPRODUCED
+    return []
 
 
 @finding(

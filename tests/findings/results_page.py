@@ -6,9 +6,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from findings.stored import CODER, GEMMA, MODELS, SMOLLM, finding, perplexity_of, prefill
+from harp_lib import config
 from harp_lib.evaluation.benchmarks import BENCHMARKS
 from harp_lib.names import BASELINES
-from harp_lib.report import comparisons, data
+from harp_lib.report import claims, comparisons, data
+from harp_lib.report.claims.findings import Outcome
 
 
 @finding(
@@ -83,9 +85,9 @@ def lead_on_piqa(model: str, baseline: str) -> comparisons.Interval:
 
 @finding(
     "docs/results.md",
-    "Where answers are chosen, the dense models are above chance on one of six tasks only, PIQA."
-    " There HARP+FLAP is {:.0f} points behind Mag-sp on Gemma, and no difference to a baseline "
-    "is significant on the other two models.",
+    "Where answers are chosen, the dense models are above chance on one or two of six tasks: on "
+    "PIQA, and Gemma on BoolQ, too. On PIQA HARP+FLAP is {:.0f} points behind Mag-sp on Gemma, and "
+    "no difference to a baseline is significant on the other two models.",
 )
 def multiple_choice():
     stored = data.cells("small", "main_tables")
@@ -98,7 +100,7 @@ def multiple_choice():
             chances = data.answered(result, "chance")
             if comparisons.floor(data.answered(result), chances) is None:
                 above_chance.append(task)
-        assert above_chance == ["piqa"]
+        assert above_chance == (["boolq", "piqa"] if model == GEMMA else ["piqa"])
     for model in (SMOLLM, CODER):
         for baseline in BASELINES:
             lead = lead_on_piqa(model, baseline)
@@ -110,8 +112,24 @@ def multiple_choice():
 
 @finding(
     "docs/results.md",
+    "At equal parameters HARP+FLAP is behind the best baseline on SmolLM2 and on Gemma, for chosen "
+    "answers and for written ones, and on the coder no difference is shown. At equal heads plain "
+    "HARP leads on Gemma where answers are written.",
+)
+def decided_by_likelihood():
+    judged = claims.judge(config.load_profile("small"), "05").set_index(["id", "model"])
+    outcomes = judged["by likelihood"]
+    for claim in ("discriminative-parameters", "generation-parameters"):
+        assert outcomes[claim, SMOLLM] == outcomes[claim, GEMMA] == Outcome.NOT
+        assert outcomes[claim, CODER] == Outcome.INCONCLUSIVE
+    assert outcomes["generation-heads", GEMMA] == Outcome.REPRODUCED
+    return []
+
+
+@finding(
+    "docs/results.md",
     "counting baselines that make the same plan once, HARP+FLAP leads a baseline in {} of {} "
-    "comparisons and is led in {}. The {} are all on BBH, with the coder.",
+    "comparisons and is led in {}. Of the {} leads {} are on BBH, with the coder.",
 )
 def comparisons_task_by_task():
     number = 0
@@ -123,8 +141,8 @@ def comparisons_task_by_task():
             leads.append((model, task))
         if difference.high < 0:
             led.append((model, task))
-    assert set(leads) == {(CODER, "bbh_cot_fewshot")}
-    return len(leads), number, len(led), len(leads)
+    on_bbh = leads.count((CODER, "bbh_cot_fewshot"))
+    return len(leads), number, len(led), len(leads), on_bbh
 
 
 def differences_to_baselines() -> Iterator[tuple[str, str, comparisons.Interval]]:

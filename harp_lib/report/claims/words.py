@@ -27,6 +27,7 @@ COLOURS = {  # of the marks: all of them can be read on white and on black
     "?": "#8a8a8a",
     "–": "#8a8a8a",
 }
+DECIDED = (Outcome.REPRODUCED, Outcome.PARTLY, Outcome.NOT)
 ORDER = ("measured", "ours", "counted", "theorem")  # of the kinds, in a notebook's verdict
 MOST_CLAIMS = 6  # of a notebook's verdict
 REASONS = {  # how the reason why a claim was not run begins, and what a reader is told
@@ -71,20 +72,21 @@ def listed(judged: pd.DataFrame, kind: str) -> Markdown:
 def marked(judged: pd.DataFrame, with_notebook: bool = False) -> str:
     """A Markdown table with a row for each claim and a coloured mark for each model.
 
-    Numbers, thresholds, the paper's numbers and the outcome by likelihood unfold under the claim.
+    The mark of the outcome by likelihood stands behind it in brackets. Numbers, thresholds and the
+    paper's numbers unfold under the claim.
     """
     rows = []
     models = _in_order(judged["model"])
     for claim in over_all(judged).to_dict("records"):
         of_claim = judged[judged["id"] == claim["id"]].to_dict("records")
-        by_model = {row["model"]: row["outcome"] for row in of_claim}
+        by_model = {row["model"]: _coloured_marks(row) for row in of_claim}
         row = {}
         if with_notebook:
             row[""] = _link_to_notebook(claim["notebook"])
         is_ours = " *(ours)*" if claim["kind"] == "ours" else ""
         row["claim"] = f"{claim['statement']}{is_ours} {_details(claim, of_claim)}"
         for model in models:
-            row[display_name(model)] = coloured(MARKS.get(by_model.get(model), ""))
+            row[display_name(model)] = by_model.get(model, "")
         row["all models"] = f"**{claim['outcome']}**"
         if not models:
             row["outcome"] = row.pop("all models")
@@ -101,6 +103,26 @@ def _in_order(models: pd.Series) -> list[str]:
 
     # What is counted has no model, or is about the models of the paper together.
     return sorted(set(models) - {"", "paper"}, key=place)
+
+
+def _marks(row: dict) -> list[str]:
+    """The mark of a claim on a model, and that of its outcome by likelihood if it has one."""
+    marks = [MARKS.get(row["outcome"], "")]
+    by_likelihood = row.get("by likelihood")
+    if isinstance(by_likelihood, str) and by_likelihood != Outcome.NOT_RUN:
+        marks.append(MARKS[by_likelihood])
+    return marks
+
+
+def _in_brackets(marks: list[str]) -> str:
+    """A mark, and the second one in brackets."""
+    first, *second = marks
+    return " ".join([first, *(f"({mark})" for mark in second)])
+
+
+def _coloured_marks(row: dict) -> str:
+    """The marks of a claim on a model, in their colours."""
+    return _in_brackets([coloured(mark) for mark in _marks(row)])
 
 
 def coloured(mark: str) -> str:
@@ -333,7 +355,8 @@ def in_unit(name: str, text: str, *values: float) -> str:
 
 def counted(profile: dict) -> str:
     """How many claims were tested, with which outcomes, and how many were not, in words."""
-    numbers = counts(judge(profile))
+    judged = judge(profile)
+    numbers = counts(judged)
     num_not_run = numbers[Outcome.NOT_RUN]
     num_tested = numbers.sum() - num_not_run
     tested = numbers.drop(Outcome.NOT_RUN)
@@ -343,15 +366,29 @@ def counted(profile: dict) -> str:
         sentence += f": {', '.join(outcomes)}"
     sentence += "."
     if num_not_run:
-        sentence += (
-            f" {num_not_run} more were **not run**, because they need a model, answers or a machine"
-            " that we do not have."
-        )
-    return sentence
+        sentence += f" {num_not_run} more were **not run**."
+    return sentence + _counted_by_likelihood(judged)
+
+
+def _counted_by_likelihood(judged: pd.DataFrame) -> str:
+    """How many claims that accuracy leaves open are decided by likelihood, in words."""
+    measured = over_all(judged).query("kind == 'measured'")
+    decided = measured[measured["likelihood"].isin(DECIDED)]
+    num_open = (decided["outcome"] == Outcome.INCONCLUSIVE).sum()
+    num_not_run = (decided["outcome"] == Outcome.NOT_RUN).sum()
+    parts = []
+    if num_open:
+        parts.append(f"{num_open} of the inconclusive ones")
+    if num_not_run:
+        parts.append(f"{num_not_run} of those not run")
+    if not parts:
+        return ""
+    verb = "is" if num_open + num_not_run == 1 else "are"
+    return f" By the likelihood of right answers {' and '.join(parts)} {verb} decided."
 
 
 def matrix(profile: dict) -> str:
-    """A table of the claims that have a ``front_page``, with the mark of each model."""
+    """A table of the claims that have a ``front_page``, with the marks of each model."""
     judged = judge(profile)
     rows = []
     for claim in load_claims():
@@ -359,7 +396,7 @@ def matrix(profile: dict) -> str:
             continue
         row = {"the paper's claim": claim["front_page"]}
         for judgement in judged[judged["id"] == claim["id"]].to_dict("records"):
-            row[display_name(judgement["model"])] = MARKS[judgement["outcome"]]
+            row[display_name(judgement["model"])] = _in_brackets(_marks(judgement))
         rows.append(row)
     return markdown(pd.DataFrame(rows))
 
