@@ -10,12 +10,11 @@ from findings.stored import (
     MODELS,
     SMOLLM,
     finding,
+    judgements,
     perplexity_of,
     prefill,
 )
-from harp_lib import config
 from harp_lib.names import BASELINES
-from harp_lib.report import claims
 from harp_lib.report.claims.findings import Outcome
 from harp_lib.report.perplexity_changes import HARP_TOP
 
@@ -51,7 +50,7 @@ def alpha_without_a_search():
     "the searched α takes the norm further from the dense model's",
 )
 def the_reason():
-    judged = claims.judge(config.load_profile("small"))
+    judged = judgements()
     restored = judged[judged["id"] == "norm-restored"].set_index("model")["high"]
     assert sorted(restored.index[restored < 0]) == sorted([GEMMA, CODER])
     uniform_heads()  # asserts that none is, in any layer
@@ -66,7 +65,7 @@ def the_reason():
     "the best baseline",
 )
 def best_baselines():
-    judged = claims.judge(config.load_profile("small"), "04")
+    judged = judgements("04")
     judged = judged[judged["id"] == "perplexity-parameters"].set_index("model")["outcome"]
     assert judged[GEMMA] == judged[CODER] == Outcome.NOT
     assert judged[SMOLLM] == Outcome.INCONCLUSIVE

@@ -1,26 +1,21 @@
 """Numbers of the findings in notebook 00."""
 
-from functools import cache
-
-import pandas as pd
-
-from findings.stored import CODER, GEMMA, MODELS, SMOLLM, finding
-from harp_lib import config
-from harp_lib.report import claims
+from findings.stored import (
+    CODER,
+    GEMMA,
+    MODELS,
+    SMOLLM,
+    finding,
+    judgements,
+)
 from harp_lib.report.claims.findings import Outcome
 
 PAGE = "00_start_here.ipynb"
 
 
-@cache
-def judged() -> pd.DataFrame:
-    """The claims as the committed results of small judge them."""
-    return claims.judge(config.load_profile("small"))
-
-
 def outcomes(name: str) -> list[Outcome]:
     """The outcomes of a claim on the models, in their order."""
-    rows = judged()
+    rows = judgements()
     return rows[rows["id"] == name].set_index("model")["outcome"].loc[list(MODELS)].tolist()
 
 
@@ -35,7 +30,7 @@ def method_and_reason():
     assert outcomes("alpha-beats-one") == 3 * [Outcome.REPRODUCED]
     assert outcomes("norm-changes") == 3 * [Outcome.REPRODUCED]
     assert outcomes("uniform-attention") == 3 * [Outcome.NOT]
-    restored = judged()
+    restored = judgements()
     restored = restored[restored["id"] == "norm-restored"].set_index("model")
     assert (restored["high"][[GEMMA, CODER]] < 0).all()
     assert restored["outcome"][SMOLLM] == Outcome.INCONCLUSIVE
@@ -50,7 +45,7 @@ def method_and_reason():
     "behind on SmolLM2 and on Gemma, and on the coder no difference is shown.",
 )
 def generation():
-    rows = judged()
+    rows = judgements()
     leads = rows[rows["id"] == "generation-parameters"].set_index("model")
     assert leads["outcome"][SMOLLM] == Outcome.NOT_RUN
     assert leads["outcome"][GEMMA] == Outcome.NOT
@@ -73,7 +68,7 @@ def generation():
     "the ones to take at α = 1, and that the search for α helps on benchmarks.",
 )
 def likelihood_tells_more():
-    rows = judged().set_index("id")
+    rows = judgements().set_index("id")
     for claim in ("top-layers", "alpha-generation", "alpha-discriminative"):
         assert rows.loc[claim, "model"] == SMOLLM
         assert rows.loc[claim, "by likelihood"] == Outcome.REPRODUCED
@@ -86,7 +81,7 @@ def likelihood_tells_more():
     " the paper does not state.",
 )
 def theorems():
-    rows = judged()
+    rows = judgements()
     truths = rows[rows["kind"] == "theorem"].set_index("id")["outcome"].to_dict()
     assert truths == {
         "theorem-1": "false",

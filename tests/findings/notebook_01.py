@@ -3,9 +3,16 @@
 import numpy as np
 import pandas as pd
 
-from findings.stored import CODER, GEMMA, MODELS, SMOLLM, finding
+from findings.stored import (
+    CODER,
+    GEMMA,
+    MODELS,
+    SMOLLM,
+    finding,
+    judgements,
+)
 from harp_lib import config
-from harp_lib.report import claims, data, figures_layers
+from harp_lib.report import data, figures_layers
 from harp_lib.report.claims.findings import Outcome
 from harp_lib.report.claims.judging import load_claims
 
@@ -75,7 +82,7 @@ def random_heads():
 
 def outcomes_of(claim: str) -> pd.DataFrame:
     """What the verdict has about a claim, a row for each model."""
-    judged = claims.judge(config.load_profile("small"), "01")
+    judged = judgements("01")
     return judged[judged["id"] == claim].set_index("model")
 
 

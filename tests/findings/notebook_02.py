@@ -11,9 +11,10 @@ from findings.stored import (
     against_the_searched_alpha,
     documents,
     finding,
+    judgements,
 )
 from harp_lib import config
-from harp_lib.report import claims, comparisons, data, figures_layers
+from harp_lib.report import comparisons, data, figures_layers
 
 PAGE = "02_norm_change.ipynb"
 
@@ -48,7 +49,7 @@ def norms_of_values():
     "has {:.0f} % of the coder's heads changed and not {:.0f} %.",
 )
 def changed_heads_of_the_verdict():
-    judged = claims.judge(config.load_profile("small"), "02")
+    judged = judgements("02")
     changed = judged[judged["id"] == "norm-changes"].set_index("model").loc[CODER]
     assert changed["about"] == "of the heads on WikiText-2"
     kept, heads = norms_of_values()[-2:]
@@ -95,7 +96,7 @@ def norm_by_the_norm_keeping_alpha():
     "= 1 does on Gemma and on the coder, and closer to it on SmolLM2.",
 )
 def norms_over_all_pruned_layers():
-    judged = claims.judge(config.load_profile("small"), "02")
+    judged = judgements("02")
     restored = judged[judged["id"] == "norm-restored"].set_index("model")
     assert restored.loc[GEMMA, "high"] < 0
     assert restored.loc[CODER, "high"] < 0

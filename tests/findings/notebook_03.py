@@ -11,10 +11,11 @@ from findings.stored import (
     against_the_searched_alpha,
     documents,
     finding,
+    judgements,
 )
 from harp_lib import config
 from harp_lib.methods.alpha_search import ALPHA_GRID, count_passes
-from harp_lib.report import claims, comparisons, data
+from harp_lib.report import comparisons, data
 
 PAGE = "03_alpha_search.ipynb"
 CORPORA = ("wikitext", "python-docs")
@@ -179,7 +180,7 @@ def trends_in_the_title():
     deep = [trend_of(deepest_search(model)) for model in MODELS]
     assert ours == spanned([*short.values(), *deep])
     counts = [trend.n for trend in short.values()]
-    of_verdict = claims.judge(config.load_profile("small"), "03").set_index(["id", "model"])
+    of_verdict = judgements("03").set_index(["id", "model"])
     shown = of_verdict.loc["alpha-rises", CODER]
     assert shown["value"] == short[CODER, "python-docs", "harp"].value
     lengths = [min(counts), max(counts)]

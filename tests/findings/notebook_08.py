@@ -2,10 +2,18 @@
 
 from transformers import AutoConfig
 
-from findings.stored import CODER, GEMMA, MODELS, SMOLLM, finding, prefill
+from findings.stored import (
+    CODER,
+    GEMMA,
+    MODELS,
+    SMOLLM,
+    finding,
+    judgements,
+    prefill,
+)
 from harp_lib import PruningPlan, config
 from harp_lib.accounting import prefill_flops
-from harp_lib.report import claims, comparisons, data
+from harp_lib.report import comparisons, data
 from harp_lib.report.tables import efficiency, paper_times, told
 
 SHORT = 1024
@@ -118,7 +126,7 @@ def count_of_the_papers_model():
     "% at {:,} tokens, where the paper expects more than half.",
 )
 def share_of_attention():
-    judged = claims.judge(config.load_profile("small"), "08")
+    judged = judgements("08")
     judged = judged[judged["id"] == "overtaking-timed"].set_index("model")
     shares = {}
     for model in (GEMMA, SMOLLM):

@@ -5,7 +5,9 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
-from harp_lib.report import comparisons, data
+from harp_lib import config
+from harp_lib.evaluation.benchmarks import BENCHMARKS
+from harp_lib.report import claims, comparisons, data, right_answers
 
 SMOLLM = "smollm2-135m"
 GEMMA = "gemma3-270m"
@@ -22,6 +24,18 @@ def finding(page: str, sentence: str):
         return numbers
 
     return register
+
+
+@cache
+def judgements(notebook: str | None = None) -> pd.DataFrame:
+    """The claims of a notebook, or all, as the committed results judge them."""
+    return claims.judge(config.load_profile("small"), notebook)
+
+
+@cache
+def all_right_answers() -> pd.DataFrame:
+    """How likely the right answer to each question is, of all methods on all benchmarks."""
+    return right_answers.right_answers("small", BENCHMARKS)
 
 
 @cache

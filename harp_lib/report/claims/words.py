@@ -333,7 +333,7 @@ def _by_likelihood(claim: dict, rows: list[dict]) -> list[str]:
         if isinstance(outcome, str):
             texts.append(_on_model(row, outcome, _likelihood_here(row)))
     if texts:
-        texts.append(f"**{claim['likelihood']}**")
+        texts.append(f"all models: **{claim['likelihood']}**")
     return texts
 
 
