@@ -276,7 +276,7 @@ def _draw(
     drawn.looks = [look._replace(**in_legend) for look in present.values()]
     for axis, part in drawn.panels:
         if pd.api.types.is_numeric_dtype(part[by]) and (part[by] % 1 == 0).all():
-            axis.xaxis.set_major_locator(MaxNLocator(9, integer=True))
+            axis.xaxis.set_major_locator(MaxNLocator(9, integer=True, min_n_ticks=1))
     return drawn
 
 

@@ -95,9 +95,11 @@ def tail_only_prefill_against_thinned():
 @finding(
     "README.md",
     "With a third of the layers value-only, perplexity on news that nothing was fitted to is then "
-    "{:.2f} times HARP's on SmolLM2, {:.2f} times on Gemma and {:.2f} times on the coder, and "
-    "{:.0f} %, {:.0f} % and {:.0f} % of pass keys are found, where HARP finds {:.0f} %, {:.0f} % "
-    "and {:.0f} %",
+    "{:.2f} times HARP's on SmolLM2, {:.2f} times on Gemma, {:.2f} times on the coder and {:.2f} "
+    "times on Qwen-Coder 1.5B. Of pass keys {:.0f} %, {:.0f} % and {:.0f} % are found on the first "
+    "three, where HARP finds {:.0f} %, {:.0f} % and {:.0f} %; on the 1.5B both find none",
 )
 def other_layers_and_weights():
-    return [notebook_09.against_harp()[place] for place in (0, 3, 6)] + notebook_09.keys_found()
+    notebook_09.keys_of_the_larger_coder()  # asserts that both find none
+    changes = notebook_09.against_harp()
+    return [changes[place] for place in (0, 3, 6, 9)] + notebook_09.keys_found()

@@ -3,13 +3,14 @@
 import numpy as np
 import pandas as pd
 
-from findings.stored import CODER, GEMMA, MODELS, SMOLLM, finding
+from findings.stored import CODER, GEMMA, LARGER, MODELS, SMOLLM, finding
 from harp_lib import config
 from harp_lib.report import data, perplexity_changes, tables_frontier
 from harp_lib.report.perplexity_changes import HARP_TOP, PASSKEY, REFIT, REFITTED
 
 NOTEBOOK = "09_refit.ipynb"
 SMALL = config.load_profile("small")
+OF_A_THIRD = (*MODELS, LARGER)
 
 
 def usual(reference=None) -> pd.DataFrame:
@@ -71,13 +72,13 @@ def spans(method: str, ranking: str, reference, layers=third) -> list[float]:
 @finding(
     NOTEBOOK,
     "On the news, refitted layers of least influence have {:.2f} [{:.2f}, {:.2f}] times HARP's "
-    "perplexity on SmolLM2, {:.2f} [{:.2f}, {:.2f}] on Gemma and {:.2f} [{:.2f}, {:.2f}] on the "
-    "coder",
+    "perplexity on SmolLM2, {:.2f} [{:.2f}, {:.2f}] on Gemma, {:.2f} [{:.2f}, {:.2f}] on the coder "
+    "and {:.2f} [{:.2f}, {:.2f}] on the 1.5B",
 )
 def against_harp():
     frame = usual(HARP_TOP)
     numbers = []
-    for model in MODELS:
+    for model in OF_A_THIRD:
         refit = part(frame, REFIT, "influence", model)
         assert (refit["high"] < 1).all()
         assert (refit["documents"] == 12).all()
@@ -138,10 +139,11 @@ def on_gemma():
 
 @finding(
     NOTEBOOK,
-    "On the coder it is the layers, too ({:.2f} to {:.2f} times, and {:.1f} to {:.1f} times)",
+    "On the coder it is the layers, too ({:.2f} to {:.2f} times, and {:.1f} to {:.1f} times), and "
+    "on the 1.5B ({:.2f} to {:.2f} times, and {:.1f} to {:.1f} times)",
 )
-def on_the_coder():
-    return alphas_and_top(CODER)
+def on_the_coders():
+    return alphas_and_top(CODER) + alphas_and_top(LARGER)
 
 
 def alphas_and_top(model: str) -> list[float]:
@@ -154,14 +156,17 @@ def alphas_and_top(model: str) -> list[float]:
 
 @finding(
     NOTEBOOK,
-    "In the layers of least influence NBL has {:.2f} to {:.2f} times the refit's perplexity, over "
-    "all three models and texts",
+    "In the layers of least influence NBL has {:.2f} to {:.2f} times the refit's perplexity on "
+    "SmolLM2, Gemma and the coder, over all three texts, and {:.2f} to {:.2f} times on the 1.5B, "
+    "where it is shown to be ahead on the news alone",
 )
 def against_nbl():
     frame = usual(REFITTED)
     rows = pd.concat([part(frame, "nbl", "influence", model) for model in MODELS])
     assert len(rows) == 9
-    return span(rows)
+    larger = part(frame, "nbl", "influence", LARGER)
+    assert larger.loc[larger["high"] < 1, "corpus"].tolist() == ["multi_news"]
+    return span(rows) + span(larger)
 
 
 @finding(
@@ -176,7 +181,8 @@ def against_nbl_in_half_of_the_layers():
 @finding(
     NOTEBOOK,
     "In the layers explained best it has {:.2f} to {:.2f} times on SmolLM2 and Gemma, over three "
-    "draws of the calibration text, but {:.2f} to {:.2f} times on the coder",
+    "draws of the calibration text, but {:.2f} to {:.2f} times on the coder; on the 1.5B no "
+    "difference is shown",
 )
 def against_nbl_where_explained_best():
     _, frame = tables_frontier.refit_against_nbl(SMALL)
@@ -185,6 +191,8 @@ def against_nbl_where_explained_best():
     assert drawn["draws"].eq(3).all()
     coder = frame[frame["model"] == CODER]
     assert (coder["low"] > 1).all()
+    larger = frame[frame["model"] == LARGER]
+    assert ((larger["low"] < 1) & (larger["high"] > 1)).all()
     return [drawn["mean"].min(), drawn["mean"].max(), *span(coder)]
 
 
@@ -202,7 +210,7 @@ def of_rankings(model: str, layers=None, corpus="multi_news") -> pd.Series:
 
 @finding(
     NOTEBOOK,
-    "They have {:.2f} times the dense perplexity on the news, where those of least influence have "
+    "A third of them has {:.2f} times the dense perplexity on the news, where those of least influence have "
     "{:.2f} and the top layers {:.2f}",
 )
 def rankings_on_the_coder():
@@ -227,9 +235,9 @@ def greedy_on_gemma():
 
 @finding(
     NOTEBOOK,
-    "Gate-Norm, which reads no text, is the best choice on the coder (with half of the layers "
-    "{:.2f} against {:.2f} times the dense perplexity on the news) and the worst one on Gemma "
-    "({:.1f} times with a third)",
+    "Gate-Norm, which reads no text, is the best choice with half of the coder's layers ({:.2f} "
+    "against {:.2f} times the dense perplexity on the news) and the worst one on Gemma ({:.1f} times "
+    "with a third)",
 )
 def gate_norm():
     coder = of_rankings(CODER, half(CODER))
@@ -237,6 +245,41 @@ def gate_norm():
     assert coder.idxmin() == "gate-norm"
     assert gemma.idxmax() == "gate-norm"
     return coder["gate-norm"], coder["influence"], gemma["gate-norm"]
+
+
+@finding(
+    NOTEBOOK,
+    "On the 1.5B it is far ahead: with a third of the layers it has {:.2f} times the dense "
+    "perplexity on the news, the layers of least influence {:.2f} times, and those explained best, "
+    "layer 0 among them again, {:.2f} times",
+)
+def rankings_on_the_larger_coder():
+    values = of_rankings(LARGER)
+    assert values.idxmin() == "gate-norm"
+    assert ranked(LARGER, "explained").rank(ascending=False)[0] <= 9
+    to_influence = usual(REFITTED)
+    assert (part(to_influence, REFIT, "gate-norm", LARGER)["high"] < 1).all()
+    return values["gate-norm"], values["influence"], values["explained"]
+
+
+@finding(
+    NOTEBOOK,
+    "On the 1.5B both find none, though the dense model finds all. There the layers of least "
+    "influence are {} of the {} top ones and three just below; the layers explained best, with "
+    "their far higher perplexity on all texts, find {:.0f} %",
+)
+def keys_of_the_larger_coder():
+    found = found_keys(LARGER)
+    assert found[REFIT, "influence"] == found["harp", "top"] == 0
+    exact = data.tidy("small", "frontier", "exact")
+    dense = exact[(exact["method"] == "dense") & (exact["model"] == LARGER)]
+    assert (dense["value"] == 1).all()
+    explained = part(usual(REFITTED), REFIT, "explained", LARGER)
+    assert (explained["low"] > 2).all()
+    influence = ranked(LARGER, "influence").sort_values(kind="stable").index[:9]
+    in_top = [layer for layer in influence if layer >= 19]
+    assert sorted(set(influence) - set(in_top)) == [14, 16, 17]
+    return len(in_top), len(influence), 100 * found[REFIT, "explained"]
 
 
 @finding(
@@ -298,22 +341,21 @@ def passkeys_of_gemma():
 
 @finding(
     NOTEBOOK,
-    "takes {:.0f} % of the dense model's operations on SmolLM2, {:.0f} % on Gemma and {:.0f} % on "
-    "the coder with the layers of least influence; with the top layers it takes {:.0f} % on all "
-    "three",
+    "takes {:.0f} % of the dense model's operations on SmolLM2, {:.0f} % on Gemma, {:.0f} % on the "
+    "coder and {:.0f} % on the 1.5B with the layers of least influence; with the top layers it "
+    "takes {:.0f} to {:.0f} %",
 )
 def costs():
     _, frame = tables_frontier.frontier_costs(SMALL)
     left = 100 * frame.set_index(["model", "method", "ranking"])["prefill left"]
-    tops = {round(left[model, REFIT, "top"]) for model in MODELS}
-    [top] = tops
-    return [left[model, REFIT, "influence"] for model in MODELS] + [top]
+    tops = [left[model, REFIT, "top"] for model in OF_A_THIRD]
+    return [left[model, REFIT, "influence"] for model in OF_A_THIRD] + [min(tops), max(tops)]
 
 
 @finding(
     NOTEBOOK,
     "the dense model's attention is explained by {:.2f} to {:.2f} of its variance, over all layers "
-    "of the three models",
+    "of the four models",
 )
 def explained_variance():
     rows = data.tidy("small", "frontier", "explained")
@@ -347,10 +389,12 @@ def ranked(model: str, ranking: str) -> pd.Series:
 @finding(
     NOTEBOOK,
     "At the top, α by least squares has {:.2f} to {:.2f} times the perplexity of the searched α on "
-    "SmolLM2, {:.2f} to {:.2f} times on Gemma and {:.2f} to {:.2f} times on the coder",
+    "SmolLM2, {:.2f} to {:.2f} times on Gemma, {:.2f} to {:.2f} times on the coder and {:.2f} to "
+    "{:.2f} times on the 1.5B",
 )
 def fitted_against_searched():
-    return spans("alpha-fit", "top", HARP_TOP)
+    on_larger = part(usual(HARP_TOP), "alpha-fit", "top", LARGER)
+    return spans("alpha-fit", "top", HARP_TOP) + span(on_larger)
 
 
 def apart_from_harp(task: str) -> tuple[list[str], list[float]]:
@@ -359,7 +403,7 @@ def apart_from_harp(task: str) -> tuple[list[str], list[float]]:
     assert frame["questions"].eq(60).all()
     models = []
     numbers = []
-    for model in MODELS:
+    for model in OF_A_THIRD:
         [row] = frame[(frame["model"] == model) & (frame["task"] == task)].to_dict("records")
         ends = sorted(abs(row[name]) for name in ("influence low", "influence high"))
         if row["influence low"] * row["influence high"] > 0:
@@ -370,13 +414,13 @@ def apart_from_harp(task: str) -> tuple[list[str], list[float]]:
 
 @finding(
     NOTEBOOK,
-    "On TriviaQA the refit of the layers of least influence is ahead of HARP on all three models, "
-    "by {:.2f} bits per byte [{:.2f}, {:.2f}] on SmolLM2, {:.2f} [{:.2f}, {:.2f}] on Gemma and "
-    "{:.2f} [{:.2f}, {:.2f}] on the coder",
+    "On TriviaQA the refit of the layers of least influence is ahead of HARP on all four models, "
+    "by {:.2f} bits per byte [{:.2f}, {:.2f}] on SmolLM2, {:.2f} [{:.2f}, {:.2f}] on Gemma, {:.2f} "
+    "[{:.2f}, {:.2f}] on the coder and {:.2f} [{:.2f}, {:.2f}] on the 1.5B",
 )
 def written_answers():
     models, numbers = apart_from_harp("triviaqa")
-    assert tuple(models) == MODELS
+    assert tuple(models) == OF_A_THIRD
     return numbers
 
 
@@ -479,14 +523,17 @@ def neighbours():
 
 @finding(
     NOTEBOOK,
-    "The refit of the top layers is ahead of HARP, too, but on SmolLM2 and on the coder it is far "
-    "behind the refit of other layers",
+    "The refit of the top layers is ahead of HARP, too, on SmolLM2, Gemma and the coder, but on "
+    "SmolLM2 and on the coder it is far behind the refit of other layers, and on the 1.5B it is "
+    "not shown to be ahead of HARP",
 )
 def refit_of_the_top_layers():
     frame = usual(HARP_TOP)
     to_best = usual(REFITTED)
     for model in MODELS:
         assert (part(frame, REFIT, "top", model, texts=2)["high"] < 1).all()
+    on_larger = part(frame, REFIT, "top", LARGER, texts=2)
+    assert (on_larger["high"] > 1).all()
     for model in (SMOLLM, CODER):
         assert (part(to_best, REFIT, "top", model, texts=2)["low"] > 1.2).all()
     return []
@@ -509,7 +556,7 @@ def never_the_worst():
     frame = usual()
     frame = frame[(frame["method"] == REFIT) & (frame["texts"] == 2) & (frame["corpus"] != PASSKEY)]
     compared = list(frame.groupby(["model", "layers", "corpus"]))
-    assert len(compared) == 27
+    assert len(compared) == 30
     for _, rankings in compared:
         by_ranking = rankings.set_index("ranking")["value"]
         assert by_ranking.idxmax() != "influence"
@@ -518,7 +565,37 @@ def never_the_worst():
 
 @finding(
     NOTEBOOK,
-    "One α a layer in the layers of least influence finds {:.0f} %, {:.0f} % and {:.0f} %",
+    "One α a layer in the layers of least influence finds {:.0f} %, {:.0f} %, {:.0f} % and, on the "
+    "1.5B, {:.0f} %",
 )
 def keys_found_with_alphas():
-    return [100 * found_keys(model)["alpha-fit", "influence"] for model in MODELS]
+    return [100 * found_keys(model)["alpha-fit", "influence"] for model in OF_A_THIRD]
+
+
+@finding(
+    NOTEBOOK,
+    "Gate-Norm's is better on the 1.5B and with half of the coder's layers, though far worse "
+    "with a third of SmolLM2's and of Gemma's",
+)
+def choice_of_gate_norm():
+    frame = usual(REFITTED)
+    assert (part(frame, REFIT, "gate-norm", LARGER)["high"] < 1).all()
+    halves = part(frame, REFIT, "gate-norm", CODER, layers=half(CODER))
+    assert (halves["high"] < 1).all()
+    for model in (SMOLLM, GEMMA):
+        assert (part(frame, REFIT, "gate-norm", model)["low"] > 1.4).all()
+    return []
+
+
+@finding(
+    NOTEBOOK,
+    "in the layers that a linear map explains best, α by least squares is behind the refit of least "
+    "influence on all models and texts",
+)
+def alphas_where_explained_best():
+    frame = usual(REFITTED)
+    for model in OF_A_THIRD:
+        alphas = part(frame, "alpha-fit", "explained", model)
+        assert len(alphas) == 3
+        assert (alphas["low"] > 1).all()
+    return []

@@ -12,6 +12,7 @@ from harp_lib.report import claims, comparisons, data, right_answers
 SMOLLM = "smollm2-135m"
 GEMMA = "gemma3-270m"
 CODER = "qwen2.5-coder-0.5b"
+LARGER = "qwen2.5-coder-1.5b"  # of notebook 09 alone
 MODELS = (SMOLLM, GEMMA, CODER)
 FINDINGS = []  # page, sentence, and the function that gives its numbers
 
