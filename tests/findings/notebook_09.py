@@ -210,8 +210,8 @@ def of_rankings(model: str, layers=None, corpus="multi_news") -> pd.Series:
 
 @finding(
     NOTEBOOK,
-    "A third of them has {:.2f} times the dense perplexity on the news, where those of least influence have "
-    "{:.2f} and the top layers {:.2f}",
+    "A third of them has {:.2f} times the dense perplexity on the news, where those of least "
+    "influence have {:.2f} and the top layers {:.2f}",
 )
 def rankings_on_the_coder():
     values = of_rankings(CODER)
@@ -236,8 +236,8 @@ def greedy_on_gemma():
 @finding(
     NOTEBOOK,
     "Gate-Norm, which reads no text, is the best choice with half of the coder's layers ({:.2f} "
-    "against {:.2f} times the dense perplexity on the news) and the worst one on Gemma ({:.1f} times "
-    "with a third)",
+    "against {:.2f} times the dense perplexity on the news) and the worst one on Gemma ({:.1f} "
+    "times with a third)",
 )
 def gate_norm():
     coder = of_rankings(CODER, half(CODER))
@@ -589,8 +589,8 @@ def choice_of_gate_norm():
 
 @finding(
     NOTEBOOK,
-    "in the layers that a linear map explains best, α by least squares is behind the refit of least "
-    "influence on all models and texts",
+    "in the layers that a linear map explains best, α by least squares is behind the refit of "
+    "least influence on all models and texts",
 )
 def alphas_where_explained_best():
     frame = usual(REFITTED)
