@@ -18,7 +18,8 @@ from harp_lib import config
 AUTHORED = "**What we found"  # how a finding begins in a notebook
 NAMES = (  # that hold digits
     r"SmolLM2( 135M)?|Gemma-3 270M|Qwen-Coder [\d.]+B|[Tt]he 1\.5B"
-    r"|LLaMA3\.1-8B|Mistral-7B|Qwen2-7B|Gemma2-9B|GSM8K|WikiText-2|2WikiMQA|Lemma \d|H100|α = [01]|\[\d\d\]\(\d\d_\w+\.ipynb\)"
+    r"|LLaMA3\.1-8B|Mistral-7B|Qwen2-7B|Gemma2-9B"
+    r"|GSM8K|WikiText-2|2WikiMQA|Lemma \d|H100|α = [01]|\[\d\d\]\(\d\d_\w+\.ipynb\)"
 )
 
 
