@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from harp_lib import config
-from harp_lib.evaluation.benchmarks import BENCHMARKS, LONGBENCH
+from harp_lib.evaluation.benchmarks import LONGBENCH
 from harp_lib.names import METHOD_TITLES, display_name
 from harp_lib.report import data, figure, plots, table
 from harp_lib.report.comparisons import Interval, paired_mean_difference
@@ -21,16 +21,9 @@ from harp_lib.report.figures_scores import looks_of_plans
 from harp_lib.report.plans import one_row_per_plan
 from harp_lib.report.plots import Look
 from harp_lib.report.right_answers import ITEM, measure_of, paired, right_answers
-from harp_lib.report.scores import (
-    AVERAGE,
-    FEWEST_QUESTIONS,
-    named,
-    of_kind,
-    question_counts,
-)
+from harp_lib.report.scores import AVERAGE, FEWEST_QUESTIONS, named, of_kind, question_counts
 from harp_lib.report.tables import MISSING, Table, block, stacked
 
-WRITTEN = [task for task, benchmark in BENCHMARKS.items() if not benchmark.choices]
 LOOKS_OF_ABLATED = {  # what notebook 06 compares
     "harp": plots.LOOKS["harp"]._replace(label="Top, α searched"),
     "top": plots.LOOKS["alpha-1"]._replace(label="Top, α = 1"),
@@ -256,7 +249,7 @@ def margin_lost(profile: dict) -> Figure | None:
 def bits_lost(profile: dict) -> Figure | None:
     """Bits per byte of the reference answer that each plan adds to the dense model's, by task."""
     title = "Written answers: how many more bits each method needs for the reference answer"
-    return _losses_of_methods(profile, WRITTEN, "bits per byte", title)
+    return _losses_of_methods(profile, of_kind("generation"), "bits per byte", title)
 
 
 @figure("likelihoods")
@@ -280,7 +273,7 @@ def ablation_margin_lost(profile: dict) -> Figure | None:
 def ablation_bits_lost(profile: dict) -> Figure | None:
     """Bits per byte of the reference answer that the ablated models add to the dense one's."""
     title = "Written answers: how many more bits the reference answer needs"
-    return _losses_of_ablations(profile, WRITTEN, "bits per byte", title)
+    return _losses_of_ablations(profile, of_kind("generation"), "bits per byte", title)
 
 
 def _losses_of_ablations(profile: dict, tasks: list[str], unit: str, title: str) -> Figure | None:

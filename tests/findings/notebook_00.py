@@ -1,13 +1,6 @@
 """Numbers of the findings in notebook 00."""
 
-from findings.stored import (
-    CODER,
-    GEMMA,
-    MODELS,
-    SMOLLM,
-    finding,
-    judgements,
-)
+from findings.stored import CODER, GEMMA, MODELS, SMOLLM, finding, judgements
 from harp_lib.report.claims.findings import Outcome
 
 PAGE = "00_start_here.ipynb"

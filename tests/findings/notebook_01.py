@@ -3,14 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from findings.stored import (
-    CODER,
-    GEMMA,
-    MODELS,
-    SMOLLM,
-    finding,
-    judgements,
-)
+from findings.stored import CODER, GEMMA, MODELS, SMOLLM, finding, judgements
 from harp_lib import config
 from harp_lib.report import data, figures_layers
 from harp_lib.report.claims.findings import Outcome

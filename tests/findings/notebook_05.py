@@ -3,24 +3,10 @@
 import numpy as np
 import pandas as pd
 
-from findings.stored import (
-    CODER,
-    GEMMA,
-    MODELS,
-    SMOLLM,
-    all_right_answers,
-    finding,
-    judgements,
-)
+from findings.stored import CODER, GEMMA, MODELS, SMOLLM, all_right_answers, finding, judgements
 from harp_lib.evaluation.benchmarks import BENCHMARKS
 from harp_lib.names import BASELINES
-from harp_lib.report import (
-    comparisons,
-    data,
-    likelihoods,
-    right_answers,
-    short_tables,
-)
+from harp_lib.report import comparisons, data, likelihoods, right_answers, short_tables
 from harp_lib.report.scores import FLAPPED, differences, of_kind
 from harp_lib.report.tables import told
 
@@ -344,7 +330,7 @@ def bits():
 
 def bits_added(task: str | None = None) -> pd.DataFrame:
     """Bits per byte that methods add to the dense model's, model × method; the average without."""
-    tasks = likelihoods.WRITTEN if task is None else [task]
+    tasks = GENERATION if task is None else [task]
     changes = likelihoods.changes_against_dense(SMALL, {"": tasks})
     return changes.pivot_table("value", "model", "method")
 

@@ -1,23 +1,9 @@
 """Numbers of the findings in notebook 06."""
 
-from findings.notebook_05 import CHOOSING, SMALL, above_chance, likelier
-from findings.stored import (
-    SMOLLM,
-    finding,
-    judgements,
-)
-from harp_lib.report import (
-    data,
-    figures_harp,
-    likelihoods,
-    short_tables,
-)
-from harp_lib.report.comparisons import (
-    Interval,
-    change,
-    mean_interval,
-    rank_correlation,
-)
+from findings.notebook_05 import CHOOSING, GENERATION, SMALL, above_chance, likelier
+from findings.stored import SMOLLM, finding, judgements
+from harp_lib.report import data, figures_harp, likelihoods, short_tables
+from harp_lib.report.comparisons import Interval, change, mean_interval, rank_correlation
 from harp_lib.report.scores import ABLATED, STRATEGIES, differences, scores
 from harp_lib.report.tables import told
 
@@ -194,7 +180,7 @@ def likelihoods_of_the_search():
         ends = [judged.loc[claim, f"by likelihood {end}"] for end in ("value", "low", "high")]
         assert ends[1] > 0
         numbers += ends
-    written = likelihoods.changes_against_dense(SMALL, {"": likelihoods.WRITTEN}, ["dense", "top"])
+    written = likelihoods.changes_against_dense(SMALL, {"": GENERATION}, ["dense", "top"])
     (added,) = written[written["model"] == SMOLLM]["value"]
     assert 0.4 < numbers[3] / added < 0.6
     for task in ("triviaqa", "nq_open", "gsm8k"):

@@ -2,15 +2,7 @@
 
 from transformers import AutoConfig
 
-from findings.stored import (
-    CODER,
-    GEMMA,
-    MODELS,
-    SMOLLM,
-    finding,
-    judgements,
-    prefill,
-)
+from findings.stored import CODER, GEMMA, MODELS, SMOLLM, finding, judgements, prefill
 from harp_lib import PruningPlan, config
 from harp_lib.accounting import prefill_flops
 from harp_lib.report import comparisons, data

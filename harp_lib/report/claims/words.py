@@ -27,7 +27,7 @@ COLOURS = {  # of the marks: all of them can be read on white and on black
     "?": "#8a8a8a",
     "–": "#8a8a8a",
 }
-DECIDED = (Outcome.REPRODUCED, Outcome.PARTLY, Outcome.NOT)
+DECIDED = (Outcome.REPRODUCED, Outcome.PARTLY, Outcome.NOT)  # neither open nor not run
 ORDER = ("measured", "ours", "counted", "theorem")  # of the kinds, in a notebook's verdict
 MOST_CLAIMS = 6  # of a notebook's verdict
 REASONS = {  # how the reason why a claim was not run begins, and what a reader is told
