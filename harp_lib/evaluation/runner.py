@@ -93,6 +93,7 @@ class Runner(PrefixLM):
             tokenizer=tokenizer,
             batch_size=batch_size,
             add_bos_token=add_bos_token,
+            softmax_dtype="float32",  # by default the model's: bfloat16 has 8 bits
         )
         self.context = context
         self.cut_to: int | None = None
