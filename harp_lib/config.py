@@ -65,8 +65,8 @@ def load_profile(
         Rows of each task, in place of the profile's.
     as_written : bool
         Keep the profile's ``dtype``. Otherwise it becomes float32 where there is no GPU, because
-        many processors emulate bfloat16, which takes 4 to 15 times as long. A profile for CPUs may
-        name a dtype for single models, and then it is kept.
+        many processors emulate bfloat16, which takes 4 to 15 times as long. What ``dtype_of`` says
+        of single models is always kept.
 
     Returns
     -------
@@ -82,7 +82,7 @@ def load_profile(
     if not as_written:
         import torch
 
-        if isinstance(profile["dtype"], str) and not torch.cuda.is_available():
+        if not torch.cuda.is_available():
             profile["dtype"] = "float32"
     profile["name"] = name
     if models:
@@ -143,13 +143,13 @@ def _task_settings(profile: dict[str, Any]) -> list[dict[str, Any]]:
 def profile_for(model: str, profile: dict[str, Any]) -> dict[str, Any]:
     """A profile with only the benchmarks that are meant for one model, in that model's settings.
 
-    ``dtype`` becomes the model's: float32, if the profile names dtypes of other models only.
+    ``dtype`` becomes the model's, where the profile has one for it in ``dtype_of``.
     A setting of a benchmark may be a dict with a value for each model. A model that the dict of
     ``rows`` does not name is not evaluated on that benchmark.
     """
     profile_of_model = dict(profile)
-    if isinstance(profile["dtype"], dict):
-        profile_of_model["dtype"] = profile["dtype"].get(model, "float32")
+    dtypes = profile.get("dtype_of", {})
+    profile_of_model["dtype"] = dtypes.get(model, profile["dtype"])
     for section in SECTIONS_WITH_TASKS:
         tasks = {}
         for name, settings in profile[section]["tasks"].items():

@@ -83,6 +83,14 @@ def test_a_cpu_computes_in_float32(gpu, dtype, monkeypatch):
     assert load_profile("paper")["dtype"] == dtype
 
 
+def test_a_profile_may_name_the_dtype_of_one_model(monkeypatch):
+    """Then a CPU computes in it, too, so that a profile's results are the same on all machines."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    small = load_profile("small")
+    assert profile_for("qwen2.5-coder-1.5b", small)["dtype"] == "bfloat16"
+    assert profile_for("smollm2-135m", small)["dtype"] == "float32"
+
+
 def test_models_datasets_and_rows_may_be_replaced(tmp_path):
     assert models_of(load_profile("paper"), "efficiency") == ["LLaMA3.1-8B"]
     profile = load_profile("paper", models=["tiny-llama"], datasets=str(tmp_path), limit=3)
