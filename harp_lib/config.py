@@ -111,8 +111,7 @@ def _read_profile(name: str) -> dict[str, Any]:
 def _replace_models(profile: dict[str, Any], models: list[str]) -> None:
     """Use these models in every experiment of a profile, and no others."""
     profile["models"] = models
-    for section in ("alpha_search", "frontier"):
-        profile[section]["extra_models"] = []
+    profile["alpha_search"]["extra_models"] = []
     profile["efficiency"]["shapes"] = None
     for section in ("ablations", "longbench"):
         profile[section].pop("models", None)

@@ -67,7 +67,4 @@ def test_units_and_notebooks_fit_together():
         assert models == [unit.model or MODEL]
     extra = profile()
     extra["alpha_search"]["extra_models"] = ["owner/large"]
-    extra["frontier"]["extra_models"] = ["owner/larger"]
     assert [unit for unit in UNITS if "owner/large" in models_of(extra, unit)] == ["search"]
-    of_frontier = [unit for unit in UNITS if "owner/larger" in models_of(extra, unit)]
-    assert of_frontier == ["frontier", "frontier_scores"]

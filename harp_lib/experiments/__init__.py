@@ -80,8 +80,6 @@ def models_of(profile: dict[str, Any], unit: str) -> list[str]:
         return [UNITS[unit].model]
     if unit == "search":
         return [*profile["models"], *profile["alpha_search"]["extra_models"]]
-    if unit in ("frontier", "frontier_scores"):
-        return [*profile["models"], *profile["frontier"]["extra_models"]]
     if unit == "efficiency":
         return profile["efficiency"]["shapes"] or profile["models"]
     section = "ablations" if unit == "layers" else unit
