@@ -12,8 +12,9 @@ from harp_lib.report import claims, comparisons, data, right_answers
 SMOLLM = "smollm2-135m"
 GEMMA = "gemma3-270m"
 CODER = "qwen2.5-coder-0.5b"
-LARGER = "qwen2.5-coder-1.5b"  # of notebook 09 alone
+LARGER = "qwen2.5-coder-1.5b"
 MODELS = (SMOLLM, GEMMA, CODER)
+ALL_MODELS = (*MODELS, LARGER)
 FINDINGS = []  # page, sentence, and the function that gives its numbers
 
 
