@@ -7,6 +7,7 @@ from findings.notebook_01 import uniform_heads
 from findings.stored import (
     CODER,
     GEMMA,
+    LARGER,
     MODELS,
     SMOLLM,
     finding,
@@ -22,8 +23,8 @@ from harp_lib.report.perplexity_changes import HARP_TOP
 @finding(
     "README.md",
     "With a fifth of the layers value-only, held-out perplexity on WikiText-2 is {:.0f} % above "
-    "the dense model's on SmolLM2, {:.0f} % on Gemma and {:.0f} % on the coder. With α = 1 it is "
-    "another {:.0f} %, {:.0f} % and {:.0f} % higher",
+    "the dense model's on SmolLM2, {:.0f} % on Gemma, {:.0f} % on the coder and {:.0f} % on the "
+    "1.5B. With α = 1 it is another {:.0f} %, {:.0f} %, {:.0f} % and {:.0f} % higher",
 )
 def rescaling_matters():
     by_alpha_1 = notebook_03.without_search("alpha-1", "wikitext")
@@ -46,13 +47,13 @@ def alpha_without_a_search():
 
 @finding(
     "README.md",
-    "On real text no trained head of our models is close to uniform, and on Gemma and on the coder "
-    "the searched α takes the norm further from the dense model's",
+    "On real text no trained head of our models is close to uniform, and on Gemma, on the coder and "
+    "on the 1.5B the searched α takes the norm further from the dense model's",
 )
 def the_reason():
     judged = judgements()
     restored = judged[judged["id"] == "norm-restored"].set_index("model")["high"]
-    assert sorted(restored.index[restored < 0]) == sorted([GEMMA, CODER])
+    assert sorted(restored.index[restored < 0]) == sorted([GEMMA, CODER, LARGER])
     uniform_heads()  # asserts that none is, in any layer
     return []
 
@@ -96,7 +97,7 @@ def tail_only_prefill_against_thinned():
     "README.md",
     "With a third of the layers value-only, perplexity on news that nothing was fitted to is then "
     "{:.2f} times HARP's on SmolLM2, {:.2f} times on Gemma, {:.2f} times on the coder and {:.2f} "
-    "times on Qwen-Coder 1.5B. Of pass keys {:.0f} %, {:.0f} % and {:.0f} % are found on the first "
+    "times on the 1.5B. Of pass keys {:.0f} %, {:.0f} % and {:.0f} % are found on the first "
     "three, where HARP finds {:.0f} %, {:.0f} % and {:.0f} %; on the 1.5B both find none",
 )
 def other_layers_and_weights():

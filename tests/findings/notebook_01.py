@@ -2,8 +2,17 @@
 
 import numpy as np
 import pandas as pd
+import torch
 
-from findings.stored import CODER, GEMMA, MODELS, SMOLLM, finding, judgements
+from findings.stored import (
+    ALL_MODELS,
+    CODER,
+    GEMMA,
+    LARGER,
+    SMOLLM,
+    finding,
+    judgements,
+)
 from harp_lib import config
 from harp_lib.report import data, figures_layers
 from harp_lib.report.claims.findings import Outcome
@@ -36,23 +45,23 @@ def means_by_layer(model: str, quantity: str) -> pd.Series:
 @finding(
     PAGE,
     "In the residual stream tokens are nearly parallel on Gemma-3 270M only: Sim reaches {:.2f}, "
-    "against {:.2f} on SmolLM2 135M and {:.2f} on Qwen-Coder 0.5B (means of {} documents of two "
-    "texts).",
+    "against {:.2f} on SmolLM2 135M, {:.2f} on Qwen-Coder 0.5B (*the coder*) and {:.2f} on "
+    "Qwen-Coder 1.5B (*the 1.5B*) (means of {} documents of two texts).",
 )
 def similarity_of_the_stream():
-    peaks = {model: means_by_layer(model, "similarity").max() for model in MODELS}
-    assert peaks[GEMMA] > 0.95 > max(peaks[SMOLLM], peaks[CODER])
-    return peaks[GEMMA], peaks[SMOLLM], peaks[CODER], 8
+    peaks = {model: means_by_layer(model, "similarity").max() for model in ALL_MODELS}
+    assert peaks[GEMMA] > 0.95 > max(peaks[SMOLLM], peaks[CODER], peaks[LARGER])
+    return peaks[GEMMA], peaks[SMOLLM], peaks[CODER], peaks[LARGER], 8
 
 
 @finding(
     PAGE,
-    "After the norm Sim is {:.2f} to {:.2f} on Gemma, {:.2f} to {:.2f} on SmolLM2 and {:.2f} to "
-    "{:.2f} on the coder.",
+    "After the norm Sim is {:.2f} to {:.2f} on Gemma, {:.2f} to {:.2f} on SmolLM2, {:.2f} to "
+    "{:.2f} on the coder and {:.2f} to {:.2f} on the 1.5B.",
 )
 def similarity_of_what_heads_read():
     numbers = []
-    for model in (GEMMA, SMOLLM, CODER):
+    for model in (GEMMA, SMOLLM, CODER, LARGER):
         means = means_by_layer(model, "projected similarity")
         assert means.max() < 0.95
         numbers += [means.min(), means.max()]
@@ -86,19 +95,19 @@ def outcomes_of(claim: str) -> pd.DataFrame:
 )
 def similarity_of_the_verdict():
     outcomes = outcomes_of("alike-near-one")
-    for model in MODELS:
+    for model in ALL_MODELS:
         assert outcomes.loc[model, "value"] < means_by_layer(model, "similarity").max()
     return [outcomes.loc[GEMMA, "value"]]
 
 
 @finding(
     PAGE,
-    "Sim is lower after the norm than in the stream in {} of {} layers of Gemma and {} of {} of "
-    "the coder, but only in {} of {} of SmolLM2.",
+    "Sim is lower after the norm than in the stream in {} of {} layers of Gemma, {} of {} of the "
+    "coder and {} of {} of the 1.5B, but only in {} of {} of SmolLM2.",
 )
 def layers_whose_norm_lowers_similarity():
     numbers = []
-    for model in (GEMMA, CODER, SMOLLM):
+    for model in (GEMMA, CODER, LARGER, SMOLLM):
         read = means_by_layer(model, "projected similarity")
         stream = means_by_layer(model, "similarity")[read.index]
         numbers += [(read < stream).sum(), len(read)]
@@ -115,14 +124,14 @@ def entropies(model: str) -> pd.DataFrame:
 @finding(
     PAGE,
     "In the layers that HARP prunes, about the top fifth, the most uniform head has an entropy of "
-    "{:.2f} on SmolLM2, {:.2f} on Gemma and {:.2f} on the coder. The most uniform heads are "
-    "further down: {:.2f} in layer {} of SmolLM2, {:.2f} in layer {} of Gemma and {:.2f} in layer "
-    "{} of the coder.",
+    "{:.2f} on SmolLM2, {:.2f} on Gemma, {:.2f} on the coder and {:.2f} on the 1.5B. The most "
+    "uniform heads are further down: {:.2f} in layer {} of SmolLM2, {:.2f} in layer {} of Gemma, "
+    "{:.2f} in layer {} of the coder and {:.2f} in layer {} of the 1.5B.",
 )
 def most_uniform_heads():
     at_the_top = []
     anywhere = []
-    for model in MODELS:
+    for model in ALL_MODELS:
         heads = entropies(model)
         at_the_top.append(heads[heads["is_pruned"]]["value"].max())
         most = heads.loc[heads["value"].idxmax()]
@@ -134,12 +143,12 @@ def most_uniform_heads():
 @finding(
     PAGE,
     "The median head of the pruned layers is less uniform than the median head below them on "
-    "SmolLM2 ({:.2f} against {:.2f}) and on Gemma ({:.2f} against {:.2f}), and more uniform on the "
-    "coder ({:.2f} against {:.2f}).",
+    "SmolLM2 ({:.2f} against {:.2f}), on Gemma ({:.2f} against {:.2f}) and on the 1.5B ({:.2f} "
+    "against {:.2f}). It is more uniform only on the coder ({:.2f} against {:.2f}).",
 )
 def median_heads():
     numbers = []
-    for model in MODELS:
+    for model in (SMOLLM, GEMMA, LARGER, CODER):
         medians = entropies(model).groupby("is_pruned")["value"].median()
         assert (medians[True] < medians[False]) == (model != CODER)
         numbers += [medians[True], medians[False]]
@@ -149,44 +158,69 @@ def median_heads():
 @finding(
     PAGE,
     "These are means over both texts; the verdict has the median of each document on one text, "
-    "from layers {}, {} and {} on: {:.2f}, {:.2f} and {:.2f}.",
+    "from layers {}, {}, {} and {} on: {:.2f}, {:.2f}, {:.2f} and {:.2f}.",
 )
 def median_heads_of_the_verdict():
     outcomes = outcomes_of("uniform-attention")
     (claim,) = [claim for claim in load_claims() if claim["id"] == "uniform-attention"]
     depth = claim["test"]["of_documents"]["depth"]
     layers = []
-    for model in MODELS:
+    for model in ALL_MODELS:
         num_layers = entropies(model)["layer"].max() + 1
         layers.append(int(np.ceil(depth * num_layers)))
-    return [*layers, *(outcomes.loc[model, "value"] for model in MODELS)]
+    return [*layers, *(outcomes.loc[model, "value"] for model in ALL_MODELS)]
+
+
+def with_repeated_tokens(quantity: str) -> pd.DataFrame:
+    """What was observed as the trained models read one token, repeated."""
+    return data.tidy("small", "similarity", quantity).dropna(subset="token")
 
 
 @finding(
     PAGE,
-    "With Sim = 1 heads need not be uniform: over the three models the entropy of a head goes "
-    "from {:.2f} to {:.2f} on a repeated token. And yet the logits change by less than {} of "
-    "their standard deviation when queries and keys are removed, which is rounding.",
+    "With Sim = 1 heads need not be uniform: over the four models the entropy of a head goes from "
+    "{:.2f} to {:.2f} on a repeated token. And yet on the three models that compute in float32 the "
+    "logits change by less than {} of their standard deviation when queries and keys are removed, "
+    "which is rounding.",
 )
 def repeated_tokens():
-    rows = data.tidy("small", "similarity", "entropy", "logit difference").dropna(subset="token")
-    entropy = rows[rows["quantity"] == "entropy"]["value"]
-    assert (rows[rows["quantity"] == "logit difference"]["value"] < 0.0001).all()
-    return entropy.min(), entropy.max(), "0.0001"
+    entropy = with_repeated_tokens("entropy")
+    assert set(entropy["model"]) == set(ALL_MODELS)
+    differences = with_repeated_tokens("logit difference")
+    in_float32 = differences[differences["model"] != LARGER]
+    assert set(in_float32["model"]) == {SMOLLM, GEMMA, CODER}
+    assert (in_float32["value"] < 0.0001).all()
+    return entropy["value"].min(), entropy["value"].max(), "0.0001"
+
+
+@finding(
+    PAGE,
+    "On the 1.5B they do not change at all, but this test is coarser: bfloat16 keeps a number to "
+    "one part in {:.0f} and hides so small a change.",
+)
+def repeated_tokens_in_bfloat16():
+    profile = config.load_profile("small")
+    assert profile["dtype_of"] == {LARGER: "bfloat16"}
+    differences = with_repeated_tokens("logit difference")
+    of_the_larger = differences[differences["model"] == LARGER]["value"]
+    assert len(of_the_larger) > 0
+    assert (of_the_larger == 0).all()
+    return [2 / torch.finfo(torch.bfloat16).eps]
 
 
 @finding(
     PAGE,
     "Removing queries and keys changes the residual stream least in layer {} of SmolLM2 (by "
-    "{:.0f} % of its norm), layer {} of Gemma ({:.0f} %) and layer {} of the coder ({:.0f} %), "
-    "and on both texts it is the same layer. Document by document it is that layer in {} of 8, "
-    "{} of 8 and {} of 8. Only on SmolLM2 is it the top layer; HARP prunes from layers {}, {} "
-    "and {} on.",
+    "{:.0f} % of its norm), layer {} of Gemma ({:.0f} %), layer {} of the coder ({:.0f} %) and "
+    "layer {} of the 1.5B ({:.0f} %), and on both texts it is the same layer. Document by document "
+    "it is that layer in {} of 8, {} of 8, {} of 8 and {} of 8. On SmolLM2 and on the 1.5B it is "
+    "the top layer, on Gemma and on the coder it is not. HARP prunes from layers {}, {}, {} and {} "
+    "on.",
 )
 def least_changed_layers():
     layers_and_changes = []
     times = []
-    for model in MODELS:
+    for model in ALL_MODELS:
         means = means_by_layer(model, "branch gap")
         least = means.idxmin()
         layers_and_changes += [least, 100 * means[least]]
@@ -197,9 +231,9 @@ def least_changed_layers():
         times.append(
             sum(part.set_index("layer")["value"].idxmin() == least for _, part in documents)
         )
-        assert (least == means.index.max()) == (model == SMOLLM)
+        assert (least == means.index.max()) == (model in (SMOLLM, LARGER))
     alphas = data.tidy("small", "norm_change", "alpha").groupby("model")["layer"].min()
-    return [*layers_and_changes, *times, *(int(alphas[model]) for model in MODELS)]
+    return [*layers_and_changes, *times, *(int(alphas[model]) for model in ALL_MODELS)]
 
 
 @finding(
@@ -208,7 +242,7 @@ def least_changed_layers():
     "every layer of every model.",
 )
 def changed_values():
-    return [100 * min(means_by_layer(model, "value gap").min() for model in MODELS)]
+    return [100 * min(means_by_layer(model, "value gap").min() for model in ALL_MODELS)]
 
 
 def rank_of_the_top_layer(model: str) -> tuple[int, int]:
@@ -221,13 +255,15 @@ def rank_of_the_top_layer(model: str) -> tuple[int, int]:
 
 @finding(
     PAGE,
-    "The top layer ranks {} of {} on SmolLM2 135M, where it turns its tokens nearly most, but {} "
-    "of {} on Gemma-3 270M and {} of {} on Qwen-Coder 0.5B.",
+    "The top layer ranks {} of {} on SmolLM2 135M, where it turns its tokens nearly most, and {} "
+    "of {} on Qwen-Coder 1.5B, but {} of {} on Gemma-3 270M and {} of {} on Qwen-Coder 0.5B.",
 )
 def top_layers():
     numbers = []
-    for model in MODELS:
-        numbers += rank_of_the_top_layer(model)
+    for model in (SMOLLM, LARGER, GEMMA, CODER):
+        rank, num_layers = rank_of_the_top_layer(model)
+        assert (rank < num_layers / 2) == (model in (SMOLLM, LARGER))
+        numbers += [rank, num_layers]
     return numbers
 
 
@@ -253,23 +289,23 @@ def small_factors():
 
 @finding(
     PAGE,
-    "On SmolLM2 135M and Qwen-Coder 0.5B v is above {} in every layer, so the lemma says nothing "
-    "there.",
+    "On SmolLM2 135M, Qwen-Coder 0.5B and Qwen-Coder 1.5B v is above {} in every layer, so the "
+    "lemma says nothing there.",
 )
 def large_factors():
-    least = min(factors(SMOLLM).min(), factors(CODER).min())
+    least = min(factors(model).min() for model in (SMOLLM, CODER, LARGER))
     return [int(least // 100 * 100)]
 
 
 @finding(
     PAGE,
-    "On real text no trained head is nearly uniform (an entropy of {} or more) on any of the three "
+    "On real text no trained head is nearly uniform (an entropy of {} or more) on any of the four "
     "models.",
 )
 def uniform_heads():
     bound = 0.95
     shares = {}
-    for model in MODELS:
+    for model in ALL_MODELS:
         for method in ("trained", "random"):
             heads = data.tidy("small", "similarity", "entropy")
             heads = heads.query(
@@ -277,26 +313,29 @@ def uniform_heads():
             )
             means = heads.groupby(["layer", "head"])["value"].mean()
             shares[model, method] = (means >= bound).mean()
-    assert [shares[model, "trained"] for model in MODELS] == [0, 0, 0]
-    assert [shares[model, "random"] for model in MODELS] == [1, 0, 1]  # all, none on Gemma, all
+    for model in ALL_MODELS:
+        assert shares[model, "trained"] == 0
+        assert shares[model, "random"] == (0 if model == GEMMA else 1)  # none, or all
     return [bound]
 
 
 @finding(
     PAGE,
     "Over all layers BI falls with the layer index on the coder (ρ {} [{}, {}] on WikiText-2). On "
-    "Gemma it falls too, but ρ = {} [{}, {}] is not clearly below the {} that we ask for, and on "
-    "SmolLM2 BI does not fall (ρ {} [{}, {}]).",
+    "Gemma and on the 1.5B it falls too, but ρ = {} [{}, {}] and {} [{}, {}] are not clearly below "
+    "the {} that we ask for, and on SmolLM2 BI does not fall (ρ {} [{}, {}]).",
 )
 def trend_of_block_influence():
     outcomes = outcomes_of("block-influence")
     assert outcomes.loc[CODER, "outcome"] == Outcome.REPRODUCED
-    assert outcomes.loc[GEMMA, "outcome"] == Outcome.INCONCLUSIVE
+    for model in (GEMMA, LARGER):
+        assert outcomes.loc[model, "outcome"] == Outcome.INCONCLUSIVE
+        assert outcomes.loc[model, "high"] < 0
     assert outcomes.loc[SMOLLM, "outcome"] == Outcome.NOT
     assert (outcomes["about"] == "on WikiText-2").all()
     trends = {}
-    for model in MODELS:
+    for model in ALL_MODELS:
         ends = outcomes.loc[model, ["value", "low", "high"]]
         trends[model] = [f"{end:+.2f}".replace("-", "−") for end in ends]
     goal = f"{outcomes.loc[GEMMA, 'goal']:.1f}".replace("-", "−")
-    return [*trends[CODER], *trends[GEMMA], goal, *trends[SMOLLM]]
+    return [*trends[CODER], *trends[GEMMA], *trends[LARGER], goal, *trends[SMOLLM]]

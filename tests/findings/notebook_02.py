@@ -2,11 +2,13 @@
 
 import numpy as np
 import pandas as pd
+import torch
 
 from findings.stored import (
+    ALL_MODELS,
     CODER,
     GEMMA,
-    MODELS,
+    LARGER,
     SMOLLM,
     against_the_searched_alpha,
     documents,
@@ -27,15 +29,16 @@ def signed(interval: comparisons.Interval, form: str) -> list[str]:
 @finding(
     PAGE,
     "Averaging shortens the values of every head: on SmolLM2 135M the median head keeps {:.0f} % "
-    "of their norm, on Gemma-3 270M {:.0f} % and on Qwen-Coder 0.5B {:.0f} % (means of {} "
-    "documents). The norm is kept within 5 % by {} of {}, {} of {} and {} of {} heads.",
+    "of their norm, on Gemma-3 270M {:.0f} %, on Qwen-Coder 0.5B (*the coder*) {:.0f} % and "
+    "on Qwen-Coder 1.5B (*the 1.5B*) {:.0f} % (means of {} documents). The norm is kept within 5 % "
+    "by {} of {}, {} of {}, {} of {} and {} of {} heads.",
 )
 def norms_of_values():
     rows = data.tidy("small", "norm_change", "ratio")
     documents = len(rows[["corpus", "document"]].drop_duplicates())
     medians = []
     counts = []
-    for model in MODELS:
+    for model in ALL_MODELS:
         means = rows[rows["model"] == model].groupby(["layer", "head"])["value"].mean()
         assert (means < 1).all()
         medians.append(100 * means.median())
@@ -45,14 +48,29 @@ def norms_of_values():
 
 @finding(
     PAGE,
-    "The verdict counts heads in each document of WikiText-2 alone and averages the shares, so it "
-    "has {:.0f} % of the coder's heads changed and not {:.0f} %.",
+    "In one head of the 1.5B the values become shorter by only {:.2f} %, which is less than "
+    "bfloat16 can resolve.",
+)
+def least_shortened_values():
+    rows = data.tidy("small", "norm_change", "ratio")
+    means = rows[rows["model"] == LARGER].groupby(["layer", "head"])["value"].mean()
+    shortened = 1 - means
+    resolution = torch.finfo(torch.bfloat16).eps / 2  # of numbers just below 1
+    assert (shortened < resolution).sum() == 1
+    return [100 * shortened.min()]
+
+
+@finding(
+    PAGE,
+    "The verdict counts heads in each document of one text, the one with fewer changed heads, and "
+    "averages the shares, so it has {:.0f} % of the coder's heads changed and not {:.0f} %.",
 )
 def changed_heads_of_the_verdict():
     judged = judgements("02")
     changed = judged[judged["id"] == "norm-changes"].set_index("model").loc[CODER]
+    assert changed["parts"] == 2  # a text each; the verdict has the weaker one
     assert changed["about"] == "of the heads on WikiText-2"
-    kept, heads = norms_of_values()[-2:]
+    kept, heads = norms_of_values()[-4:-2]
     return 100 * changed["value"], 100 * (1 - kept / heads)
 
 
@@ -67,14 +85,14 @@ def norm_at_the_top(model: str, rule: str) -> comparisons.Interval:
 @finding(
     PAGE,
     "Without rescaling (α = 1) the norm at the top is too large: {} % [{}, {}] on SmolLM2, {} % "
-    "[{}, {}] on Gemma and {} % [{}, {}] on the coder. The searched α does not bring it back to "
-    "the dense model's. It makes the norm too small: {} % [{}, {}], {} % [{}, {}] and {} % [{}, "
-    "{}] (95 % intervals, {} documents of WikiText-2).",
+    "[{}, {}] on Gemma, {} % [{}, {}] on the coder and {} % [{}, {}] on the 1.5B. The searched α "
+    "does not bring it back to the dense model's. It makes the norm too small: {} % [{}, {}], {} % "
+    "[{}, {}], {} % [{}, {}] and {} % [{}, {}] (95 % intervals, {} documents of WikiText-2).",
 )
 def norms_at_the_top():
     numbers = []
     for rule in ("alpha-1", "searched"):
-        for model in MODELS:
+        for model in ALL_MODELS:
             norm = norm_at_the_top(model, rule)
             assert norm.low > 0 if rule == "alpha-1" else norm.high < 0
             numbers += signed(norm, "+.0f")
@@ -84,22 +102,27 @@ def norms_at_the_top():
 @finding(
     PAGE,
     "The α that keeps the norm is computed on other pages and for each layer as if all other "
-    "layers were dense, so it keeps the norm only roughly: {} % [{}, {}] at the top of Gemma.",
+    "layers were dense, so it keeps the norm only roughly: {} % [{}, {}] at the top of Gemma and "
+    "{} % [{}, {}] at the top of the 1.5B.",
 )
 def norm_by_the_norm_keeping_alpha():
-    return signed(norm_at_the_top(GEMMA, "norm-matching"), "+.0f")
+    on_gemma = norm_at_the_top(GEMMA, "norm-matching")
+    on_the_larger = norm_at_the_top(LARGER, "norm-matching")
+    assert on_the_larger.high < 0 < on_gemma.low
+    return [*signed(on_gemma, "+.0f"), *signed(on_the_larger, "+.0f")]
 
 
 @finding(
     PAGE,
     "Over all pruned layers the searched α takes the norm further from the dense model's than α "
-    "= 1 does on Gemma and on the coder, and closer to it on SmolLM2.",
+    "= 1 does on Gemma, on the coder and on the 1.5B, and closer to it on SmolLM2.",
 )
 def norms_over_all_pruned_layers():
     judged = judgements("02")
     restored = judged[judged["id"] == "norm-restored"].set_index("model")
     assert restored.loc[GEMMA, "high"] < 0
     assert restored.loc[CODER, "high"] < 0
+    assert restored.loc[LARGER, "high"] < 0
     assert restored.loc[SMOLLM, "low"] > 0
     return []
 
@@ -107,7 +130,7 @@ def norms_over_all_pruned_layers():
 def change_by_rule(rule: str) -> list[str]:
     """Change of perplexity against the searched α and its interval, model by model."""
     numbers = []
-    for model in MODELS:
+    for model in ALL_MODELS:
         numbers += signed(against_the_searched_alpha(model, rule), "+.1f")
     return numbers
 
@@ -122,56 +145,70 @@ def read_documents() -> pd.DataFrame:
 @finding(
     PAGE,
     "Against the searched α it changes held-out perplexity by {} % [{}, {}] on SmolLM2, {} % "
-    "[{}, {}] on Gemma and {} % [{}, {}] on the coder (95 % intervals, {} documents of "
-    "WikiText-2). On Gemma and on the coder the two are equal within about two per cent; on "
-    "SmolLM2 the interval is too wide to tell.",
+    "[{}, {}] on Gemma, {} % [{}, {}] on the coder and {} % [{}, {}] on the 1.5B (95 % intervals, "
+    "{} documents of WikiText-2). On Gemma and on the coder the two are equal within about two per "
+    "cent; on SmolLM2 and on the 1.5B the interval is too wide to tell.",
 )
 def least_squares():
-    for model in MODELS:
+    for model in ALL_MODELS:
         interval = against_the_searched_alpha(model, "reconstructing")
         assert interval.low < 0 < interval.high
         narrow = max(-interval.low, interval.high) < 0.025
-        assert narrow == (model != SMOLLM)
+        assert narrow == (model in (GEMMA, CODER))
     return [*change_by_rule("reconstructing"), read_documents()["document"].nunique()]
+
+
+def norm_keeping_against(model: str, rule: str) -> comparisons.Interval:
+    """Change of held-out perplexity by the norm-keeping alpha, against another rule."""
+    rows = read_documents()
+    rows = rows[rows["model"] == model]
+    nll = rows.pivot_table("nll", "document", "method")
+    tokens = rows[rows["method"] == "searched"].set_index("document")["tokens"]
+    return comparisons.change(nll[rule], nll["norm-matching"], tokens)
 
 
 @finding(
     PAGE,
     "If the norm were the reason, the α that keeps the norm would do at least as well. It costs "
-    "{} % [{}, {}] on Gemma and {} % [{}, {}] on the coder, and is worse there than α = 0.5, "
-    "which knows nothing about the model. On SmolLM2 no difference to the searched α is shown ({} "
-    "% [{}, {}]).",
+    "{} % [{}, {}] on Gemma, {} % [{}, {}] on the coder and {} % [{}, {}] on the 1.5B. On Gemma "
+    "and on the coder it is worse than α = 0.5, which knows nothing about the model; on the 1.5B "
+    "no difference to α = 0.5 is shown ({} % [{}, {}]). On SmolLM2 no difference to the searched α "
+    "is shown ({} % [{}, {}]).",
 )
 def norm_keeping():
-    rows = read_documents()
+    for model in (GEMMA, CODER, LARGER):
+        assert against_the_searched_alpha(model, "norm-matching").low > 0
     for model in (GEMMA, CODER):
-        of_model = rows[rows["model"] == model]
-        nll = of_model.pivot_table("nll", "document", "method")
-        tokens = of_model[of_model["method"] == "searched"].set_index("document")["tokens"]
-        assert comparisons.change(nll["constant"], nll["norm-matching"], tokens).low > 0
+        assert norm_keeping_against(model, "constant").low > 0
+    on_the_larger = norm_keeping_against(LARGER, "constant")
+    assert on_the_larger.low < 0 < on_the_larger.high
+    on_smollm = against_the_searched_alpha(SMOLLM, "norm-matching")
+    assert on_smollm.low < 0 < on_smollm.high
     numbers = change_by_rule("norm-matching")
-    return [*numbers[3:], *numbers[:3]]
-
-
-@finding(PAGE, "On Gemma no difference to α = 1 is shown either ({} % [{}, {}]).")
-def norm_keeping_against_unscaled():
-    rows = read_documents()
-    rows = rows[rows["model"] == GEMMA]
-    nll = rows.pivot_table("nll", "document", "method")
-    tokens = rows[rows["method"] == "searched"].set_index("document")["tokens"]
-    interval = comparisons.change(nll["alpha-1"], nll["norm-matching"], tokens)
-    assert interval.low < 0 < interval.high
-    return signed(interval, "+.1f")
+    return [*numbers[3:], *signed(on_the_larger, "+.1f"), *numbers[:3]]
 
 
 @finding(
     PAGE,
-    "Leaving α at 1 costs {} % [{}, {}] on SmolLM2, {} % [{}, {}] on Gemma and {} % [{}, {}] on "
-    "the coder against the searched α.",
+    "Against α = 1 the norm-keeping α lowers perplexity on SmolLM2, on the coder and on the 1.5B, "
+    "but on Gemma no difference is shown ({} % [{}, {}]).",
+)
+def norm_keeping_against_unscaled():
+    for model in (SMOLLM, CODER, LARGER):
+        assert norm_keeping_against(model, "alpha-1").high < 0
+    on_gemma = norm_keeping_against(GEMMA, "alpha-1")
+    assert on_gemma.low < 0 < on_gemma.high
+    return signed(on_gemma, "+.1f")
+
+
+@finding(
+    PAGE,
+    "Leaving α at 1 costs {} % [{}, {}] on SmolLM2, {} % [{}, {}] on Gemma, {} % [{}, {}] on the "
+    "coder and {} % [{}, {}] on the 1.5B against the searched α.",
 )
 def unscaled():
     numbers = []
-    for model in MODELS:
+    for model in ALL_MODELS:
         interval = against_the_searched_alpha(model, "alpha-1")
         assert interval.low > 0
         numbers += signed(interval, "+.0f")
@@ -180,8 +217,9 @@ def unscaled():
 
 @finding(
     PAGE,
-    "[03](03_alpha_search.ipynb) has {:.0f} %, {:.0f} % and {:.0f} % for the same two choices: it "
-    "reads up to {:,} tokens of {} pages, and here we read the first {} tokens of {} of them.",
+    "[03](03_alpha_search.ipynb) has {:.0f} %, {:.0f} %, {:.0f} % and {:.0f} % for the same two "
+    "choices: it reads up to {:,} tokens of {} pages, and here we read the first {} tokens of {} "
+    "of them.",
 )
 def unscaled_in_notebook_03():
     profile = config.load_profile("small")
@@ -189,7 +227,7 @@ def unscaled_in_notebook_03():
     of_notebook_03 = data.tidy("small", "alpha_search", "alpha")
     of_notebook_03 = of_notebook_03[of_notebook_03["method"] == "harp"]
     changes = []
-    for model in MODELS:
+    for model in ALL_MODELS:
         here = alphas[(alphas["model"] == model) & (alphas["method"] == "searched")]
         there = of_notebook_03[of_notebook_03["model"] == model]
         there = there[there["corpus"] == "wikitext"]
@@ -206,11 +244,12 @@ def unscaled_in_notebook_03():
 @finding(
     PAGE,
     "HARP is not free: the dense model's perplexity is {:.0f} % [{:.0f}, {:.0f}], {:.0f} % "
-    "[{:.0f}, {:.0f}] and {:.0f} % [{:.0f}, {:.0f}] lower than with the searched α.",
+    "[{:.0f}, {:.0f}], {:.0f} % [{:.0f}, {:.0f}] and {:.0f} % [{:.0f}, {:.0f}] lower than with the "
+    "searched α.",
 )
 def cost_of_harp():
     numbers = []
-    for model in MODELS:
+    for model in ALL_MODELS:
         value, low, high = against_the_searched_alpha(model, "dense")[:3]
         assert high < 0
         numbers += [-100 * value, -100 * high, -100 * low]
@@ -220,17 +259,19 @@ def cost_of_harp():
 @finding(
     PAGE,
     "Even α = 0.5 everywhere costs only {} % [{}, {}] on SmolLM2 and {} % [{}, {}] on Gemma, but "
-    "{} % [{}, {}] on the coder.",
+    "{} % [{}, {}] on the coder and {} % [{}, {}] on the 1.5B.",
 )
 def constant_alpha():
+    for model in (CODER, LARGER):
+        assert against_the_searched_alpha(model, "constant").low > 0
     return change_by_rule("constant")
 
 
 @finding(
     PAGE,
     "In the pruned layers the cosine of A and B is {:.2f} to {:.2f} on SmolLM2, {:.2f} to {:.2f} "
-    "on Gemma and {:.2f} to {:.2f} on the coder, and B is {:.1f} to {:.1f} times as long as A "
-    "(the {} pages of WikiText-2 that this α is computed on).",
+    "on Gemma, {:.2f} to {:.2f} on the coder and {:.2f} to {:.2f} on the 1.5B, and B is {:.1f} to "
+    "{:.1f} times as long as A (the {} pages of WikiText-2 that this α is computed on).",
 )
 def directions_of_branches():
     products = data.tidy("small", "norm_change", "product AA", "product AB", "product BB")
@@ -242,6 +283,17 @@ def directions_of_branches():
     cosines = sums["product AB"] / np.sqrt(sums["product AA"] * sums["product BB"])
     lengths = np.sqrt(sums["product BB"] / sums["product AA"])
     numbers = []
-    for model in MODELS:
+    for model in ALL_MODELS:
         numbers += [cosines[model].min(), cosines[model].max()]
     return [*numbers, lengths.min(), lengths.max(), products["document"].nunique()]
+
+
+@finding(
+    PAGE,
+    "This α makes the residual stream shorter than the dense model's on all four models, as the "
+    "search does.",
+)
+def norm_by_least_squares():
+    for model in ALL_MODELS:
+        assert norm_at_the_top(model, "reconstructing").high < 0
+    return []

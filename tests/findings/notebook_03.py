@@ -291,14 +291,17 @@ def cost_in_perplexity():
 
 @finding(
     PAGE,
-    "An α that is fitted by least squares needs no search and comes close on two of the three "
-    "models ([02](02_norm_change.ipynb)); [09](09_refit.ipynb) asks more documents.",
+    "An α that is fitted by least squares needs no search and comes close on two of the four "
+    "models; on the other two the interval is too wide to tell ([02](02_norm_change.ipynb)). "
+    "[09](09_refit.ipynb) asks more documents.",
 )
 def closed_form():
     for model in (GEMMA, CODER):
         change = against_the_searched_alpha(model, "reconstructing")
         assert -0.05 < change.low < 0 < change.high < 0.05
-    assert against_the_searched_alpha(SMOLLM, "reconstructing").high > 0.05
+    for model in (SMOLLM, LARGER):
+        change = against_the_searched_alpha(model, "reconstructing")
+        assert change.low < 0 < 0.05 < change.high
     return []
 
 
