@@ -1,6 +1,6 @@
 """Numbers of the findings in notebook 00."""
 
-from findings.stored import CODER, GEMMA, MODELS, SMOLLM, finding, judgements
+from findings.stored import ALL_MODELS, CODER, GEMMA, LARGER, SMOLLM, finding, judgements
 from harp_lib.report.claims.findings import Outcome
 
 PAGE = "00_start_here.ipynb"
@@ -9,23 +9,24 @@ PAGE = "00_start_here.ipynb"
 def outcomes(name: str) -> list[Outcome]:
     """The outcomes of a claim on the models, in their order."""
     rows = judgements()
-    return rows[rows["id"] == name].set_index("model")["outcome"].loc[list(MODELS)].tolist()
+    return rows[rows["id"] == name].set_index("model")["outcome"].loc[list(ALL_MODELS)].tolist()
 
 
 @finding(
     PAGE,
-    "Searching α lowers perplexity against α = 1 on SmolLM2 135M, Gemma-3 270M and Qwen-Coder 0.5B,"
-    " and attention changes the norm of the values on all three. Attention in the upper fifth of "
-    "the layers is not nearly uniform on any of them, and on Gemma and on the coder the searched α "
-    "takes the norm of the hidden states further from the dense model's; on SmolLM2 that is open.",
+    "Searching α lowers perplexity against α = 1 on SmolLM2 135M, Gemma-3 270M, Qwen-Coder 0.5B "
+    "(*the coder*) and Qwen-Coder 1.5B (*the 1.5B*), and attention changes the norm of the values "
+    "on all four. Attention in the upper fifth of the layers is not nearly uniform on any of them, "
+    "and on Gemma, on the coder and on the 1.5B the searched α takes the norm of the hidden states "
+    "further from the dense model's; on SmolLM2 that is open.",
 )
 def method_and_reason():
-    assert outcomes("alpha-beats-one") == 3 * [Outcome.REPRODUCED]
-    assert outcomes("norm-changes") == 3 * [Outcome.REPRODUCED]
-    assert outcomes("uniform-attention") == 3 * [Outcome.NOT]
+    assert outcomes("alpha-beats-one") == 4 * [Outcome.REPRODUCED]
+    assert outcomes("norm-changes") == 4 * [Outcome.REPRODUCED]
+    assert outcomes("uniform-attention") == 4 * [Outcome.NOT]
     restored = judgements()
     restored = restored[restored["id"] == "norm-restored"].set_index("model")
-    assert (restored["high"][[GEMMA, CODER]] < 0).all()
+    assert (restored["high"][[GEMMA, CODER, LARGER]] < 0).all()
     assert restored["outcome"][SMOLLM] == Outcome.INCONCLUSIVE
     return []
 
