@@ -61,9 +61,9 @@ def the_reason():
 @finding(
     "README.md",
     "It has a higher perplexity than the best baseline on Gemma, on the coder and on the 1.5B; on "
-    "SmolLM2 the difference is within noise. On Gemma the cause is FLAP's choice of FFN channels: with "
-    "channels taken evenly from all layers HARP+FLAP has a lower perplexity on WikiText-2 than "
-    "the best baseline",
+    "SmolLM2 the difference is within noise. On Gemma the cause is FLAP's choice of FFN channels: "
+    "with channels taken evenly from all layers HARP+FLAP has a lower perplexity on WikiText-2 "
+    "than the best baseline",
 )
 def best_baselines():
     judged = judgements("04")
