@@ -5,10 +5,10 @@ import numpy as np
 from findings import notebook_03, notebook_09
 from findings.notebook_01 import uniform_heads
 from findings.stored import (
+    ALL_MODELS,
     CODER,
     GEMMA,
     LARGER,
-    MODELS,
     SMOLLM,
     finding,
     judgements,
@@ -77,19 +77,15 @@ def best_baselines():
 
 @finding(
     "README.md",
-    "reading a prompt of 1,024 tokens takes less time than in the thinned model on Gemma and on "
-    "the coder, and no difference is shown on SmolLM2. At 4,096 tokens the intervals are too wide "
-    "to tell",
+    "reading a prompt of 1,024 tokens takes less time than in the thinned model on Gemma, on the "
+    "coder and on the 1.5B, and no difference is shown on SmolLM2. At 4,096 tokens it takes less "
+    "on the 1.5B; on the others the intervals are too wide to tell",
 )
 def tail_only_prefill_against_thinned():
-    for model in MODELS:
+    for model in ALL_MODELS:
         assert prefill(model, "harp", "thinned", 1024).high > 1
-        longer = prefill(model, "harp-tail", "thinned")
-        assert longer.low < 1 < longer.high
-    on_smollm = prefill(SMOLLM, "harp-tail", "thinned", 1024)
-    assert on_smollm.low < 1 < on_smollm.high
-    assert prefill(GEMMA, "harp-tail", "thinned", 1024).high < 1
-    assert prefill(CODER, "harp-tail", "thinned", 1024).high < 1
+        assert (prefill(model, "harp-tail", "thinned", 1024).high < 1) == (model != SMOLLM)
+        assert (prefill(model, "harp-tail", "thinned", 4096).high < 1) == (model == LARGER)
     return []
 
 
