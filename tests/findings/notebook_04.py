@@ -70,12 +70,11 @@ def share_in_upper_half(model: str, method: str) -> float:
 
 @finding(
     PAGE,
-    "Nearly every tuned baseline takes most of its groups from the upper half of the model: Mag-sp "
-    "{:.0f} % on SmolLM2, {:.0f} % on Gemma, {:.0f} % on the coder and {:.0f} % on the 1.5B, "
-    "LLM-Pruner and Wanda-sp {:.0f}, {:.0f}, {:.0f} and {:.0f} %, FLAP {:.0f}, {:.0f}, {:.0f} and "
-    "{:.0f} %. HARP takes everything from "
-    "the top fifth. The only baselines that do so too are Mag-sp, LLM-Pruner and Wanda-sp on "
-    "Gemma.",
+    "Every tuned baseline but one takes most of its groups from the upper half of the model; FLAP "
+    "on the 1.5B takes half: Mag-sp {:.0f} % on SmolLM2, {:.0f} % on Gemma, {:.0f} % on the coder "
+    "and {:.0f} % on the 1.5B, LLM-Pruner and Wanda-sp {:.0f}, {:.0f}, {:.0f} and {:.0f} %, FLAP "
+    "{:.0f}, {:.0f}, {:.0f} and {:.0f} %. HARP takes everything from the top fifth. The only "
+    "baselines that do so too are Mag-sp, LLM-Pruner and Wanda-sp on Gemma.",
 )
 def upper_half():
     shares = []
@@ -99,10 +98,11 @@ def upper_half():
 
 @finding(
     PAGE,
-    "With the squared score FLAP removes {} of the same {} groups on SmolLM2, {} of {} on the "
-    "coder, {} of {} on the 1.5B and {} of {} on Gemma. Squaring raises perplexity on the Python "
-    "documentation on SmolLM2 ({} % [{}, {}]) and on the 1.5B ({} % [{}, {}]), and lowers it on "
-    "the coder ({} % [{}, {}]); on WikiText-2 no difference is shown on these three.",
+    "With the squared score FLAP removes {} of the {} groups that it removes by the printed score "
+    "on SmolLM2, {} of {} on the coder, {} of {} on the 1.5B and {} of {} on Gemma. Squaring "
+    "raises perplexity on the Python documentation on SmolLM2 ({} % [{}, {}]) and on the 1.5B ({} "
+    "% [{}, {}]), and lowers it on the coder ({} % [{}, {}]); on WikiText-2 no difference is "
+    "shown on these three.",
 )
 def squared_scores():
     stored = data.cells("small", "baselines")
@@ -170,7 +170,7 @@ def equal_parameters_against_the_best():
 @finding(
     PAGE,
     "On Gemma the best baseline on WikiText-2 is FLAP with {:.1f}, although its choice of layers "
-    "is arbitrary there. It is the best baseline that the README speaks of. The conclusion does "
+    "is arbitrary there. The README means it with the best baseline on Gemma. The conclusion does "
     "not hang on it: the plan that the other three baselines share has {:.1f} on WikiText-2, and "
     "HARP+FLAP {:.1f}. On the Python documentation that shared plan is the best baseline with "
     "{:.1f}, FLAP has {:.1f} and HARP+FLAP {:.1f}.",
@@ -201,9 +201,9 @@ def best_perplexity(model: str, corpus: str) -> float:
     "With as many heads gone, but fewer parameters, plain HARP has a lower perplexity than every "
     "baseline on Gemma only ({:.1f} on WikiText-2, where the best baseline has {:.1f}, and {:.1f} "
     "on the Python documentation, where it has {:.1f}). On the 1.5B even the worst baseline is "
-    "ahead of it on WikiText-2 ({:.1f} against {:.1f}), and on the Python documentation all but "
-    "FLAP are. The baselines' best ranges end below HARP's layers there: no group of layers {} to "
-    "{} goes.",
+    "ahead of plain HARP on WikiText-2 ({:.1f} against {:.1f}), and on the Python documentation "
+    "all but FLAP are. The baselines' best ranges end below HARP's layers there: no group of "
+    "layers {} to {} goes.",
 )
 def equal_heads():
     for corpus in CORPORA:
@@ -244,11 +244,11 @@ def channels_cost_more_than_harp():
 
 @finding(
     PAGE,
-    "FLAP takes {:,} of {:,} channels from three layers. Taken evenly, the same number of channels "
-    "gives {:.1f} on WikiText-2 and {:.1f} on the Python documentation. That is {:.0f} % [{:.0f}, "
-    "{:.0f}] below the best baseline on WikiText-2 (FLAP, {} documents), but on the Python "
-    "documentation the best baseline (Mag-sp = LLM-Pruner = Wanda-sp, {} documents) is lower, and "
-    "the difference is within noise ({} % [{}, {}]).",
+    "FLAP takes {:,} of {:,} channels from three layers. Taken evenly, the same number of "
+    "channels gives {:.1f} on WikiText-2 and {:.1f} on the Python documentation. That is {:.0f} % "
+    "[{:.0f}, {:.0f}] below the best baseline on WikiText-2 (FLAP, {} documents), but on the "
+    "Python documentation no difference to the best baseline (Mag-sp = LLM-Pruner = Wanda-sp, {} "
+    "documents) is shown ({} % [{}, {}]).",
 )
 def channels_of_gemma():
     plan = data.cells("small", "baselines")[GEMMA, "harp+flap", "plan"]["result"]["plan"]
@@ -272,8 +272,7 @@ def channels_of_gemma():
     "on the coder perplexity rises by {:.0f} % on WikiText-2 and by {:.0f} % on the Python "
     "documentation, and on SmolLM2 and on the 1.5B it stays the same on WikiText-2 and rises on "
     "the Python documentation, by {:.0f} and {:.0f} %. On the 1.5B it is HARP itself that is "
-    "behind the baselines on WikiText-2: it has {:.1f} without these channels removed, and {:.1f}"
-    " with them removed.",
+    "behind the baselines on WikiText-2: it has {:.1f} before the channels go and {:.1f} after.",
 )
 def channels_of_the_others():
     changes = {}

@@ -37,8 +37,8 @@ def against_the_thinned_model():
 
 @finding(
     "08_efficiency.ipynb",
-    "at {:,} tokens {:.3f}, {:.3f}, {:.3f} and {:.3f} of the dense model's operations are left (of "
-    "visible query-key pairs), and {:.3f}, {:.3f}, {:.3f} and {:.3f} in HARP.",
+    "at {:,} tokens {:.3f}, {:.3f}, {:.3f} and {:.3f} of the dense model's operations are left in "
+    "it (of visible query-key pairs), and {:.3f}, {:.3f}, {:.3f} and {:.3f} in HARP.",
 )
 def operations_left():
     prefills = efficiency({"name": "small"}, "prefill").set_index(["length", "variant", "model"])
