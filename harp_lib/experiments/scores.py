@@ -26,17 +26,8 @@ Measure = Callable[[Job, Evaluator, PruningPlan, Benchmark], Result]
 
 
 def scores(job: Job, section: str = "evaluation") -> None:
-    """Every method's plan on the eleven benchmarks.
-
-    Where a model's answers take too long to write, the profile names the methods that write them.
-    """
-    plans = _plans(job)
-    writers = job.profile[section].get("written_by", {}).get(job.name, plans)
-    writing = {method: plan for method, plan in plans.items() if method in writers}
-    chosen = [task for task in job.tasks(section) if ALL_BENCHMARKS[task].choices]
-    written = [task for task in job.tasks(section) if not ALL_BENCHMARKS[task].choices]
-    score(job, chosen, plans, section)
-    score(job, written, writing, section)
+    """Every method's plan on the eleven benchmarks."""
+    score(job, job.tasks(section), _plans(job), section)
 
 
 def longbench(job: Job) -> None:
