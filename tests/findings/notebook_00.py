@@ -1,5 +1,6 @@
 """Numbers of the findings in notebook 00."""
 
+from findings import notebook_05
 from findings.stored import ALL_MODELS, CODER, GEMMA, LARGER, SMOLLM, finding, judgements
 from harp_lib.report.claims.findings import Outcome
 
@@ -33,11 +34,12 @@ def method_and_reason():
 
 @finding(
     PAGE,
-    "On Gemma it is {:.1f} points behind the closest baseline [{:.1f}, {:.1f}] on {} questions. On "
-    "the coder it is behind by {:.1f} points [{}, {}] on {} questions, which is within noise. "
+    "On Gemma it is {:.1f} points behind the closest baseline [{:.1f}, {:.1f}] on {} questions. "
+    "On the coder it is behind by {:.1f} points [{}, {}] on {} questions, which is within noise. "
     "SmolLM2 and the 1.5B were not asked to write answers. By the likelihood of reference answers "
     "HARP+FLAP is behind on SmolLM2, on Gemma and on the 1.5B, and on the coder no difference is "
-    "shown.",
+    "shown. Where answers are chosen it leads every baseline on the 1.5B, the closest by {:.1f} "
+    "points [{:.1f}, {:.1f}] on {} questions, and on no other model.",
 )
 def generation():
     rows = judgements()
@@ -54,6 +56,8 @@ def generation():
     return [
         *(-gemma["value"], -gemma["high"], -gemma["low"], gemma["n"]),
         *(-coder["value"], *ends, coder["n"]),
+        *notebook_05.closest(notebook_05.CHOOSING, LARGER, "FLAP")[:3],
+        notebook_05.discriminative_averages()[5],
     ]
 
 
