@@ -208,7 +208,7 @@ def test_the_stored_comparisons_of_small():
     if not data.cells("small", "main_tables"):
         pytest.skip("no reference")
     title = figures_scores.score_differences(profile).texts[0].get_text()
-    assert title == "HARP+FLAP leads in 4 of 69 comparisons and is led in 7"
+    assert title == "HARP+FLAP leads in 10 of 93 comparisons and is led in 7"
 
 
 def test_the_stored_plans_of_small():
