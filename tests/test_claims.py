@@ -1,13 +1,15 @@
 """The tests of claims in three made-up worlds, in which every claim is right, wrong or open."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS, BENCHMARKS, LONGBENCH
 from harp_lib.experiments.job import document_rows
 from harp_lib.names import BASELINES
 from harp_lib.report import claims, data
-from harp_lib.report.claims.findings import Outcome
+from harp_lib.report.claims import score_tests
+from harp_lib.report.claims.findings import Finding, Outcome
 from harp_lib.report.claims.registry import LIKELIHOOD_TESTS, TESTS
 from harp_lib.results import columns_of
 
@@ -369,3 +371,32 @@ def test_a_claim_about_both_sides_needs_both(monkeypatch):
     below = {key: result for key, result in both.items() if key[1] != "split-4096"}
     assert outcome_of("overtaking-timed", monkeypatch, {"efficiency": both}) == RIGHT
     assert outcome_of("overtaking-timed", monkeypatch, {"efficiency": below}) == OPEN
+
+
+def test_of_two_tasks_that_carry_a_lead_the_larger_one_is_named():
+    """Without either of them no lead is shown, and less is left without the second."""
+    answers = {
+        "boolq": answers_of(gained=9, lost=3),
+        "mmlu": answers_of(gained=12, lost=3),
+        "piqa": answers_of(gained=5, lost=5),
+    }
+    rivals = {"flap": "FLAP"}
+
+    def lead(*tasks):
+        return score_tests._lead(answers, tasks, "harp+flap", "flap")
+
+    assert lead("mmlu", "piqa").low < 0
+    assert lead("boolq", "piqa").low < 0
+    whole = Finding(lead(*answers), goal=0.0, rival="FLAP")
+    assert score_tests._carried_by(answers, whole, "harp+flap", rivals) == "mmlu"
+    alone = Finding(lead("mmlu"), goal=0.0, rival="FLAP")
+    of_one = {"mmlu": answers["mmlu"]}
+    assert score_tests._carried_by(of_one, alone, "harp+flap", rivals) is None
+
+
+def answers_of(gained, lost, number=40):
+    """Questions on which HARP+FLAP alone, the rival alone, and neither is right."""
+    neither = [0] * (number - gained - lost)
+    ours = [1] * gained + [0] * lost + neither
+    theirs = [0] * gained + [1] * lost + neither
+    return pd.DataFrame({"harp+flap": ours, "flap": theirs})

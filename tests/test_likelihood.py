@@ -143,3 +143,13 @@ def test_white_space_at_the_end_of_a_prompt_belongs_to_the_prompt(tiny):
     for question, value in zip(questions, values, strict=True):
         alone = log_likelihood(model, tokenizer, question.prompt, question.answer)
         assert value == pytest.approx(alone, abs=1e-3)
+
+
+def test_likelihoods_are_not_rounded_to_the_dtype_of_the_model(tiny):
+    """A softmax in bfloat16 would round them by up to 1/64 at −6 nats."""
+    model = tiny().to(torch.bfloat16)
+    questions = [
+        ReferenceAnswer("qa", number, f"Question {number}. Answer:", "a") for number in range(8)
+    ]
+    values = torch.tensor(Runner(model, tiny_tokenizer()).answer_log_likelihoods(questions))
+    assert (values != values.bfloat16().float()).any()

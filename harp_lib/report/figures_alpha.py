@@ -148,7 +148,7 @@ def _searched_here(profile: str) -> pd.DataFrame:
     """Our α: of each corpus, of a second sample of it, and of the deepest search on the first."""
     rows = data.tidy(profile, "alpha_search", "alpha")
     deeper = data.tidy(profile, "frontier", "alpha")
-    deeper = deeper[(deeper["method"] == "harp") & deeper["model"].isin(rows["model"])]
+    deeper = deeper[deeper["method"] == "harp"]
     is_searched_deeper = (
         (rows["method"] == "harp")
         & rows["model"].isin(deeper["model"])

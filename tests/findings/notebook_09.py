@@ -3,14 +3,13 @@
 import numpy as np
 import pandas as pd
 
-from findings.stored import CODER, GEMMA, LARGER, MODELS, SMOLLM, finding
+from findings.stored import ALL_MODELS, CODER, GEMMA, LARGER, MODELS, SMOLLM, finding
 from harp_lib import config
 from harp_lib.report import data, perplexity_changes, tables_frontier
 from harp_lib.report.perplexity_changes import HARP_TOP, PASSKEY, REFIT, REFITTED
 
 NOTEBOOK = "09_refit.ipynb"
 SMALL = config.load_profile("small")
-OF_A_THIRD = (*MODELS, LARGER)
 
 
 def usual(reference=None) -> pd.DataFrame:
@@ -78,7 +77,7 @@ def spans(method: str, ranking: str, reference, layers=third) -> list[float]:
 def against_harp():
     frame = usual(HARP_TOP)
     numbers = []
-    for model in OF_A_THIRD:
+    for model in ALL_MODELS:
         refit = part(frame, REFIT, "influence", model)
         assert (refit["high"] < 1).all()
         assert (refit["documents"] == 12).all()
@@ -348,8 +347,8 @@ def passkeys_of_gemma():
 def costs():
     _, frame = tables_frontier.frontier_costs(SMALL)
     left = 100 * frame.set_index(["model", "method", "ranking"])["prefill left"]
-    tops = [left[model, REFIT, "top"] for model in OF_A_THIRD]
-    return [left[model, REFIT, "influence"] for model in OF_A_THIRD] + [min(tops), max(tops)]
+    tops = [left[model, REFIT, "top"] for model in ALL_MODELS]
+    return [left[model, REFIT, "influence"] for model in ALL_MODELS] + [min(tops), max(tops)]
 
 
 @finding(
@@ -403,7 +402,7 @@ def apart_from_harp(task: str) -> tuple[list[str], list[float]]:
     assert frame["questions"].eq(60).all()
     models = []
     numbers = []
-    for model in OF_A_THIRD:
+    for model in ALL_MODELS:
         [row] = frame[(frame["model"] == model) & (frame["task"] == task)].to_dict("records")
         ends = sorted(abs(row[name]) for name in ("influence low", "influence high"))
         if row["influence low"] * row["influence high"] > 0:
@@ -420,7 +419,7 @@ def apart_from_harp(task: str) -> tuple[list[str], list[float]]:
 )
 def written_answers():
     models, numbers = apart_from_harp("triviaqa")
-    assert tuple(models) == OF_A_THIRD
+    assert tuple(models) == ALL_MODELS
     return numbers
 
 
@@ -569,7 +568,7 @@ def never_the_worst():
     "1.5B, {:.0f} %",
 )
 def keys_found_with_alphas():
-    return [100 * found_keys(model)["alpha-fit", "influence"] for model in OF_A_THIRD]
+    return [100 * found_keys(model)["alpha-fit", "influence"] for model in ALL_MODELS]
 
 
 @finding(
@@ -594,7 +593,7 @@ def choice_of_gate_norm():
 )
 def alphas_where_explained_best():
     frame = usual(REFITTED)
-    for model in OF_A_THIRD:
+    for model in ALL_MODELS:
         alphas = part(frame, "alpha-fit", "explained", model)
         assert len(alphas) == 3
         assert (alphas["low"] > 1).all()

@@ -13,7 +13,7 @@ SMOLLM = "smollm2-135m"
 GEMMA = "gemma3-270m"
 CODER = "qwen2.5-coder-0.5b"
 LARGER = "qwen2.5-coder-1.5b"
-MODELS = (SMOLLM, GEMMA, CODER)
+MODELS = (SMOLLM, GEMMA, CODER)  # the smaller ones
 ALL_MODELS = (*MODELS, LARGER)
 FINDINGS = []  # page, sentence, and the function that gives its numbers
 

@@ -162,16 +162,23 @@ def _printed_leads(
 def _carried_by(
     answers: Mapping[str, pd.DataFrame], lead: Finding, left: str, rivals: Mapping[str, str]
 ) -> str | None:
-    """The task without which a lead is no longer one, or None."""
+    """The task without which a lead is no longer one, or None.
+
+    Of several the one without which least is left.
+    """
     if lead.outcome != Outcome.REPRODUCED:
         return None
     first_name = lead.rival.split(" and ")[0]  # of the rivals that tie
     (rival,) = (method for method, name in rivals.items() if name == first_name)
+    carrying = {}
     for task in answers:
         others = [other for other in answers if other != task]
-        if others and not _lead(answers, others, left, rival).low > lead.goal:
-            return task
-    return None
+        if not others:
+            continue
+        without = _lead(answers, others, left, rival)
+        if not without.low > lead.goal:
+            carrying[task] = without.value
+    return min(carrying, key=carrying.get, default=None)
 
 
 @claim_test
