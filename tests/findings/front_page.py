@@ -60,7 +60,7 @@ def the_reason():
 
 @finding(
     "README.md",
-    "It has a higher perplexity than the best baseline on Gemma, on the coder and on the 1.5B; on "
+    "Its perplexity is higher than the best baseline's on Gemma, on the coder and on the 1.5B; on "
     "SmolLM2 the difference is within noise. On Gemma the cause is FLAP's choice of FFN channels: "
     "with channels taken evenly from all layers HARP+FLAP has a lower perplexity on WikiText-2 "
     "than the best baseline",
@@ -77,21 +77,18 @@ def best_baselines():
 
 @finding(
     "README.md",
-    "Where answers are chosen, no difference is shown on SmolLM2 and the coder, but on the 1.5B "
-    "HARP+FLAP leads every baseline, by {:.1f} points or more on the average of six tasks, about "
-    "half of it on MMLU",
+    "On the 1.5B it leads every baseline, by {:.1f} points or more on the average of six "
+    "multiple-choice tasks; without MMLU no lead is shown. On the other models no lead is shown "
+    "there. Where answers are written, it is behind on Gemma, and on SmolLM2 and the 1.5B it "
+    "finds the reference answers less likely than the best baseline does;",
 )
 def multiple_choice_at_equal_parameters():
     notebook_05.discriminative_averages()  # asserts which leads are shown
-    closest = notebook_05.closest(notebook_05.CHOOSING, LARGER, "FLAP")
-    for rival in BASELINES:
-        whole = notebook_05.lead_over(rival, LARGER, notebook_05.CHOOSING)
-        on_mmlu = notebook_05.lead_over(rival, LARGER, ["mmlu"])
-        assert 0.4 < on_mmlu / 6 / whole < 0.62
     judged = judgements("05")
     judged = judged[judged["id"] == "generation-parameters"].set_index("model")
-    assert judged["by likelihood"][LARGER] == Outcome.NOT
-    return [closest.value]
+    assert judged["outcome"][GEMMA] == Outcome.NOT
+    assert (judged["by likelihood"][[SMOLLM, LARGER]] == Outcome.NOT).all()
+    return [notebook_05.closest(notebook_05.CHOOSING, LARGER, "FLAP").value]
 
 
 @finding(

@@ -57,7 +57,7 @@ def generation():
         *(-gemma["value"], -gemma["high"], -gemma["low"], gemma["n"]),
         *(-coder["value"], *ends, coder["n"]),
         *notebook_05.closest(notebook_05.CHOOSING, LARGER, "FLAP")[:3],
-        notebook_05.discriminative_averages()[5],
+        sum(len(notebook_05.dense_and_chance(LARGER, task)[0]) for task in notebook_05.CHOOSING),
     ]
 
 

@@ -71,12 +71,12 @@ def valleys():
 
 @finding(
     PAGE,
-    "On the coder perplexity on the pages of WikiText-2 that are searched even falls: it is "
+    "On the pages of WikiText-2 that α is searched on, the coder's perplexity even falls: it is "
     "{:.0f} in the dense model and {:.0f}, {:.0f} and {:.0f} with one, two and three value-only "
-    "layers. On held-out pages, with all layers that HARP takes, it is above the dense model's, "
-    "as further down. The best α of the second layer from the top is {:.0f}: with its values in "
-    "full (α = 1) perplexity would be {:.0f}, so what the value-only layer adds harms the "
-    "prediction of this text. On the Python documentation perplexity rises with every layer.",
+    "layers. On held-out pages HARP's perplexity is above the dense model's (see below). The best "
+    "α of the second layer from the top is {:.0f}: with its values in full (α = 1) perplexity "
+    "would be {:.0f}, so what the value-only layer adds harms the prediction of this text. On the "
+    "Python documentation perplexity rises with every layer.",
 )
 def perplexity_that_falls():
     rows = data.tidy("small", "alpha_search", "perplexity").astype({"value": float})
@@ -389,7 +389,7 @@ def printed_changes():
     "{:.0f} on Gemma-3 270M, {:.0f} to {:.0f} on Qwen-Coder 0.5B and {:.0f} to {:.0f} on "
     "Qwen-Coder 1.5B, with {} documents of {} tokens (one run each). These times are not "
     "comparable between models: the 1.5B computes in bfloat16, for which this processor has "
-    "instructions, and with nothing beside it. For {} of the {} layers of LLaMA3.1-8B stored "
+    "instructions, and nothing else ran meanwhile. For {} of the {} layers of LLaMA3.1-8B stored "
     "states need {:.1f} times fewer passes than the printed algorithm. The paper's search takes "
     "under {:.0f} hours on an H100, for {:,.0f} evaluations.",
 )
