@@ -46,20 +46,24 @@ def rows(stored: Cells) -> pd.DataFrame:
     split, layers, …), and the columns of its rows. Of columns with the same name the later one
     counts: the cells of ``harp-06`` say by a coordinate that their method is ``harp``.
     """
-    parts = []
+    frame: dict[str, list[Any]] = {}  # one frame in the end: thousands of small ones take longer
+    total = 0
     for (model, method, task), cell in stored.items():
         columns = cell["result"].get("rows")
         if not columns:
             continue
-        key = {"model": model, "method": method, "task": task}
         length = len(next(iter(columns.values())))
-        constants = {}
-        for name, value in (key | cell.get("coordinates", {})).items():
-            constants[name] = [value] * length
-        parts.append(pd.DataFrame(constants | columns, dtype=object))
-    if not parts:
+        key = {"model": model, "method": method, "task": task}
+        constants = key | cell.get("coordinates", {})
+        of_cell = {name: [value] * length for name, value in constants.items()} | columns
+        for name in of_cell:
+            frame.setdefault(name, [float("nan")] * total)
+        for name, values in frame.items():
+            values.extend(of_cell.get(name, [float("nan")] * length))
+        total += length
+    if not frame:
         return pd.DataFrame(columns=KEY)
-    return pd.concat(parts, ignore_index=True)
+    return pd.DataFrame(frame, dtype=object)
 
 
 def tidy(profile: str, experiment: str, *quantities: str) -> pd.DataFrame:
