@@ -35,27 +35,31 @@ def method_and_reason():
 @finding(
     PAGE,
     "On Gemma it is {:.1f} points behind the closest baseline [{:.1f}, {:.1f}] on {} questions. "
-    "On the coder it is behind by {:.1f} points [{}, {}] on {} questions, which is within noise. "
-    "SmolLM2 and the 1.5B were not asked to write answers. By the likelihood of reference answers "
-    "HARP+FLAP is behind on SmolLM2, on Gemma and on the 1.5B, and on the coder no difference is "
-    "shown. Where answers are chosen it leads every baseline on the 1.5B, the closest by {:.1f} "
-    "points [{:.1f}, {:.1f}] on {} questions, and on no other model.",
+    "It is behind by {:.1f} points [{}, {}] on the coder on {} questions and by {:.1f} [{}, {}] "
+    "on the 1.5B on {}, both within noise. SmolLM2 was not asked to write answers. By the "
+    "likelihood of reference answers HARP+FLAP is behind on SmolLM2, on Gemma and on the 1.5B, "
+    "and on the coder no difference is shown. Where answers are chosen it leads every baseline on "
+    "the 1.5B, the closest by {:.1f} points [{:.1f}, {:.1f}] on {} questions, and on no other "
+    "model.",
 )
 def generation():
     rows = judgements()
     leads = rows[rows["id"] == "generation-parameters"].set_index("model")
-    assert leads["outcome"][SMOLLM] == leads["outcome"][LARGER] == Outcome.NOT_RUN
+    assert leads["outcome"][SMOLLM] == Outcome.NOT_RUN
     assert leads["outcome"][GEMMA] == Outcome.NOT
-    assert leads["outcome"][CODER] == Outcome.INCONCLUSIVE
+    assert leads["outcome"][CODER] == leads["outcome"][LARGER] == Outcome.INCONCLUSIVE
     by_likelihood = leads["by likelihood"]
     assert (by_likelihood[[SMOLLM, GEMMA, LARGER]] == Outcome.NOT).all()
     assert by_likelihood[CODER] == Outcome.INCONCLUSIVE
     gemma = leads.loc[GEMMA]
-    coder = leads.loc[CODER]
-    ends = [f"{-coder[end]:+.1f}".replace("-", "−") for end in ("high", "low")]
+    within_noise = []
+    for model in (CODER, LARGER):
+        row = leads.loc[model]
+        ends = [f"{-row[end]:+.1f}".replace("-", "−") for end in ("high", "low")]
+        within_noise += [-row["value"], *ends, row["n"]]
     return [
         *(-gemma["value"], -gemma["high"], -gemma["low"], gemma["n"]),
-        *(-coder["value"], *ends, coder["n"]),
+        *within_noise,
         *notebook_05.closest(notebook_05.CHOOSING, LARGER, "FLAP")[:3],
         sum(len(notebook_05.dense_and_chance(LARGER, task)[0]) for task in notebook_05.CHOOSING),
     ]
