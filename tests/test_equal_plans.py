@@ -177,12 +177,12 @@ def test_figures_show_and_count_it_once(stored):
             assert names == ["Mag-sp", "LLM-Pruner", "Wanda-sp", "FLAP"]
 
 
-def test_the_closest_baseline_has_one_name_everywhere(stored):
+def test_the_best_baseline_has_one_name_everywhere(stored):
     """Equal plans are joined; different plans that score the same tie, and both are named."""
     profile = load_profile("mini")
     verdict = claims.headline(profile)
     for rival in (SAME, "Mag-sp and LLM-Pruner"):
-        assert f"against {rival}, the closest baseline" in verdict
+        assert f"against {rival}, the best baseline" in verdict
 
 
 def test_the_rival_that_decides_is_the_closest():

@@ -34,13 +34,12 @@ def method_and_reason():
 
 @finding(
     PAGE,
-    "On Gemma it is {:.1f} points behind the closest baseline [{:.1f}, {:.1f}] on {} questions. "
-    "It is behind by {:.1f} points [{}, {}] on the coder on {} questions and by {:.1f} [{}, {}] "
-    "on the 1.5B on {}, both within noise. SmolLM2 was not asked to write answers. By the "
-    "likelihood of reference answers HARP+FLAP is behind on SmolLM2, on Gemma and on the 1.5B, "
-    "and on the coder no difference is shown. Where answers are chosen it leads every baseline on "
-    "the 1.5B, the closest by {:.1f} points [{:.1f}, {:.1f}] on {} questions, and on no other "
-    "model.",
+    "On Gemma it is {:.1f} points behind the best baseline [{:.1f}, {:.1f}] on {} questions. It "
+    "is behind by {:.1f} points [{}, {}] on the coder on {} questions and by {:.1f} [{}, {}] on "
+    "the 1.5B on {}, both within noise. SmolLM2 was not asked to write answers. By the likelihood "
+    "of reference answers HARP+FLAP is behind on SmolLM2, on Gemma and on the 1.5B, and on the "
+    "coder no difference is shown. Where answers are chosen it leads every baseline on the 1.5B, "
+    "the best by {:.1f} points [{:.1f}, {:.1f}] on {} questions, and on no other model.",
 )
 def generation():
     rows = judgements()

@@ -108,7 +108,7 @@ def on_the_news(method: str, ranking: str, layers) -> list[float]:
     "docs/results.md",
     "With half of the layers value-only, HARP's perplexity on the news, which nothing was fitted "
     "to, is {:.1f} times the dense model's on SmolLM2, {:.1f} times on Gemma and {:.1f} times on "
-    "the coder. One α a layer, fitted by least squares in the layers of least influence, has "
+    "the coder. One α a layer, fitted by least squares in the layers of least influence, gives "
     "{:.1f}, {:.1f} and {:.1f} times, and the refit of these layers {:.1f}, {:.1f} and {:.1f} "
     "times",
 )

@@ -416,5 +416,5 @@ def _lead(row: dict[str, Any], questions: str) -> str:
     verbs = {Outcome.REPRODUCED: "HARP+FLAP leads", Outcome.NOT: "HARP+FLAP does not lead"}
     verb = verbs.get(row["outcome"], "no lead of HARP+FLAP can be told")
     rival = f"against {row['rival']}"
-    number = _number_here(row).replace(rival, f"{rival}, the closest baseline", 1)
+    number = _number_here(row).replace(rival, f"{rival}, the best baseline", 1)
     return f"{verb} on {display_name(row['model'])}: {number}, {row['n']:.0f} {questions}"
