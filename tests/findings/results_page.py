@@ -124,7 +124,7 @@ def lead_on_piqa(model: str, baseline: str) -> comparisons.Interval:
     "tasks: on PIQA, and Gemma on BoolQ, too. The 1.5B is on four: PIQA, ARC-Challenge, BoolQ and "
     "MMLU. On PIQA HARP+FLAP is {:.0f} points behind Mag-sp on Gemma, and no difference to a "
     "baseline is significant on the other three models. On the average of the six tasks HARP+FLAP "
-    "leads every baseline on the 1.5B, the closest by {:.1f} points; without MMLU no lead is "
+    "leads every baseline on the 1.5B, the best by {:.1f} points; without MMLU no lead is "
     "shown.",
 )
 def multiple_choice():
