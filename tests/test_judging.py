@@ -171,6 +171,14 @@ def test_the_outcome_by_likelihood_is_a_second_mark_in_brackets(small):
     assert "(<span" not in carries, "its texts have no likelihoods"
 
 
+def test_a_model_that_wrote_no_answers_is_not_compared_on_two_kinds_of_tasks(small):
+    """SmolLM2 was asked discriminative tasks only: nothing is open about it, it was not run."""
+    for claim in ("generation-more", "discriminative-loses-less"):
+        outcomes = small[small["id"] == claim].set_index("model")["outcome"]
+        assert outcomes.pop("smollm2-135m") == Outcome.NOT_RUN
+        assert Outcome.NOT_RUN not in set(outcomes)
+
+
 def test_claims_that_likelihood_decides_are_counted(small):
     by_likelihood = claims.counted(SMALL).partition("By the likelihood")[2]
     measured = claims.over_all(small).query("kind == 'measured'")

@@ -192,7 +192,9 @@ def gap(source, left, right, tasks, elsewhere, kept=False):
     here = named_in(tasks)
     groups = (here, [task for task in named_in(elsewhere) if task not in here])
     rivals = rivals_of(source, right)
-    answers = source.answers((left, *named_in(right)), groups[0] + groups[1])
+    answers = {}
+    for group in groups:  # each by itself, so that a model that lacks one is not judged
+        answers |= source.answers((left, *named_in(right)), group)
     chances = {task: scores["chance"].mean() for task, scores in answers.items()}
 
     def lead(means: np.ndarray, group: list[str]) -> np.ndarray:  # (…, 2, T) → (…)
