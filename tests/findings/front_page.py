@@ -105,16 +105,22 @@ def gsm8k_of_the_larger_model():
 
 @finding(
     "README.md",
-    "reading a prompt of 1,024 tokens takes less time than in the thinned model on Gemma, on the "
-    "coder and on the 1.5B, and no difference is shown on SmolLM2. At 4,096 tokens it takes less "
-    "on the 1.5B; on the others the intervals are too wide to tell",
+    "Then reading takes less time than in the thinned model on all four: {:.0f} % less on SmolLM2, "
+    "{:.0f} % on Gemma, {:.0f} % on the coder and {:.0f} % on the 1.5B at 1,024 tokens, and "
+    "{:.0f} to {:.0f} % less at 4,096",
 )
 def tail_only_prefill_against_thinned():
-    for model in ALL_MODELS:
-        assert prefill(model, "harp", "thinned", 1024).high > 1
-        assert (prefill(model, "harp-tail", "thinned", 1024).high < 1) == (model != SMOLLM)
-        assert (prefill(model, "harp-tail", "thinned", 4096).high < 1) == (model == LARGER)
-    return []
+    saved = {}
+    for length in (1024, 4096):
+        for model in ALL_MODELS:
+            assert length == 1024 or prefill(model, "harp", "dense", length).high < 1
+            assert prefill(model, "harp", "thinned", length).high > 1
+            ratio = prefill(model, "harp-tail", "thinned", length)
+            assert ratio.high < 1
+            saved[length, model] = 100 * (1 - ratio.value)
+    short = [saved[1024, model] for model in ALL_MODELS]
+    long = [saved[4096, model] for model in ALL_MODELS]
+    return [*short, min(long), max(long)]
 
 
 @finding(
