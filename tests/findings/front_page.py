@@ -64,8 +64,8 @@ def the_reason():
 @finding(
     "README.md",
     "HARP+FLAP's perplexity is higher than the best baseline's on Gemma, on the coder and on the "
-    "1.5B; on SmolLM2 it is within noise. On Gemma FLAP's choice of channels is the cause: with "
-    "channels from all layers evenly its perplexity on WikiText-2 is lower than the best "
+    "1.5B; on SmolLM2 it is within noise. On Gemma FLAP's choice of channels is the main cause: "
+    "with channels from all layers evenly its perplexity on WikiText-2 is lower than the best "
     "baseline's",
 )
 def best_baselines():

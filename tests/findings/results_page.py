@@ -152,10 +152,11 @@ def multiple_choice():
     "For written answers, at equal parameters, HARP+FLAP is behind the best baseline on SmolLM2, "
     "on Gemma and on the 1.5B; on the coder no difference is shown. These are averages: on "
     "SmolLM2 and the coder it is ahead of every baseline for the solutions of GSM8K, and behind "
-    "for the answers to TriviaQA and NaturalQuestions. For chosen answers it is behind on SmolLM2 "
-    "and Gemma, because of OpenBookQA alone, and ahead of every baseline on the 1.5B, of Mag-sp "
-    "only with ARC-Challenge; on the coder no difference is shown. At equal heads plain HARP "
-    "leads on Gemma where answers are written, and is behind on SmolLM2 and the 1.5B.",
+    "the best baseline for the answers to TriviaQA and NaturalQuestions. For chosen answers it is "
+    "behind on SmolLM2 and Gemma, which is not shown without OpenBookQA, and ahead of every "
+    "baseline on the 1.5B, of Mag-sp only with ARC-Challenge; on the coder no difference is "
+    "shown. At equal heads plain HARP leads on Gemma where answers are written, and is behind on "
+    "SmolLM2 and the 1.5B.",
 )
 def decided_by_likelihood():
     judged = judgements("05").set_index(["id", "model"])
