@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from string import Formatter
 
 import nbformat
 import pytest
@@ -74,5 +75,9 @@ def test_every_number_of_an_authored_paragraph_is_compared():
 
 def pattern_of(sentence: str) -> str:
     """A finding's sentence with whatever numbers; which ones are right is another test's."""
-    any_number = re.sub(r"\\\{[^{}]*\\\}", r"\\S+?(?: \\S+?){0,5}?", re.escape(sentence))
-    return any_number + r"(?![\d.,]*\d)"  # a number at the end is whole
+    pattern = ""
+    for text, field, *_ in Formatter().parse(sentence):
+        pattern += re.escape(text)
+        if field is not None:
+            pattern += r"\S+?(?: \S+?){0,5}?"  # a number, with its interval
+    return pattern + r"(?![\d.,]*\d)"  # a number at the end is whole

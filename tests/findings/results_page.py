@@ -102,12 +102,16 @@ def guessing_on_bbh():
 def written_by_the_larger_model():
     average = notebook_05.closest(notebook_05.GENERATION, LARGER, "LLM-Pruner")
     assert average.low < 0 < average.high
-    numbers = notebook_05.gsm8k()  # after the first two, how often an answer is found
     leads = notebook_05.comparisons_by_task().query("model == @LARGER and group == 'triviaqa'")
     assert len(leads) == len(BASELINES)
     assert (leads["high"] > 0).all()
     assert leads[leads["low"] > 0]["methods"].tolist() == ["Mag-sp"]
-    return told(*average[:3]), *numbers[:2], *numbers[5:]
+    return (
+        told(*average[:3]),
+        *notebook_05.solved_of_gsm8k(),
+        *notebook_05.gsm8k_in_the_paper(),
+        *notebook_05.triviaqa_of_the_larger_model(),
+    )
 
 
 def lead_on_piqa(model: str, baseline: str) -> comparisons.Interval:

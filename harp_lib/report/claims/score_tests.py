@@ -194,7 +194,7 @@ def gap(source, left, right, tasks, elsewhere, kept=False):
     rivals = rivals_of(source, right)
     answers = {}
     for group in groups:  # each by itself, so that a model that lacks one is not judged
-        answers |= source.answers((left, *named_in(right)), group)
+        answers.update(source.answers((left, *named_in(right)), group))
     chances = {task: scores["chance"].mean() for task, scores in answers.items()}
 
     def lead(means: np.ndarray, group: list[str]) -> np.ndarray:  # (…, 2, T) → (…)
