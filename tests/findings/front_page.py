@@ -11,9 +11,9 @@ from findings.stored import (
     LARGER,
     SMOLLM,
     finding,
-    judgements,
     perplexity_of,
     prefill,
+    verdict_on,
 )
 from harp_lib.names import BASELINES
 from harp_lib.report.claims.findings import Outcome
@@ -52,11 +52,9 @@ def alpha_without_a_search():
     "on SmolLM2 that is open",
 )
 def the_reason():
-    judged = judgements()
-    restored = judged[judged["id"] == "norm-restored"].set_index("model")["high"]
-    assert sorted(restored.index[restored < 0]) == sorted([GEMMA, CODER, LARGER])
-    outcomes = judged[judged["id"] == "norm-restored"].set_index("model")["outcome"]
-    assert outcomes[SMOLLM] == Outcome.INCONCLUSIVE
+    restored = verdict_on("norm-restored")
+    assert sorted(restored.index[restored["high"] < 0]) == sorted([GEMMA, CODER, LARGER])
+    assert restored["outcome"][SMOLLM] == Outcome.INCONCLUSIVE
     uniform_heads()  # asserts that none is, in any layer
     return []
 
@@ -69,8 +67,7 @@ def the_reason():
     "the best baseline's",
 )
 def best_baselines():
-    judged = judgements("04")
-    judged = judged[judged["id"] == "perplexity-parameters"].set_index("model")["outcome"]
+    judged = verdict_on("perplexity-parameters")["outcome"]
     assert judged[GEMMA] == judged[CODER] == judged[LARGER] == Outcome.NOT
     assert judged[SMOLLM] == Outcome.INCONCLUSIVE
     even = perplexity_of(GEMMA, "harp+flap-even")
@@ -87,8 +84,7 @@ def best_baselines():
 )
 def multiple_choice_at_equal_parameters():
     notebook_05.discriminative_averages()  # asserts which leads are shown
-    judged = judgements("05")
-    judged = judged[judged["id"] == "generation-parameters"].set_index("model")
+    judged = verdict_on("generation-parameters")
     assert judged["outcome"][GEMMA] == Outcome.NOT
     assert (judged["by likelihood"][[SMOLLM, LARGER]] == Outcome.NOT).all()
     return notebook_05.closest(notebook_05.CHOOSING, LARGER, "FLAP")[:3]

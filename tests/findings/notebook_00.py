@@ -1,7 +1,16 @@
 """Numbers of the findings in notebook 00."""
 
 from findings import notebook_05
-from findings.stored import ALL_MODELS, CODER, GEMMA, LARGER, SMOLLM, finding, judgements
+from findings.stored import (
+    ALL_MODELS,
+    CODER,
+    GEMMA,
+    LARGER,
+    SMOLLM,
+    finding,
+    judgements,
+    verdict_on,
+)
 from harp_lib.report.claims.findings import Outcome
 
 PAGE = "00_start_here.ipynb"
@@ -9,8 +18,7 @@ PAGE = "00_start_here.ipynb"
 
 def outcomes(name: str) -> list[Outcome]:
     """The outcomes of a claim on the models, in their order."""
-    rows = judgements()
-    return rows[rows["id"] == name].set_index("model")["outcome"].loc[list(ALL_MODELS)].tolist()
+    return verdict_on(name)["outcome"].loc[list(ALL_MODELS)].tolist()
 
 
 @finding(
@@ -25,8 +33,7 @@ def method_and_reason():
     assert outcomes("alpha-beats-one") == 4 * [Outcome.REPRODUCED]
     assert outcomes("norm-changes") == 4 * [Outcome.REPRODUCED]
     assert outcomes("uniform-attention") == 4 * [Outcome.NOT]
-    restored = judgements()
-    restored = restored[restored["id"] == "norm-restored"].set_index("model")
+    restored = verdict_on("norm-restored")
     assert (restored["high"][[GEMMA, CODER, LARGER]] < 0).all()
     assert restored["outcome"][SMOLLM] == Outcome.INCONCLUSIVE
     return []
@@ -42,8 +49,7 @@ def method_and_reason():
     "the best by {:.1f} points [{:.1f}, {:.1f}] on {} questions, and on no other model.",
 )
 def generation():
-    rows = judgements()
-    leads = rows[rows["id"] == "generation-parameters"].set_index("model")
+    leads = verdict_on("generation-parameters")
     assert leads["outcome"][SMOLLM] == Outcome.NOT_RUN
     assert leads["outcome"][GEMMA] == Outcome.NOT
     assert leads["outcome"][CODER] == leads["outcome"][LARGER] == Outcome.INCONCLUSIVE

@@ -11,7 +11,7 @@ from findings.stored import (
     LARGER,
     SMOLLM,
     finding,
-    judgements,
+    verdict_on,
 )
 from harp_lib import config
 from harp_lib.report import data, figures_layers
@@ -82,12 +82,6 @@ def random_heads():
     return [*(means[case] for case in order), sweep["draw"].nunique()]
 
 
-def outcomes_of(claim: str) -> pd.DataFrame:
-    """What the verdict has about a claim, a row for each model."""
-    judged = judgements("01")
-    return judged[judged["id"] == claim].set_index("model")
-
-
 def first_layers_of_the_verdict(claim: str) -> dict[str, int]:
     """From which layer on a claim about the top fifth of the layers is tested, by model."""
     (entry,) = [entry for entry in load_claims() if entry["id"] == claim]
@@ -116,7 +110,7 @@ def at_the_top_by_text(model: str, quantity: str, statistic: str) -> pd.Series:
     "({:.2f} against {:.2f} on Gemma).",
 )
 def similarity_of_the_verdict():
-    outcomes = outcomes_of("alike-near-one")
+    outcomes = verdict_on("alike-near-one")
     peaks = {model: means_by_layer(model, "similarity").max() for model in ALL_MODELS}
     for model in ALL_MODELS:
         of_texts = at_the_top_by_text(model, "similarity", "max")
@@ -199,7 +193,7 @@ def most_uniform_head_of_the_coder():
     "than HARP prunes.",
 )
 def median_heads_of_the_verdict():
-    outcomes = outcomes_of("uniform-attention")
+    outcomes = verdict_on("uniform-attention")
     first_layers = first_layers_of_the_verdict("uniform-attention")
     for model in ALL_MODELS:
         of_texts = at_the_top_by_text(model, "entropy", "median")
@@ -385,7 +379,7 @@ def uniform_heads():
     "we ask for, and on SmolLM2 BI does not fall (ρ {} [{}, {}]). All four ρ are on WikiText-2.",
 )
 def trend_of_block_influence():
-    outcomes = outcomes_of("block-influence")
+    outcomes = verdict_on("block-influence")
     assert outcomes.loc[CODER, "outcome"] == Outcome.REPRODUCED
     for model in (GEMMA, LARGER):
         assert outcomes.loc[model, "outcome"] == Outcome.INCONCLUSIVE

@@ -13,7 +13,7 @@ from findings.stored import (
     against_the_searched_alpha,
     documents,
     finding,
-    judgements,
+    verdict_on,
 )
 from harp_lib import config
 from harp_lib.report import comparisons, data, figures_layers
@@ -72,8 +72,7 @@ def least_shortened_values():
     "1.5B both ways of counting give {:.0f} %, and on SmolLM2 and Gemma {:.0f} %.",
 )
 def changed_heads_of_the_verdict():
-    judged = judgements("02")
-    changed = judged[judged["id"] == "norm-changes"].set_index("model")
+    changed = verdict_on("norm-changes")
     assert (changed["parts"] == 2).all()  # a text each; the verdict has the weaker one
     assert changed.loc[CODER, "about"] == "of the heads on WikiText-2"
     counts = np.reshape(norms_of_values()[-2 * len(ALL_MODELS) :], (-1, 2))  # kept, all heads
@@ -129,8 +128,7 @@ def norm_by_the_norm_keeping_alpha():
     "= 1 does on Gemma, on the coder and on the 1.5B, and closer to it on SmolLM2.",
 )
 def norms_over_all_pruned_layers():
-    judged = judgements("02")
-    restored = judged[judged["id"] == "norm-restored"].set_index("model")
+    restored = verdict_on("norm-restored")
     assert restored.loc[GEMMA, "high"] < 0
     assert restored.loc[CODER, "high"] < 0
     assert restored.loc[LARGER, "high"] < 0

@@ -207,7 +207,7 @@ def trends_in_the_title():
     deep = [trend_of(deepest_search(model)) for model in ALL_MODELS]
     assert ours == spanned([*short.values(), *deep])
     counts = [trend.n for trend in short.values()]
-    of_verdict = judgements("03").set_index(["id", "model"])
+    of_verdict = judgements().set_index(["id", "model"])
     shown = of_verdict.loc["alpha-rises", CODER]
     assert shown["value"] == short[CODER, "python-docs", "harp"].value
     lengths = [min(counts), max(counts)]

@@ -1,6 +1,7 @@
 """Numbers of the findings in notebook 06."""
 
-from findings.notebook_05 import CHOOSING, GENERATION, SMALL, above_chance, likelier
+from findings.notebook_05 import CHOOSING, GENERATION, SMALL, above_chance
+from findings.notebook_05_likelihood import likelier
 from findings.stored import SMOLLM, finding, judgements
 from harp_lib.report import data, figures_harp, likelihoods, short_tables
 from harp_lib.report.comparisons import Interval, change, mean_interval, rank_correlation
@@ -61,7 +62,7 @@ def correlations_of_the_verdict():
         for _, document in of_alpha.groupby("document"):
             correlations.append(rank_correlation(document["layer"], document["value"]).value)
         intervals[alpha] = mean_interval(correlations)
-    judged = judgements("06").set_index("id").loc["high-layers-one-by-one"]
+    judged = judgements().set_index("id").loc["high-layers-one-by-one"]
     assert judged["value"] == intervals[0].value
     assert judged["goal"] == -0.5
     assert judged["held"] == 0
@@ -159,7 +160,7 @@ def margins_rank_the_layers():
     hessian = likelier(SMOLLM, "hessian", "bottom", CHOOSING)
     assert min(top.low, similarity.low) > 0
     assert hessian.low < 0 < hessian.high
-    judged = judgements("06").set_index("id").loc["top-layers"]
+    judged = judgements().set_index("id").loc["top-layers"]
     assert judged["by likelihood value"] == top.value
     return [end for interval in (*losses, top, similarity) for end in interval[:3]]
 
@@ -174,7 +175,7 @@ def margins_rank_the_layers():
     "gain is shown.",
 )
 def likelihoods_of_the_search():
-    judged = judgements("06").set_index("id")
+    judged = judgements().set_index("id")
     numbers = []
     for claim in ("alpha-discriminative", "alpha-generation"):
         ends = [judged.loc[claim, f"by likelihood {end}"] for end in ("value", "low", "high")]
@@ -217,8 +218,8 @@ def gain_of_the_search():
     "In `small` that is PIQA alone, so our {:+.1f} and {:+.1f} points and the paper's {:+.1f} and "
     "{:+.1f} beside them are of PIQA",
 )
-def verdict_on_one_task():
-    judged = judgements("06").set_index("id")
+def one_task_of_the_verdict():
+    judged = judgements().set_index("id")
     numbers = []
     for column in ("value", "paper"):
         for claim in ("top-layers", "alpha-discriminative"):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from transformers import AutoConfig
 
-from findings.stored import ALL_MODELS, CODER, GEMMA, LARGER, SMOLLM, finding, judgements, prefill
+from findings.stored import ALL_MODELS, CODER, GEMMA, LARGER, SMOLLM, finding, prefill, verdict_on
 from harp_lib import PruningPlan, config
 from harp_lib.accounting import prefill_flops
 from harp_lib.report import comparisons, data
@@ -131,8 +131,7 @@ def count_of_the_papers_model():
     "the 1.5B {:,} tokens are still fewer than d_ff, and attention takes {} % and {} % there.",
 )
 def share_of_attention():
-    judged = judgements("08")
-    outcomes = judged[judged["id"] == "overtaking-timed"].set_index("model")["outcome"]
+    outcomes = verdict_on("overtaking-timed")["outcome"]
     assert outcomes[SMOLLM] == outcomes[GEMMA] == Outcome.REPRODUCED
     assert outcomes[CODER] == outcomes[LARGER] == Outcome.INCONCLUSIVE
     short = [attention_in_words(model, SHORT) for model in (SMOLLM, GEMMA)]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from findings import notebook_05
+from findings import notebook_05, notebook_05_likelihood
 from findings.stored import (
     ALL_MODELS,
     CODER,
@@ -163,7 +163,7 @@ def multiple_choice():
     "SmolLM2 and the 1.5B.",
 )
 def decided_by_likelihood():
-    judged = judgements("05").set_index(["id", "model"])
+    judged = judgements().set_index(["id", "model"])
     outcomes = judged["by likelihood"]
     for claim in ("discriminative-parameters", "generation-parameters"):
         assert outcomes[claim, SMOLLM] == outcomes[claim, GEMMA] == Outcome.NOT
@@ -171,9 +171,9 @@ def decided_by_likelihood():
     assert outcomes["generation-heads", GEMMA] == Outcome.REPRODUCED
     for model in (SMOLLM, LARGER):
         assert outcomes["generation-heads", model] == Outcome.NOT
-    notebook_05.margins()  # asserts that OpenBookQA alone decides, and ...
-    notebook_05.margins_of_the_larger_model()  # ... that ARC-Challenge does
-    notebook_05.solutions_and_facts()  # asserts the opposite signs
+    notebook_05_likelihood.margins()  # asserts that OpenBookQA alone decides, and ...
+    notebook_05_likelihood.margins_of_the_larger_model()  # ... that ARC-Challenge does
+    notebook_05_likelihood.solutions_and_facts()  # asserts the opposite signs
     assert outcomes["generation-parameters", LARGER] == Outcome.NOT
     assert outcomes["discriminative-parameters", LARGER] == Outcome.REPRODUCED
     return []

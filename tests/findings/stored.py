@@ -29,9 +29,15 @@ def finding(page: str, sentence: str):
 
 
 @cache
-def judgements(notebook: str | None = None) -> pd.DataFrame:
-    """The claims of a notebook, or all, as the committed results judge them."""
-    return claims.judge(config.load_profile("small"), notebook)
+def judgements() -> pd.DataFrame:
+    """All claims, as the committed results judge them."""
+    return claims.judge(config.load_profile("small"))
+
+
+def verdict_on(claim: str) -> pd.DataFrame:
+    """How a claim is judged, a row for each model."""
+    judged = judgements()
+    return judged[judged["id"] == claim].set_index("model")
 
 
 @cache

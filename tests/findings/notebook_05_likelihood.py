@@ -1,0 +1,212 @@
+"""Numbers of the findings in notebook 05, on the likelihood of right answers."""
+
+import pandas as pd
+
+from findings.notebook_05 import CHOOSING, GENERATION, MAG_SP, SMALL
+from findings.stored import (
+    ALL_MODELS,
+    CODER,
+    GEMMA,
+    LARGER,
+    MODELS,
+    SMOLLM,
+    all_right_answers,
+    finding,
+    verdict_on,
+)
+from harp_lib.names import BASELINES
+from harp_lib.report import comparisons, likelihoods, right_answers
+from harp_lib.report.scores import FLAPPED
+
+
+def by_likelihood(claim: str) -> pd.DataFrame:
+    """What decides a claim by likelihood on each model: the columns value, low, high and about."""
+    rows = verdict_on(claim)
+    return rows.filter(like="by likelihood ").rename(columns=lambda name: name.split()[-1])
+
+
+def behind_by(claim: str, model: str, rival: str) -> list[float]:
+    """By how much HARP is behind a rival by likelihood, with its interval, all of it above zero."""
+    row = by_likelihood(claim).loc[model]
+    assert rival in row["about"]
+    assert row["high"] < 0
+    return [-row["value"], -row["high"], -row["low"]]
+
+
+def is_open(claim: str, model: str) -> bool:
+    """Whether likelihood does not decide a lead."""
+    row = by_likelihood(claim).loc[model]
+    return row["low"] < 0 < row["high"]
+
+
+@finding(
+    "05_main_tables.ipynb",
+    "HARP+FLAP loses more of the right choice's margin than the best baseline by {:.2f} [{:.2f}, "
+    "{:.2f}] nats on SmolLM2 (LLM-Pruner) and by {:.2f} [{:.2f}, {:.2f}] on Gemma (the plan that "
+    "three baselines share). On the coder the difference, {:.2f} [−{:.2f}, {:.2f}], is within "
+    "noise. Both results depend on one task: without OpenBookQA, where no dense model is above "
+    "chance, the differences are {:.2f} [−{:.2f}, {:.2f}] and {:.2f} [−{:.2f}, {:.2f}] nats",
+)
+def margins():
+    claim = "discriminative-parameters"
+    assert is_open(claim, CODER)
+    coder = by_likelihood(claim).loc[CODER]
+    others = [task for task in CHOOSING if task != "openbookqa"]
+    without = []
+    for model, rival in ((SMOLLM, "llm-pruner"), (GEMMA, "mag-sp")):
+        behind = likelier(model, rival, FLAPPED, others)
+        assert behind.low < 0 < behind.high
+        without += [behind.value, -behind.low, behind.high]
+    return (
+        *behind_by(claim, SMOLLM, "LLM-Pruner"),
+        *behind_by(claim, GEMMA, MAG_SP),
+        *(-coder["value"], coder["high"], -coder["low"]),
+        *without,
+    )
+
+
+@finding(
+    "05_main_tables.ipynb",
+    "HARP+FLAP loses less of the margin than every baseline, by {:.2f} [{:.2f}, {:.2f}] nats than "
+    "the closest one (Mag-sp) and by {:.2f} [{:.2f}, {:.2f}] than LLM-Pruner. HARP itself loses "
+    "{:.2f} [−{:.2f}, {:.2f}] nats against the dense model, which is no loss that shows. The lead "
+    "over Mag-sp depends on ARC-Challenge: without that task it is {:.2f} [−{:.2f}, {:.2f}].",
+)
+def margins_of_the_larger_model():
+    leads = {rival: likelier(LARGER, FLAPPED, rival, CHOOSING) for rival in BASELINES}
+    assert min(lead.low for lead in leads.values()) > 0
+    assert leads["mag-sp"] == min(leads.values(), key=lambda lead: lead.value)
+    lost = likelier(LARGER, "dense", "harp", CHOOSING)
+    others = [task for task in CHOOSING if task != "arc_challenge"]
+    without = likelier(LARGER, FLAPPED, "mag-sp", others)
+    numbers = [*leads["mag-sp"][:3], *leads["llm-pruner"][:3]]
+    for interval in (lost, without):
+        assert interval.low < 0 < interval.high
+        numbers += [interval.value, -interval.low, interval.high]
+    return numbers
+
+
+def likelier(model: str, method: str, other: str, tasks: list[str]) -> comparisons.Interval:
+    """How much likelier a method finds right answers than another (nats, or bits per byte)."""
+    answers = all_right_answers()
+    answers = answers[answers["model"] == model]
+    pairs = []
+    for task in tasks:
+        both = right_answers.paired(answers, task, [method, other])
+        sign = right_answers.measure_of(task).sign
+        pairs.append((sign * both[method], sign * both[other]))
+    return comparisons.paired_mean_difference(pairs)
+
+
+@finding(
+    "05_main_tables.ipynb",
+    "at equal parameters, HARP+FLAP needs more bits than the best baseline on SmolLM2, {:.3f} "
+    "[{:.3f}, {:.3f}] per byte, on Gemma, {:.3f} [{:.3f}, {:.3f}], and on the 1.5B, {:.3f} "
+    "[{:.3f}, {:.3f}]; on the coder no difference is shown. At equal heads, where HARP removes "
+    "fewer parameters than the baselines do, it leads on Gemma by {:.3f} [{:.3f}, {:.3f}] bits "
+    "per byte. It is behind on SmolLM2 by {:.3f} [{:.3f}, {:.3f}] and on the 1.5B by {:.3f} "
+    "[{:.3f}, {:.3f}], and on the coder no difference is shown.",
+)
+def bits():
+    assert is_open("generation-parameters", CODER)
+    assert is_open("generation-heads", CODER)
+    ahead = by_likelihood("generation-heads").loc[GEMMA]
+    assert ahead["low"] > 0
+    return (
+        *behind_by("generation-parameters", SMOLLM, "Wanda-sp"),
+        *behind_by("generation-parameters", GEMMA, MAG_SP),
+        *behind_by("generation-parameters", LARGER, "Wanda-sp"),
+        *ahead[["value", "low", "high"]],
+        *behind_by("generation-heads", SMOLLM, "Wanda-sp"),
+        *behind_by("generation-heads", LARGER, "Wanda-sp"),
+    )
+
+
+def bits_added(task: str | None = None) -> pd.DataFrame:
+    """Bits per byte that methods add to the dense model's, model × method; the average without."""
+    tasks = GENERATION if task is None else [task]
+    changes = likelihoods.changes_against_dense(SMALL, {"": tasks})
+    return changes.pivot_table("value", "model", "method")
+
+
+@finding(
+    "05_main_tables.ipynb",
+    "For the worked solutions of GSM8K HARP+FLAP adds fewer bits than any baseline on SmolLM2 "
+    "({:.2f}, the baselines {:.2f} to {:.2f}) and on the coder ({:.2f}, the baselines {:.2f} to "
+    "{:.2f}). For the short answers of TriviaQA and NaturalQuestions it adds more than any "
+    "baseline on both models; only against FLAP on the coder's TriviaQA is the difference within "
+    "noise.",
+)
+def solutions_and_facts():
+    answers = all_right_answers()
+    written = set(answers["task"]) - set(CHOOSING)
+    assert written == {"triviaqa", "nq_open", "gsm8k"}
+    is_written = answers["task"].isin(written)
+    assert set(answers[is_written]["model"]) == set(ALL_MODELS)
+    numbers = []
+    for task in sorted(written):
+        added = bits_added(task)
+        ours = added[FLAPPED]
+        baselines = added[list(BASELINES)]
+        assert ours[GEMMA] > baselines.loc[GEMMA].max()
+        for model in (SMOLLM, CODER):
+            leads = {rival: likelier(model, FLAPPED, rival, [task]) for rival in BASELINES}
+            if task == "gsm8k":
+                assert all(lead.low > 0 for lead in leads.values())
+                of_baselines = baselines.loc[model]
+                numbers += [ours[model], of_baselines.min(), of_baselines.max()]
+            else:
+                assert all(lead.value < 0 for lead in leads.values())
+                not_shown = [rival for rival, lead in leads.items() if lead.high >= 0]
+                is_exception = (model, task) == (CODER, "triviaqa")
+                assert not_shown == (["flap"] if is_exception else [])
+    return numbers
+
+
+@finding(
+    "05_main_tables.ipynb",
+    "The 1.5B has no such advantage on GSM8K: HARP+FLAP adds {:.2f} bits there, FLAP {:.2f}, and "
+    "the other baselines {:.2f} to {:.2f}. So likelihood tells the plans apart where accuracy "
+    "cannot. On its TriviaQA and NaturalQuestions HARP+FLAP adds more than any baseline, though "
+    "not all of these differences are outside noise.",
+)
+def solutions_and_facts_of_the_larger_model():
+    added = {task: bits_added(task).loc[LARGER] for task in ("gsm8k", "triviaqa", "nq_open")}
+    for rival in BASELINES:
+        lead = likelier(LARGER, FLAPPED, rival, ["gsm8k"])
+        assert (lead.low > 0) == (rival == "flap")
+        assert (lead.high < 0) == (rival != "flap")
+    for task in ("triviaqa", "nq_open"):
+        assert added[task][FLAPPED] > added[task][list(BASELINES)].max()
+    others = added["gsm8k"][["mag-sp", "llm-pruner", "wanda-sp"]]
+    of_gsm8k = added["gsm8k"]
+    return of_gsm8k[FLAPPED], of_gsm8k["flap"], others.min(), others.max()
+
+
+@finding(
+    "05_main_tables.ipynb",
+    "On average it adds {:.2f} bits per byte on SmolLM2, {:.2f} on Gemma and {:.2f} on the coder, "
+    "and is ahead of every other plan by {:.3f} [{:.3f}, {:.3f}], {:.3f} [{:.3f}, {:.3f}] and "
+    "{:.3f} [{:.3f}, {:.3f}] or more. On the 1.5B it adds {:.2f} bits, as many as HARP, and is "
+    "behind Wanda-sp by {:.3f} [{:.3f}, {:.3f}]",
+)
+def refit_of_harps_layers():
+    refit = "harp+refit"
+    added = bits_added()
+    written = ["triviaqa", "nq_open", "gsm8k"]
+    numbers = [added[refit][model] for model in MODELS]
+    leads_where_chosen = []
+    for model in MODELS:
+        leads = [likelier(model, refit, other, written) for other in (*BASELINES, "harp", FLAPPED)]
+        closest_lead = min(leads, key=lambda lead: lead.value)
+        assert min(lead.low for lead in leads) > 0
+        numbers += closest_lead[:3]
+    for model in ALL_MODELS:
+        if all(likelier(model, refit, other, CHOOSING).low > 0 for other in BASELINES):
+            leads_where_chosen.append(model)
+    assert leads_where_chosen == [GEMMA, LARGER]
+    to_harp = likelier(LARGER, refit, "harp", written)
+    assert to_harp.low < 0 < to_harp.high
+    to_best = likelier(LARGER, refit, "wanda-sp", written)
+    assert to_best.high < 0
+    return [*numbers, added[refit][LARGER], -to_best.value, -to_best.high, -to_best.low]
