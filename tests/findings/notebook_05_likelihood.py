@@ -44,8 +44,9 @@ def is_open(claim: str, model: str) -> bool:
     "HARP+FLAP loses more of the right choice's margin than the best baseline by {:.2f} [{:.2f}, "
     "{:.2f}] nats on SmolLM2 (LLM-Pruner) and by {:.2f} [{:.2f}, {:.2f}] on Gemma (the plan that "
     "three baselines share). On the coder the difference, {:.2f} [−{:.2f}, {:.2f}], is within "
-    "noise. Both results depend on one task: without OpenBookQA, where no dense model is above "
-    "chance, the differences are {:.2f} [−{:.2f}, {:.2f}] and {:.2f} [−{:.2f}, {:.2f}] nats",
+    "noise. The results on SmolLM2 and Gemma depend on one task: without OpenBookQA, where no "
+    "dense model is above chance, the differences are {:.2f} [−{:.2f}, {:.2f}] and {:.2f} "
+    "[−{:.2f}, {:.2f}] nats",
 )
 def margins():
     claim = "discriminative-parameters"
