@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from harp_lib import config
-from harp_lib.evaluation.benchmarks import LONGBENCH
+from harp_lib.evaluation.benchmarks import CATEGORIES, LONGBENCH
 from harp_lib.names import METHOD_TITLES, display_name
 from harp_lib.report import data, figure, plots, table
 from harp_lib.report.comparisons import Interval, paired_mean_difference
@@ -203,12 +203,14 @@ def _grouped(profile: dict, tasks: list[str]) -> dict[str, list[str]]:
     return groups
 
 
-def _losses_of_methods(profile: dict, tasks: list[str], unit: str, title: str) -> Figure | None:
+def _losses_of_methods(
+    profile: dict, groups: Mapping[str, list[str]], unit: str, title: str
+) -> Figure | None:
     """How much less likely the right answer is under each distinct plan than with the dense model.
 
     Baselines that made the same plan share a mark.
     """
-    frame = changes_against_dense(profile, _grouped(profile, tasks))
+    frame = changes_against_dense(profile, groups)
     frame = one_row_per_plan(frame, data.cells(profile["name"], "baselines"))
     if frame.empty:
         return None
@@ -219,9 +221,9 @@ def _losses_of_methods(profile: dict, tasks: list[str], unit: str, title: str) -
 def _losses(
     frame: pd.DataFrame, hue: str, looks: Mapping[str, Look], unit: str, title: str, **layout: Any
 ) -> Figure | None:
-    """The changes of a frame by task and on average, with a mark for each look.
+    """The changes of a frame by group, with a mark for each look.
 
-    A task with fewer than ``FEWEST_QUESTIONS`` is part of the average only.
+    A group with fewer than ``FEWEST_QUESTIONS`` is not drawn; its tasks are part of the average.
     """
     frame = frame[frame["questions"] >= FEWEST_QUESTIONS].copy()
     if frame.empty:
@@ -242,21 +244,24 @@ def _losses(
 def margin_lost(profile: dict) -> Figure | None:
     """Log-odds margin that each plan loses against the dense model, by task."""
     title = "Multiple choice: how much of the right choice's margin each method loses"
-    return _losses_of_methods(profile, of_kind("discriminative"), "nats of margin", title)
+    groups = _grouped(profile, of_kind("discriminative"))
+    return _losses_of_methods(profile, groups, "nats of margin", title)
 
 
 @figure("likelihoods")
 def bits_lost(profile: dict) -> Figure | None:
     """Bits per byte of the reference answer that each plan adds to the dense model's, by task."""
     title = "Written answers: how many more bits each method needs for the reference answer"
-    return _losses_of_methods(profile, of_kind("generation"), "bits per byte", title)
+    groups = _grouped(profile, of_kind("generation"))
+    return _losses_of_methods(profile, groups, "bits per byte", title)
 
 
 @figure("likelihoods")
 def longbench_bits_lost(profile: dict) -> Figure | None:
-    """Bits per byte that each plan adds to the dense model's on LongBench, by task."""
+    """Bits per byte that each plan adds to the dense model's on LongBench, by category."""
     title = "LongBench: how many more bits each method needs for the reference answer"
-    return _losses_of_methods(profile, list(LONGBENCH), "bits per byte", title)
+    groups = {**CATEGORIES, AVERAGE.capitalize(): list(LONGBENCH)}
+    return _losses_of_methods(profile, groups, "bits per byte", title)
 
 
 @figure("ablations")

@@ -186,19 +186,26 @@ def most_to_lose():
     "Dense it solves {:.1f} % of {} problems. Pruned by HARP, by HARP+FLAP, with refitted weights "
     "or by any of the baselines it solves none, so accuracy cannot rank the plans here. The form "
     "of the answer is only a part of it: lm-eval's filter finds an answer in {:.0f} % of "
-    "HARP+FLAP's replies and in {:.0f} to {:.0f} % of the baselines', and none is right. In the "
-    "paper HARP+FLAP's largest lead is on this task for LLaMA3.1-8B and for Qwen2-7B: the first "
-    "falls from {:.1f} % to {:.1f} %, and with the baselines to {:.1f} to {:.1f} %; the second "
-    "from {:.1f} % to {:.1f} %, and with the baselines to {:.1f} to {:.1f} %. On the short "
-    "answers of TriviaQA ({} questions) the 1.5B falls from {:.1f} % to {:.1f} % with HARP+FLAP, "
-    "and to {:.1f} to {:.1f} % with the baselines.",
+    "HARP+FLAP's replies and in {:.0f} to {:.0f} % of the baselines', and none is right. Of "
+    "HARP+FLAP's replies {:.0f} % run to the limit of {} tokens, of the baselines' {:.0f} to "
+    "{:.0f} %, and of the dense model's none, so an answer may have been cut off. In the paper "
+    "HARP+FLAP's largest lead is on this task for LLaMA3.1-8B and for Qwen2-7B: the first falls "
+    "from {:.1f} % to {:.1f} %, and with the baselines to {:.1f} to {:.1f} %; the second from "
+    "{:.1f} % to {:.1f} %, and with the baselines to {:.1f} to {:.1f} %. On the short answers of "
+    "TriviaQA ({} questions) the 1.5B falls from {:.1f} % to {:.1f} % with HARP+FLAP, and to "
+    "{:.1f} to {:.1f} % with the baselines.",
 )
 def gsm8k():
     found = {method: share_answered(method, "gsm8k") for method in (FLAPPED, *BASELINES)}
     ours = found.pop(FLAPPED)
     shares = ours, min(found.values()), max(found.values())
+    limit = data.cells("small", "main_tables")[LARGER, "dense", "gsm8k"]["inputs"]["new_tokens"]
+    cut = {method: share_cut(method, limit) for method in ("dense", FLAPPED, *BASELINES)}
+    assert cut.pop("dense") == 0
+    cut_of_ours = cut.pop(FLAPPED)
+    lengths = cut_of_ours, limit, min(cut.values()), max(cut.values())
     in_the_paper = *gsm8k_in_the_paper("LLaMA3.1-8B"), *gsm8k_in_the_paper("Qwen2-7B")
-    return *solved_of_gsm8k(), *shares, *in_the_paper, *triviaqa_of_the_larger_model()
+    return *solved_of_gsm8k(), *shares, *lengths, *in_the_paper, *triviaqa_of_the_larger_model()
 
 
 def solved_of_gsm8k() -> tuple[float, int]:
@@ -236,6 +243,16 @@ def share_answered(method: str, task: str) -> float:
     """In how many of a method's replies lm-eval's filter finds an answer, in per cent."""
     result = data.cells("small", "main_tables")[LARGER, method, task]["result"]
     return 100 * np.mean(data.answered(result, "answered"))
+
+
+def share_cut(method: str, limit: int) -> float:
+    """How many of a method's replies to GSM8K are as long as the limit of tokens, in per cent.
+
+    Tokens are counted in the reply's text, which may have a few less than were written.
+    """
+    result = data.cells("small", "main_tables")[LARGER, method, "gsm8k"]["result"]
+    lengths = np.array(result["rows"]["answer_tokens"])
+    return 100 * np.mean(lengths >= 0.97 * limit)
 
 
 @finding(
