@@ -1,7 +1,7 @@
 """Numbers of the findings in notebook 06."""
 
 from findings.notebook_05 import CHOOSING, GENERATION, SMALL, above_chance
-from findings.notebook_05_likelihood import likelier
+from findings.notebook_05_likelihood import WRITTEN, likelier
 from findings.stored import SMOLLM, finding, judgements
 from harp_lib.report import data, figures_harp, likelihoods, short_tables
 from harp_lib.report.comparisons import Interval, change, mean_interval, rank_correlation
@@ -168,11 +168,11 @@ def margins_rank_the_layers():
 @finding(
     "06_ablations.ipynb",
     "The right choice keeps {:.2f} [{:.2f}, {:.2f}] nats more of its margin, and the reference "
-    "answers of TriviaQA, NaturalQuestions and GSM8K need {:.2f} [{:.2f}, {:.2f}] bits per byte "
-    "less, about half of what pruning at α = 1 adds. All three tasks with written answers gain. Of "
-    "those with choices ARC-Challenge gains {:.2f} [{:.2f}, {:.2f}] nats and OpenBookQA {:.2f} "
-    "[{:.2f}, {:.2f}], though the dense model is above chance on neither; on the other four no "
-    "gain is shown.",
+    "answers of TriviaQA, NaturalQuestions, GSM8K and MATH need {:.2f} [{:.2f}, {:.2f}] bits per "
+    "byte less, about half of what pruning at α = 1 adds. All four tasks with written answers "
+    "gain. Of those with choices ARC-Challenge gains {:.2f} [{:.2f}, {:.2f}] nats and OpenBookQA "
+    "{:.2f} [{:.2f}, {:.2f}], though the dense model is above chance on neither; on the other "
+    "four no gain is shown.",
 )
 def likelihoods_of_the_search():
     judged = judgements().set_index("id")
@@ -184,7 +184,7 @@ def likelihoods_of_the_search():
     written = likelihoods.changes_against_dense(SMALL, {"": GENERATION}, ["dense", "top"])
     (added,) = written[written["model"] == SMOLLM]["value"]
     assert 0.4 < numbers[3] / added < 0.6
-    for task in ("triviaqa", "nq_open", "gsm8k"):
+    for task in WRITTEN:
         assert likelier(SMOLLM, "harp", "top", [task]).low > 0
     gains = {task: likelier(SMOLLM, "harp", "top", [task]) for task in CHOOSING}
     gaining = [task for task, gain in gains.items() if gain.low > 0]
