@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from harp_lib import config
-from harp_lib.evaluation.benchmarks import BENCHMARKS
+from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS
 from harp_lib.report import claims, comparisons, data, right_answers
 
 SMOLLM = "smollm2-135m"
@@ -43,7 +43,7 @@ def verdict_on(claim: str) -> pd.DataFrame:
 @cache
 def all_right_answers() -> pd.DataFrame:
     """How likely the right answer to each question is, of all methods on all benchmarks."""
-    return right_answers.right_answers("small", BENCHMARKS)
+    return right_answers.right_answers("small", ALL_BENCHMARKS)
 
 
 @cache
