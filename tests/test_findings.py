@@ -21,6 +21,7 @@ NAMES = (  # that hold digits
     r"SmolLM2( 135M)?|Gemma-3 270M|Qwen-Coder [\d.]+B|[Tt]he 1\.5B"
     r"|LLaMA3\.1-8B|Mistral-7B|Qwen2-7B|Gemma2-9B"
     r"|GSM8K|WikiText-2|2WikiMQA|Lemma \d|H100|α = [01]|\[\d\d\]\(\d\d_\w+\.ipynb\)"
+    r"|[Nn]otebook \d\d"
 )
 
 
