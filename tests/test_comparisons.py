@@ -223,13 +223,17 @@ def test_means_of_tasks_are_compared_question_by_question():
     interval = paired_mean_difference([first, second])
     parts = [first[0] - first[1], second[0] - second[1]]
     assert interval.value == pytest.approx(np.mean([part.mean() for part in parts]))
-    error = np.sqrt(sum(part.var(ddof=1) / len(part) for part in parts)) / 2
-    assert interval.high - interval.value == pytest.approx(1.959964 * error)
+    # Welch's interval of a difference is twice as wide as that of the mean of both.
+    welch = stats.ttest_ind(parts[0], -parts[1], equal_var=False).confidence_interval()
+    assert interval[:3] == pytest.approx((interval.value, welch.low / 2, welch.high / 2))
     assert interval.n == 47
+    one_task = stats.ttest_rel(*second).confidence_interval()
+    assert paired_mean_difference([second])[1:3] == pytest.approx((one_task.low, one_task.high))
     assert np.isnan(paired_mean_difference([([1.0], [0.0])]).low)
+    assert paired_mean_difference([(second[0], second[0])])[:3] == (0, 0, 0)
 
     def draw(random):
-        noise = random.normal(size=(2, 2, 30))
+        noise = random.normal(size=(2, 2, 5))
         return paired_mean_difference([(noise[0, 0], noise[0, 1]), (noise[1, 0], noise[1, 1])])
 
     assert coverage(draw, 0.0) >= 0.92

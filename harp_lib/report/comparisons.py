@@ -152,23 +152,26 @@ def paired_mean_difference(pairs: Sequence[tuple[Sequence[float], Sequence[float
     """Mean of the first of two measures less that of the second, averaged over tasks.
 
     The tasks have equal weight. The standard error takes the questions within each task as
-    independent; a task with one question has no error, and then the interval is nan.
+    independent; the interval is Student's, with the degrees of freedom of Welch and Satterthwaite,
+    so that a task with few questions makes it wide. A task with one question has no error, and then
+    the interval is nan.
 
     Parameters
     ----------
     pairs : sequence of (first, second)
         For each task, both measures on the same questions.
     """
-    means = []
-    squared_errors = []
-    for first, second in pairs:
-        differences = np.asarray(first, float) - np.asarray(second, float)
-        means.append(differences.mean())
-        squared_errors.append(stats.sem(differences) ** 2 if len(differences) > 1 else np.nan)
-    value = np.mean(means)
-    reach = NORMAL_QUANTILE * np.sqrt(np.sum(squared_errors)) / len(pairs)
-    questions = sum(len(first) for first, _ in pairs)
-    return Interval(float(value), float(value - reach), float(value + reach), questions)
+    differences = [np.asarray(first, float) - np.asarray(second, float) for first, second in pairs]
+    value = np.mean([of_task.mean() for of_task in differences])
+    sizes = np.array([len(of_task) for of_task in differences])
+    if sizes.min() == 1:
+        return Interval(float(value), np.nan, np.nan, int(sizes.sum()))
+    squared_errors = np.array([stats.sem(of_task) ** 2 for of_task in differences])
+    reach = 0.0
+    if squared_errors.any():
+        freedom = squared_errors.sum() ** 2 / np.sum(squared_errors**2 / (sizes - 1))
+        reach = stats.t.ppf(0.975, freedom) * np.sqrt(squared_errors.sum()) / len(pairs)
+    return Interval(float(value), float(value - reach), float(value + reach), int(sizes.sum()))
 
 
 def bootstrap(tasks: Sequence[np.ndarray], seed: int = 0) -> np.ndarray:
