@@ -156,8 +156,8 @@ def behind_by_likelihood():
     "is behind FLAP, and no difference to the other two is shown. On single documents ({} "
     "questions) no difference to a baseline is shown. Without passage retrieval HARP+FLAP is "
     "still behind FLAP and the shared plan, by {:.2f} [{:.2f}, {:.2f}] and {:.2f} [{:.2f}, "
-    "{:.2f}]; to Mag-sp no difference is shown. Below, the verdict on Mag-sp by likelihood rests "
-    "on the {} questions of MF-en.",
+    "{:.2f}]; to Mag-sp no difference is shown. The verdict below on the claim about Mag-sp and "
+    "MF-en (MultiFieldQA) rests by likelihood on the {} questions of that task.",
 )
 def behind_most_where_something_is_looked_up():
     assert RETRIEVAL in CATEGORIES["Synthetic"]
