@@ -300,7 +300,7 @@ def time_of_tail_only_prefill():
     "On long prompts we have only the coder's {} answers to {} tasks of LongBench, too few to "
     "tell scores apart. By the likelihood of {} reference answers after prompts cut to {:,} "
     "tokens HARP+FLAP is behind every baseline: it adds {:.2f} bits per byte to the dense "
-    "model's, and the baselines {:.2f} to {:.2f}. It loses most in passage retrieval, {:.2f} bits",
+    "model's, and the baselines {:.2f} to {:.2f}. It adds most in passage retrieval, {:.2f} bits",
 )
 def long_prompts():
     answers, tasks, *_ = notebook_07.too_few_questions()
