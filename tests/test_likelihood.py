@@ -122,9 +122,15 @@ def test_a_reference_follows_the_reasoning_of_a_reply(tiny):
     assert result["dropped"] == len(subtasks), "one of three has no conclusion"
     assert [row["question"] for row in result["rows"]] == [0, 2] * len(subtasks)
 
+    request = ours._loaded[benchmark.name]["tasks"][subtasks[0]].instances[0]
+    prompt = request.args[0] + "Thus. So the answer is"
+    answer = f" {reference_answer(request.doc, benchmark.reference)}."
+    alone = log_likelihood(model, tokenizer, prompt, answer)
+    first = result["rows"][0]["bits_per_byte"]
+    assert first == pytest.approx(bits_per_byte(alone, answer), abs=1e-4)
+
     other = likelihoods_after(*["So the answer is"] * 3)
-    bits = result["rows"][0]["bits_per_byte"]
-    assert other["rows"][0]["bits_per_byte"] != bits, "the reasoning is read"
+    assert other["rows"][0]["bits_per_byte"] != first, "the reasoning is read"
 
     without_conclusion = likelihoods_after("", "", "")
     assert without_conclusion == {"rows": [], "dropped": 3 * len(subtasks)}

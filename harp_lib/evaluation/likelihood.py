@@ -14,7 +14,11 @@ from typing import Any
 import numpy as np
 
 ONE_OF_TWO = {"yes", "no", "true", "false", "valid", "invalid"}
-CONCLUSION = "So the answer is"  # how every worked example of BBH ends its reasoning
+# How every worked example of BBH ends: the conclusion, the answer and a full stop. The full stop is
+# part of the reference, because tokenizers join it to the bracket of "(A)". A model that is about
+# to write "(A)." finds "(A)" alone unlikely.
+CONCLUSION = "So the answer is"
+FULL_STOP = "."
 
 
 def log_odds_margin(log_likelihoods: Sequence[float], right: int) -> float:

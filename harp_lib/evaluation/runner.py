@@ -25,7 +25,7 @@ from harp_lib.evaluation.benchmarks import (
     available_tasks,
     folder_of,
 )
-from harp_lib.evaluation.likelihood import reference_answer
+from harp_lib.evaluation.likelihood import FULL_STOP, reference_answer
 from harp_lib.models.registry import quiet
 from harp_lib.prefix_lm import PrefixLM
 
@@ -164,8 +164,8 @@ class ReferenceAnswer(NamedTuple):
         return f" {self.reference}"
 
     def after(self, reasoning: str) -> "ReferenceAnswer":
-        """The same with a chain of thought at the end of the prompt."""
-        return self._replace(prompt=self.prompt + reasoning)
+        """The same as the end of a worked example, whose chain of thought ends the prompt."""
+        return self._replace(prompt=self.prompt + reasoning, reference=self.reference + FULL_STOP)
 
 
 @quiet_lm_eval()

@@ -16,6 +16,7 @@ from harp_lib.evaluation.benchmarks import (
     MissingTaskError,
 )
 from harp_lib.evaluation.evaluator import Evaluator
+from harp_lib.evaluation.likelihood import FULL_STOP
 from harp_lib.experiments.job import REFIT, Job, or_failed
 from harp_lib.names import EVALUATED
 from harp_lib.pruning.plan import PruningPlan
@@ -77,6 +78,8 @@ def _measure(
         benchmark = ALL_BENCHMARKS[task]
         try:
             inputs.update(evaluator.inputs(benchmark))
+            if section == "likelihoods" and benchmark.chain_of_thought:
+                inputs["reference_ends"] = FULL_STOP
         except MissingTaskError as error:
             inputs.update(task=task, missing=str(error))
             compute = partial(dict, failed=str(error))
