@@ -1,7 +1,7 @@
 """Numbers of the findings in notebook 06."""
 
 from findings.notebook_05 import CHOOSING, GENERATION, SMALL, above_chance
-from findings.notebook_05_likelihood import WRITTEN, likelier
+from findings.notebook_05_likelihood import likelier, written
 from findings.stored import SMOLLM, finding, judgements
 from harp_lib.report import data, figures_harp, likelihoods, short_tables
 from harp_lib.report.comparisons import Interval, change, mean_interval, rank_correlation
@@ -181,10 +181,10 @@ def likelihoods_of_the_search():
         ends = [judged.loc[claim, f"by likelihood {end}"] for end in ("value", "low", "high")]
         assert ends[1] > 0
         numbers += ends
-    written = likelihoods.changes_against_dense(SMALL, {"": GENERATION}, ["dense", "top"])
-    (added,) = written[written["model"] == SMOLLM]["value"]
+    added = likelihoods.changes_against_dense(SMALL, {"": GENERATION}, ["dense", "top"])
+    (added,) = added[added["model"] == SMOLLM]["value"]
     assert 0.4 < numbers[3] / added < 0.6
-    for task in WRITTEN:
+    for task in written(SMOLLM):
         assert likelier(SMOLLM, "harp", "top", [task]).low > 0
     gains = {task: likelier(SMOLLM, "harp", "top", [task]) for task in CHOOSING}
     gaining = [task for task, gain in gains.items() if gain.low > 0]
