@@ -8,7 +8,6 @@ from findings.stored import (
     CODER,
     GEMMA,
     LARGER,
-    MODELS,
     SMOLLM,
     all_right_answers,
     finding,
@@ -19,6 +18,7 @@ from harp_lib.report import comparisons, data, likelihoods, right_answers
 from harp_lib.report.scores import FLAPPED
 
 MATH = "leaderboard_math_hard"
+REFIT = "harp+refit"
 
 
 def written(model: str) -> list[str]:
@@ -249,79 +249,113 @@ def replies_with_a_conclusion():
     return asked, *conclusions
 
 
-SURE = 0.5  # bits per byte: a model that needs fewer has come to the right answer
-
-
 @finding(
     "05_main_tables.ipynb",
-    "For {} of {} answers the dense 1.5B needs less than half a bit per byte. For the other {} it "
-    "needs {:.2f} on average, mostly because its reasoning has led it to another answer. On the "
-    "first {} HARP+FLAP adds {:.2f} bits per byte and the baselines {:.2f} to {:.2f}, the closest "
-    "one {:.2f} [{:.2f}, {:.2f}] more than HARP+FLAP: HARP's model still goes where the reasoning "
-    "leads, and theirs hesitate. On the other {} every plan needs fewer bits than the dense "
-    "model, HARP+FLAP {:.2f} and the baselines {:.2f} to {:.2f} fewer, since a model that "
-    "hesitates loses less by a wrong conclusion. So on the 1.5B the average over all five tasks "
-    "overstates how far HARP+FLAP is behind: without BBH it is {:.3f} [{:.3f}, {:.3f}] behind "
-    "Wanda-sp.",
+    "For {} of {} answers the dense coder needs less than half a bit per byte, and for {} of {} "
+    "the dense 1.5B. For the others they need {:.2f} and {:.2f} bits on average, mostly because "
+    "their reasoning has led them to another answer. On the first ones HARP+FLAP adds {:.2f} bits "
+    "per byte on the coder and {:.2f} on the 1.5B. The baselines add {:.2f} to {:.2f} and {:.2f} "
+    "to {:.2f}, and each is behind HARP+FLAP, by {:.2f} [{:.2f}, {:.2f}] and {:.2f} [{:.2f}, "
+    "{:.2f}] or more: HARP's model still goes where the reasoning leads, and theirs hesitate. On "
+    "the others hesitating pays. There HARP+FLAP needs {:.2f} bits more than the dense coder and "
+    "{:.2f} fewer than the dense 1.5B, and the best baseline {:.2f} and {:.2f} fewer. On Gemma no "
+    "such difference is shown. So on the 1.5B the average over all five tasks overstates how far "
+    "HARP+FLAP is behind: without BBH it is {:.3f} [{:.3f}, {:.3f}] behind Wanda-sp.",
 )
-def conclusions_of_the_larger_model():
-    answers = all_right_answers()
-    answers = answers[answers["model"] == LARGER]
-    both = right_answers.paired(answers, BBH, ["dense", FLAPPED, *BASELINES])
-    is_sure = both["dense"] < SURE
-    sure, other = both[is_sure], both[~is_sure]
-    added = sure.sub(sure["dense"], axis=0).mean()
-    behind = [
-        comparisons.paired_mean_difference([(sure[rival], sure[FLAPPED])]) for rival in BASELINES
-    ]
-    assert min(interval.low for interval in behind) > 0
-    closest = min(behind, key=lambda interval: interval.value)
-    of_baselines = added[list(BASELINES)]
-    numbers = [len(sure), len(both), len(other), other["dense"].mean(), len(sure)]
-    numbers += [added[FLAPPED], of_baselines.min(), of_baselines.max(), *closest[:3]]
-    saved = other.rsub(other["dense"], axis=0).mean()
-    assert min(saved.drop("dense")) > 0
-    for rival in BASELINES:
-        pairs = [(other[FLAPPED], other[rival])]
-        assert comparisons.paired_mean_difference(pairs).low > 0
-    of_baselines = saved[list(BASELINES)]
-    numbers += [len(other), saved[FLAPPED], of_baselines.min(), of_baselines.max()]
+def conclusions_of_bbh():
+    coder = BbhAnswers(CODER)
+    larger = BbhAnswers(LARGER)
+    both = (coder, larger)
+    for bbh in both:
+        assert min(lead.low for lead in bbh.leads(bbh.is_sure)) > 0
+        assert min(bbh.leads(~bbh.is_sure)).high < 0
+    gemma = BbhAnswers(GEMMA)
+    of_shared_plan = gemma.leads(gemma.is_sure)[0]
+    assert of_shared_plan.low < 0 < of_shared_plan.high
+    numbers = []
+    for bbh in both:
+        numbers += [bbh.is_sure.sum(), len(bbh.bits)]
+    numbers += [bbh.bits["dense"][~bbh.is_sure].mean() for bbh in both]
+    numbers += [bbh.added(bbh.is_sure)[FLAPPED] for bbh in both]
+    for bbh in both:
+        of_baselines = bbh.added(bbh.is_sure)[list(BASELINES)]
+        numbers += [of_baselines.min(), of_baselines.max()]
+    for bbh in both:
+        numbers += min(bbh.leads(bbh.is_sure))[:3]
+    of_coder, of_larger = (bbh.added(~bbh.is_sure) for bbh in both)
+    numbers += [of_coder[FLAPPED], -of_larger[FLAPPED]]
+    numbers += [-added[list(BASELINES)].min() for added in (of_coder, of_larger)]
     return *numbers, *likelier(LARGER, "wanda-sp", FLAPPED, WITHOUT_BBH)[:3]
 
 
+class BbhAnswers:
+    """Bits per byte of a model's answers to BBH, question × method."""
+
+    def __init__(self, model: str) -> None:
+        answers = all_right_answers()
+        answers = answers[answers["model"] == model]
+        self.bits = right_answers.paired(answers, BBH, ["dense", FLAPPED, *BASELINES])
+        self.is_sure = self.bits["dense"] < 0.5  # the dense model's reasoning led to the answer
+
+    def added(self, is_meant: pd.Series) -> pd.Series:
+        """Bits that each method adds to the dense model's on some of the questions."""
+        some = self.bits[is_meant]
+        return some.sub(some["dense"], axis=0).mean()
+
+    def leads(self, is_meant: pd.Series) -> list[comparisons.Interval]:
+        """How many fewer bits HARP+FLAP needs than each baseline on some of the questions."""
+        some = self.bits[is_meant]
+        return [
+            comparisons.paired_mean_difference([(some[rival], some[FLAPPED])])
+            for rival in BASELINES
+        ]
+
+
 @finding(
     "05_main_tables.ipynb",
-    "On average over the four tasks it adds {:.2f} bits per byte on SmolLM2, {:.2f} on Gemma and "
-    "{:.2f} on the coder, and is ahead of every baseline by {:.3f} [{:.3f}, {:.3f}], {:.3f} "
-    "[{:.3f}, {:.3f}] and {:.3f} [{:.3f}, {:.3f}] or more. It is ahead of HARP itself by {:.3f} "
-    "[{:.3f}, {:.3f}] on SmolLM2; on Gemma and the coder no difference to HARP is shown. On the "
-    "1.5B it adds {:.2f} bits, more than any other plan; HARP adds {:.2f}, and it is behind HARP "
-    "by {:.3f} [{:.3f}, {:.3f}]. There MATH makes the difference: on its solutions the refit adds "
-    "{:.2f} bits, and HARP {:.2f}.",
+    "On average over the tasks it adds {:.2f} bits per byte on SmolLM2 and {:.2f} on Gemma, and "
+    "is ahead of every baseline by {:.3f} [{:.3f}, {:.3f}] and {:.3f} [{:.3f}, {:.3f}] or more. "
+    "It is ahead of HARP itself by {:.3f} [{:.3f}, {:.3f}] on SmolLM2; on Gemma no difference to "
+    "HARP is shown. On the coder BBH decides. Without it the refit is ahead of every baseline, by "
+    "{:.3f} [{:.3f}, {:.3f}] or more, and no difference to HARP is shown; with it, LLM-Pruner = "
+    "Wanda-sp is ahead of the refit by {:.3f} [{:.3f}, {:.3f}], and HARP by {:.3f} [{:.3f}, "
+    "{:.3f}]. On the 1.5B the refit adds {:.2f} bits, more than any other plan; HARP adds {:.2f}, "
+    "and is ahead of it by {:.3f} [{:.3f}, {:.3f}]. There MATH and BBH make the difference: "
+    "without them none to HARP is shown.",
 )
 def refit_of_harps_layers():
-    refit = "harp+refit"
-    added = bits_added()
-    numbers = [added[refit][model] for model in MODELS]
-    for model in MODELS:
-        leads = [likelier(model, refit, other, written(model)) for other in BASELINES]
-        assert min(lead.low for lead in leads) > 0
-        numbers += min(leads, key=lambda lead: lead.value)[:3]
-    to_harp = {model: likelier(model, refit, "harp", written(model)) for model in ALL_MODELS}
+    added = bits_added()[REFIT]
+    numbers = [added[SMOLLM], added[GEMMA]]
+    for model in (SMOLLM, GEMMA):
+        numbers += closest_to_the_refit(model, written(model))
+    to_harp = {model: likelier(model, REFIT, "harp", written(model)) for model in ALL_MODELS}
     assert to_harp[SMOLLM].low > 0
-    assert all(to_harp[model].low < 0 < to_harp[model].high for model in (GEMMA, CODER))
-    numbers += to_harp[SMOLLM][:3]
+    assert to_harp[GEMMA].low < 0 < to_harp[GEMMA].high
+    numbers += [*to_harp[SMOLLM][:3], *closest_to_the_refit(CODER, WITHOUT_BBH)]
+    without_bbh = likelier(CODER, REFIT, "harp", WITHOUT_BBH)
+    assert without_bbh.low < 0 < without_bbh.high
+    for other in ("wanda-sp", "harp"):
+        behind = likelier(CODER, other, REFIT, GENERATION)
+        assert behind.low > 0
+        numbers += behind[:3]
     for other in (*BASELINES, "harp", FLAPPED):
-        assert likelier(LARGER, refit, other, GENERATION).high < 0
+        assert likelier(LARGER, REFIT, other, GENERATION).high < 0
     behind = to_harp[LARGER]
-    numbers += [added[refit][LARGER], added["harp"][LARGER]]
+    numbers += [added[LARGER], bits_added()["harp"][LARGER]]
     numbers += [-behind.value, -behind.high, -behind.low]
-    without = [task for task in GENERATION if task != MATH]
-    assert likelier(LARGER, refit, "harp", without).high > 0
-    of_math = bits_added(MATH).loc[LARGER]
+    others = [task for task in WITHOUT_BBH if task != MATH]
+    without_both = likelier(LARGER, REFIT, "harp", others)
+    assert without_both.low < 0 < without_both.high
     leads_where_chosen = []
     for model in ALL_MODELS:
-        if all(likelier(model, refit, other, CHOOSING).low > 0 for other in BASELINES):
+        if all(likelier(model, REFIT, other, CHOOSING).low > 0 for other in BASELINES):
             leads_where_chosen.append(model)
     assert leads_where_chosen == [GEMMA, LARGER]
-    return [*numbers, of_math[refit], of_math["harp"]]
+    return numbers
+
+
+def closest_to_the_refit(model: str, tasks: list[str]) -> list[float]:
+    """The refit's smallest lead over a baseline, with its interval; all its leads are shown."""
+    leads = [likelier(model, REFIT, other, tasks) for other in BASELINES]
+    assert min(lead.low for lead in leads) > 0
+    return list(min(leads)[:3])

@@ -192,10 +192,10 @@ def behind_most_where_something_is_looked_up():
 
 @finding(
     "07_longbench.ipynb",
-    "On the short prompts of notebook 05 the coder's HARP+FLAP is level with the best baseline by "
-    "likelihood: {:.2f} [−{:.2f}, {:.2f}] bits per byte.",
+    "On the short prompts of notebook 05 no difference between the coder's HARP+FLAP and the best "
+    "baseline is shown by likelihood: it is {:.2f} [−{:.2f}, {:.2f}] bits per byte behind.",
 )
-def level_on_short_prompts():
+def on_short_prompts():
     row = by_likelihood("generation-parameters").loc[CODER]
     assert row["low"] < 0 < row["high"]
-    return row["value"], -row["low"], row["high"]
+    return -row["value"], row["high"], -row["low"]
