@@ -189,9 +189,9 @@ def most_to_lose():
     "HARP+FLAP's replies and in {:.0f} to {:.0f} % of the baselines', and none is right. Of "
     "HARP+FLAP's replies {:.0f} % run to the limit of {} tokens, of the baselines' {:.0f} to "
     "{:.0f} %, and of the dense model's none, so an answer may have been cut off. In the paper "
-    "HARP+FLAP's largest lead is on this task for LLaMA3.1-8B and for Qwen2-7B: the first falls "
-    "from {:.1f} % to {:.1f} %, and with the baselines to {:.1f} to {:.1f} %; the second from "
-    "{:.1f} % to {:.1f} %, and with the baselines to {:.1f} to {:.1f} %. On the short answers of "
+    "HARP+FLAP's largest lead is on this task for LLaMA3.1-8B and for Qwen2-7B. LLaMA3.1-8B falls "
+    "from {:.1f} % to {:.1f} % with HARP+FLAP, and to {:.1f} to {:.1f} % with the baselines; "
+    "Qwen2-7B falls from {:.1f} % to {:.1f} %, and to {:.1f} to {:.1f} %. On the short answers of "
     "TriviaQA ({} questions) the 1.5B falls from {:.1f} % to {:.1f} % with HARP+FLAP, and to "
     "{:.1f} to {:.1f} % with the baselines.",
 )

@@ -94,8 +94,8 @@ def guessing_on_bbh():
 
 @finding(
     "docs/results.md",
-    "HARP+FLAP is {} points from LLM-Pruner on the average of four tasks. Dense it solves {:.1f} "
-    "% of {} problems of GSM8K, and pruned it solves none, whichever method pruned it. The "
+    "HARP+FLAP is {} points from LLM-Pruner on the average of four tasks. The dense 1.5B solves "
+    "{:.1f} % of {} problems of GSM8K, and pruned it solves none, whichever method pruned it. The "
     "paper's largest lead on LLaMA3.1-8B is on this task: with HARP+FLAP it falls from {:.1f} % "
     "to {:.1f} %, and with the baselines to {:.1f} to {:.1f} %. Of {} questions of TriviaQA the "
     "dense 1.5B answers {:.1f} %, HARP+FLAP {:.1f} % and the baselines {:.1f} to {:.1f} %; no "
@@ -158,13 +158,14 @@ def multiple_choice():
     "For written answers, at equal parameters, HARP+FLAP is behind the best baseline on SmolLM2, "
     "on Gemma and on the 1.5B; on the coder no difference is shown. These are averages of five "
     "tasks, on SmolLM2 of four: on SmolLM2 and the coder it is ahead of every baseline for the "
-    "solutions of GSM8K, on the coder for those of MATH, too, and on both behind the best "
-    "baselines for the answers to TriviaQA and NaturalQuestions. On Gemma and the 1.5B it is "
-    "ahead of all baselines on none of the five. For chosen answers it is behind on SmolLM2 and "
-    "Gemma, but only if OpenBookQA is counted, and ahead of every baseline on the 1.5B, of Mag-sp "
-    "only if ARC-Challenge is counted; on the coder no difference is shown. At equal heads plain "
-    "HARP, which removes about half as many parameters, leads on Gemma where answers are written, "
-    "and is behind on the 1.5B; on SmolLM2 and the coder no difference is shown.",
+    "solutions of GSM8K, on the coder for those of MATH, too. It is behind every baseline on both "
+    "for the answers to NaturalQuestions, and on SmolLM2 for those to TriviaQA. On Gemma and the "
+    "1.5B it is ahead of all baselines on none of the five. For chosen answers it is behind on "
+    "SmolLM2 and Gemma, but only if OpenBookQA is counted, and ahead of every baseline on the "
+    "1.5B, where the lead over Mag-sp depends on ARC-Challenge; on the coder no difference is "
+    "shown. At equal heads plain HARP, which removes about half as many parameters, leads on "
+    "Gemma where answers are written, and is behind on the 1.5B; on SmolLM2 and the coder no "
+    "difference is shown.",
 )
 def decided_by_likelihood():
     judged = judgements().set_index(["id", "model"])
