@@ -257,8 +257,8 @@ def share_cut(method: str, task: str) -> float:
 
 @finding(
     "05_main_tables.ipynb",
-    "MATH cannot rank the plans either. Dense the 1.5B solves {} of {} problems, and pruned by any "
-    "method none; {:.0f} % of the dense model's replies run to the limit.",
+    "MATH cannot rank the plans either. The dense 1.5B solves {} of {} problems, and pruned by "
+    "any method it solves none; {:.0f} % of the dense model's replies run to the limit.",
 )
 def math_of_the_larger_model():
     task = "leaderboard_math_hard"
