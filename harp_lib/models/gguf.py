@@ -23,6 +23,7 @@ from gguf import (
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from harp_lib.models.savable import check_savable
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import FFN_PARTS, LoneAttention, group_width, num_groups
 
@@ -64,9 +65,10 @@ def save_gguf(
     Raises
     ------
     ValueError
-        If ``deci`` cannot express the model, with the reason: another architecture, biases (also
-        those that compensate for what FLAP removes), sliding windows, other rotary positions, or
-        another tokenizer. Nothing is written then.
+        If the weights are not all that the model is (adapters, quantization, offloading), or
+        ``deci`` cannot express it, with the reason: another architecture, biases (also those that
+        compensate for what FLAP removes), sliding windows, other rotary positions, or another
+        tokenizer. Nothing is written then.
     """
     if weights not in WEIGHTS:
         raise ValueError(f"unknown type of weights {weights!r}; choose from {', '.join(WEIGHTS)}")
@@ -92,6 +94,7 @@ def save_gguf(
 
 def check_gguf(model: PreTrainedModel) -> None:
     """Raise a ValueError, with the reason, if llama.cpp could not run ``model`` correctly."""
+    check_savable(model)
     config = model.config
     model_type = config.model_type.removeprefix("harp_")
     if model_type not in MODEL_TYPES or config.hidden_act != "silu":

@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from harp_lib.accounting import attends, attention_window
+from harp_lib.models.savable import RELOAD, check_savable
 from harp_lib.pruning.architecture import decoder_layers, output_norm
 from harp_lib.pruning.layers import (
     ATTENTION_PARTS,
@@ -47,11 +48,14 @@ class Block(NamedTuple):
 
 def check_nemotron_nas(model: PreTrainedModel) -> None:
     """Raise a ValueError, with the reason, if ``nemotron-nas`` cannot express ``model``."""
+    check_savable(model)
     if getattr(model.config, "pruning_plan", None) is None:
         raise ValueError(
             "this model is not pruned: call apply_plan first, or save it with model.save_pretrained"
         )
-    _check_weights(model)
+    for name, weight in model.named_parameters():
+        if weight.dtype not in DTYPES:
+            raise ValueError(f"{name} is of dtype {weight.dtype}: {RELOAD}, and prune that")
     _check_architecture(model)
     config = model.config
     for index, layer in enumerate(decoder_layers(model)):
@@ -74,18 +78,6 @@ def check_nemotron_nas(model: PreTrainedModel) -> None:
             f"{config.num_attention_heads} heads of width {head_dim} do not make up the hidden "
             f"size {config.hidden_size}, as MLX-LM's nemotron-nas assumes"
         )
-
-
-def _check_weights(model: PreTrainedModel) -> None:
-    """Raise a ValueError if some weights are quantized, offloaded or of an unusual dtype."""
-    way_out = "load the model in float32, bfloat16 or float16 without offloading, and prune it"
-    if getattr(model.config, "quantization_config", None) is not None:
-        raise ValueError(f"a quantized model cannot be written as nemotron-nas: {way_out}")
-    for name, weight in model.named_parameters():
-        if weight.is_meta:
-            raise ValueError(f"{name} is offloaded (on the meta device): {way_out}")
-        if weight.dtype not in DTYPES:
-            raise ValueError(f"{name} is of dtype {weight.dtype}: {way_out}")
 
 
 def _check_architecture(model: PreTrainedModel) -> None:

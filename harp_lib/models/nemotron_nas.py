@@ -57,9 +57,10 @@ def save_nemotron_nas(
     Raises
     ------
     ValueError
-        If the model is not pruned, or ``nemotron-nas`` cannot express it, with the reason: another
-        architecture, a layer 0 without attention, sliding windows, other rotary positions,
-        quantized or offloaded weights. Nothing is written then.
+        If the weights are not all that the model is (adapters, quantization, offloading), the model
+        is not pruned, or ``nemotron-nas`` cannot express it, with the reason: another architecture,
+        a layer 0 without attention, sliding windows, other rotary positions. Nothing is written
+        then.
     FileExistsError
         If ``path`` exists and is not an empty folder.
     """

@@ -1,0 +1,141 @@
+"""Whether the weights of a model in memory are all that the model is."""
+
+import copy
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+RELOAD = "load the model in float32, bfloat16 or float16 without offloading"
+
+
+def check_savable(model: nn.Module) -> None:
+    """Raise a ValueError, with the way out, if a file of the weights would be another model.
+
+    A saver writes the weights by name and the config, and a loader builds the model from the
+    config. So each module, weight, shape and tie has to be the one that the config describes.
+    Adapters, quantized modules, parametrizations and wrappers are not, whichever library made them.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model that is to be saved, dense or pruned.
+
+    Raises
+    ------
+    ValueError
+        If the model is wrapped, has adapters that are not merged, is offloaded, quantized or
+        sharded, or has other modules, weights or ties than its config describes.
+    """
+    _check_adapters(model)
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(
+            f"{type(model).__name__} is not a model of transformers: if it wraps one, save the "
+            "wrapped model (model._orig_mod after torch.compile, model.module after "
+            "DataParallel)"
+        )
+    _check_weights(model)
+    _check_structure(model)
+
+
+def _check_adapters(model: nn.Module) -> None:
+    """Raise a ValueError if ``model`` has adapters, be it wrapped or not."""
+    adapted = [
+        name
+        for name, module in model.named_modules()
+        if any(base.__module__.partition(".")[0] == "peft" for base in type(module).__mro__)
+    ]
+    # With this flag, `save_pretrained` of transformers writes the adapter alone.
+    if not adapted and not getattr(model, "_hf_peft_config_loaded", False):
+        return
+    if isinstance(model, PreTrainedModel):
+        way_out = (
+            "load it on the model without adapters by PeftModel.from_pretrained, and save what "
+            "merge_and_unload() returns"
+        )
+    elif hasattr(model, "merge_and_unload"):
+        way_out = "save what model.merge_and_unload() returns"
+    else:
+        way_out = (
+            "it cannot be merged, because it is no change of weights (a prompt, for example); "
+            "model.get_base_model() is the model without it"
+        )
+    raise ValueError(f"{type(model).__name__} has an adapter that is not merged: {way_out}")
+
+
+def _check_weights(model: PreTrainedModel) -> None:
+    """Raise a ValueError if a weight is quantized, offloaded or sharded."""
+    if getattr(model.config, "quantization_config", None) is not None:
+        raise ValueError(f"a quantized model cannot be saved: {RELOAD}, and prune that")
+    for name, module in model.named_modules():
+        if getattr(getattr(module, "_hf_hook", None), "offload", False):
+            raise ValueError(f"{name or 'the model'} is offloaded by accelerate: {RELOAD}")
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if tensor.is_meta:
+            raise ValueError(f"{name} is offloaded (on the meta device): {RELOAD}")
+        if type(tensor) not in (nn.Parameter, torch.Tensor):
+            raise ValueError(
+                f"{name} is a tensor of class {type(tensor).__name__} (it is quantized, or "
+                f"sharded over devices): {RELOAD}, and prune that"
+            )
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point() or parameter.element_size() < 2:
+            raise ValueError(
+                f"{name} is of dtype {parameter.dtype}, as in a quantized model: {RELOAD}, and "
+                "prune that"
+            )
+
+
+def _check_structure(model: PreTrainedModel) -> None:
+    """Raise a ValueError if a model that is built from the config has another structure."""
+    with torch.device("meta"):  # takes no memory, and draws no random numbers
+        described = type(model)._from_config(copy.deepcopy(model.config))
+    described.tie_weights()
+    modules = dict(model.named_modules())
+    for name, module in described.named_modules():
+        if type(modules.get(name)) is not type(module):
+            raise ValueError(
+                f"{name} is {type(modules.get(name)).__name__}, where loading makes "
+                f"{type(module).__name__}: undo what replaced it (merge adapters, dequantize, "
+                "remove parametrizations), then save"
+            )
+    weights = model.state_dict(keep_vars=True)
+    described_weights = described.state_dict(keep_vars=True)
+    for name in sorted(weights.keys() ^ described_weights.keys()):
+        what = "is not in the model" if name in described_weights else "is not known to the config"
+        raise ValueError(
+            f"{name} {what}: undo what changed the weights of its module (a mask, a weight norm, "
+            "an added layer), then save"
+        )
+    for name, tensor in described_weights.items():
+        if weights[name].shape != tensor.shape:
+            raise ValueError(
+                f"{name} is of shape {tuple(weights[name].shape)}, but the config describes "
+                f"{tuple(tensor.shape)}: correct the config (resize_token_embeddings does so for "
+                "embeddings), then save"
+            )
+    _check_ties(weights, described_weights)
+
+
+def _check_ties(
+    weights: dict[str, torch.Tensor], described_weights: dict[str, torch.Tensor]
+) -> None:
+    """Raise a ValueError if other weights are shared than those that the config ties."""
+    first_tied: dict[int, str] = {}  # the first name of each weight that the config describes
+    first_shared: dict[tuple, str] = {}  # the first name of each weight in memory
+    for name, weight in weights.items():
+        described = described_weights[name]
+        tied = first_tied.setdefault(id(described), name)
+        if weights[tied] is not weight and not torch.equal(weights[tied].to(weight), weight):
+            raise ValueError(
+                f"{name} differs from {tied}, to which the config ties it: set "
+                "model.config.tie_word_embeddings = False, then save"
+            )
+        if weight.numel() == 0:  # it has no place in memory
+            continue
+        shared = first_shared.setdefault((weight.data_ptr(), weight.device, weight.shape), name)
+        if described_weights[shared] is not described:
+            raise ValueError(
+                f"{name} is the same weight as {shared}, but the config does not tie them: set "
+                "model.config.tie_word_embeddings = True, or give one of them a copy, then save"
+            )
