@@ -115,3 +115,8 @@ def display_name(model: str) -> str:
     if model in config.NAMED_MODELS:
         return config.NAMED_MODELS[model]["title"]
     return Path(os.path.abspath(model)).name
+
+
+def short_name(model: str) -> str:
+    """Name of a model in the notebooks: the registry's short one, or else :func:`display_name`."""
+    return config.NAMED_MODELS.get(model, {}).get("short") or display_name(model)

@@ -1,0 +1,265 @@
+"""What a notebook reads, shows and concludes: stored rows as pandas frames, and where they go."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+from IPython.display import Markdown
+
+from harp_lib import config
+from harp_lib.names import BASELINES, CORPUS_TITLES, METHOD_TITLES, short_name
+from harp_lib.report import judge, save
+from harp_lib.report.intervals import Interval
+from harp_lib.results import Cells, read_results
+
+KEY = ["model", "method", "task"]  # the columns that name a cell
+
+
+def paper(name: str) -> pd.DataFrame:
+    """The printed numbers of a table or figure of the paper, one in each row.
+
+    Scores are in per cent, and "all" stands where there is no single model, method or task.
+    """
+    return pd.read_csv(config.PAPER / f"{name}.csv")
+
+
+def stacked(cells: Cells) -> pd.DataFrame:
+    """The rows of stored cells beneath each other.
+
+    Columns: model, method and task of the cell, its coordinates (corpus, split, layers, …), and
+    the columns of its rows. Of columns with the same name the later one counts.
+    """
+    frame: dict[str, list[Any]] = {}  # one frame in the end: thousands of small ones take longer
+    total = 0
+    for key, cell in cells.items():
+        columns = cell["result"].get("rows")
+        if not columns:
+            continue
+        length = len(next(iter(columns.values())))
+        constants = dict(zip(KEY, key, strict=True)) | cell["coordinates"]
+        of_cell = {name: [value] * length for name, value in constants.items()} | columns
+        for name in of_cell:
+            frame.setdefault(name, [None] * total)
+        for name, values in frame.items():
+            values.extend(of_cell.get(name, [None] * length))
+        total += length
+    return pd.DataFrame(frame, dtype=object)
+
+
+def with_plain_types(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same rows with columns of int, float, bool or str, and without columns of nothing."""
+    frame = frame.dropna(axis="columns", how="all").reset_index(drop=True)
+    plain = frame.astype(object).where(frame.notna(), None).infer_objects()
+    for name in plain.select_dtypes(exclude=["number", "bool", "str"]):
+        try:
+            plain[name] = pd.to_numeric(plain[name])
+        except (TypeError, ValueError):
+            plain[name] = plain[name].astype("str")
+    return plain
+
+
+class Results:
+    """Stored results of a profile, and what a notebook makes of them.
+
+    Parameters
+    ----------
+    profile : str
+        Name of the profile; ``data/results/<profile>`` is read, or else the committed reference.
+
+    Attributes
+    ----------
+    read : dict
+        The cells that were read so far, by store.
+    """
+
+    def __init__(self, profile: str) -> None:
+        self.profile = profile
+        self.folder = config.FIGURES / profile
+        self.read: dict[str, Cells] = {}
+        self._judgements: list[dict[str, Any]] = []
+
+    # Rows
+
+    def cells(self, store: str) -> Cells:
+        """The cells of a store by model, method and name, in the registry's order of models.
+
+        Raises
+        ------
+        FileNotFoundError
+            If nothing is stored; the message says what to run.
+        """
+        if store not in self.read:
+            self.read[store] = read_results(self.profile, store)
+        return self.read[store]
+
+    def has(self, store: str) -> bool:
+        """Whether anything is stored of an experiment."""
+        try:
+            return bool(self.cells(store))
+        except FileNotFoundError:
+            return False
+
+    def rows(self, store: str, *quantities: str) -> pd.DataFrame:
+        """Stored numbers, one in each row.
+
+        Parameters
+        ----------
+        store : str
+            The experiment, a folder of ``data/results/<profile>``.
+        *quantities : str
+            The quantities that are kept; without any, all rows are.
+
+        Returns
+        -------
+        DataFrame
+            Columns: model (its short name), method, task, quantity, the coordinates that these
+            rows have (corpus, split, document, layer, …), ``text`` (the title of the corpus, where
+            there is one), and value.
+
+        Raises
+        ------
+        FileNotFoundError
+            If nothing is stored.
+        ValueError
+            If the store has no such quantity; the message lists those that it has.
+        """
+        frame = stacked(self.cells(store))
+        if quantities:
+            known = set(frame.get("quantity", ()))
+            for quantity in quantities:
+                if quantity not in known:
+                    choices = ", ".join(sorted(filter(None, known)))
+                    raise ValueError(f"{store} has no quantity {quantity!r}; it has {choices}")
+            frame = frame[frame["quantity"].isin(quantities)]
+        frame = with_plain_types(frame)
+        frame["model"] = frame["model"].map(short_name)
+        if "corpus" in frame:
+            frame["text"] = frame["corpus"].map(CORPUS_TITLES)
+        return frame
+
+    def wide(self, store: str, *quantities: str, index: list[str]) -> pd.DataFrame:
+        """As :meth:`rows`, with a column for each quantity."""
+        rows = self.rows(store, *quantities)
+        return rows.pivot_table("value", index, "quantity", sort=False).reset_index()
+
+    def documents(self, store: str) -> pd.DataFrame:
+        """The likelihood of every document: nll (nats), tokens, and the coordinates."""
+        rows = self.rows(store, "nll", "tokens").dropna(subset="document")
+        keys = [name for name in rows if name not in ("quantity", "value")]
+        nll = rows[rows["quantity"] == "nll"].rename(columns={"value": "nll"})
+        tokens = rows[rows["quantity"] == "tokens"].rename(columns={"value": "tokens"})
+        nll = nll.drop(columns="quantity")
+        return nll.merge(tokens[[*keys, "tokens"]], on=keys)
+
+    def questions(self, *stores: str) -> pd.DataFrame:
+        """Every question that was asked, once: model, method, task, question, score, margin, ….
+
+        Several stores may hold the same cell; then the first one counts.
+        """
+        cells: Cells = {}
+        for store in reversed(stores):
+            cells |= self.cells(store)
+        asked = with_plain_types(stacked(cells))
+        asked["model"] = asked["model"].map(short_name)
+        return asked
+
+    def plans(self) -> pd.DataFrame:
+        """What each method removes from each model; baselines with equal plans share a title.
+
+        Returns
+        -------
+        DataFrame
+            Columns: model, method, title (as ``Mag-sp = Wanda-sp``), first (whether the method
+            comes first among those with this plan), plan (a dict), removed_fraction, head_ratio.
+        """
+        records = []
+        for (model, method, task), cell in self.cells("baselines").items():
+            plan = cell["result"].get("plan")
+            if task == "plan" and plan:
+                content = {name: value for name, value in plan.items() if name != "method"}
+                record = {"model": short_name(model), "method": method, "plan": content}
+                for ratio in ("removed_fraction", "head_ratio"):
+                    record[ratio] = cell["result"].get(ratio)
+                records.append(record)
+        for record in records:
+            equal = [record["method"]]
+            if record["method"] in BASELINES:
+                equal = [
+                    other["method"]
+                    for other in records
+                    if other["method"] in BASELINES
+                    and other["model"] == record["model"]
+                    and other["plan"] == record["plan"]
+                ]
+                equal.sort(key=BASELINES.index)
+            record["title"] = " = ".join(METHOD_TITLES.get(method, method) for method in equal)
+            record["first"] = record["method"] == equal[0]
+        columns = ["model", "method", "title", "first", "plan", "removed_fraction", "head_ratio"]
+        return pd.DataFrame(records, columns=columns)
+
+    def hours(self, *stores: str) -> pd.DataFrame:
+        """Hours of computing and number of cells by store and model."""
+        records = []
+        for store in stores:
+            for (model, *_), cell in self.cells(store).items():
+                hours = cell["seconds"] / 3600
+                records.append({"store": store, "model": short_name(model), "hours": hours})
+        hours = pd.DataFrame(records).groupby(["store", "model"], sort=False)["hours"]
+        return hours.agg(["sum", "size"]).set_axis(["hours", "cells"], axis=1).reset_index()
+
+    # What a notebook leaves
+
+    def save(self, figure: Any, name: str, numbers: pd.DataFrame) -> save.Captioned:
+        """Write a figure and the numbers that it shows; see :func:`.save.write_figure`."""
+        return save.write_figure(figure, self.folder, name, numbers, self.read)
+
+    def table(self, frame: pd.DataFrame, name: str, shown: pd.DataFrame | None = None) -> Markdown:
+        """Write a table, and return it for display; see :func:`.save.write_table`."""
+        return save.write_table(frame, self.folder, name, shown, self.read)
+
+    # What a notebook concludes
+
+    def check(self, statement: str, holds: bool) -> None:
+        """Print whether a statement of the text holds in these results.
+
+        Raises
+        ------
+        AssertionError
+            If it does not hold in the profile ``small``, for which the text was written.
+        """
+        if holds:
+            print(f"✓ {statement}")
+        elif self.profile == "small":
+            raise AssertionError(f"the text says that {statement}, and the results do not")
+        else:
+            print(f"✗ not in this run: {statement}")
+
+    def judge(
+        self,
+        claim: str,
+        model: str,
+        *effects: Interval,
+        within: tuple[float, float] | None = None,
+        reason: str = "",
+    ) -> None:
+        """Judge a claim of the paper on one model; see :func:`.judge.judgement`."""
+        self._judgements += judge.judgement(claim, model, effects, within, reason)
+
+    def verdict(self) -> Markdown:
+        """The marks of all claims that were judged, which are written to a file, too.
+
+        The file is ``figures/<profile>/verdicts/<notebook>.csv``, with the columns
+        :data:`.judge.COLUMNS`.
+
+        Raises
+        ------
+        ValueError
+            If the claims belong to several notebooks, or one of the notebook's is missing.
+        """
+        return save.write_verdict(self._judgements, self.folder)
+
+
+def in_order(frame: pd.DataFrame, column: str, order: Iterable[str]) -> pd.DataFrame:
+    """The rows sorted by the place of a column's values in a list; ties stay as they are."""
+    places = {value: place for place, value in enumerate(order)}
+    return frame.sort_values(column, key=lambda values: values.map(places), kind="stable")

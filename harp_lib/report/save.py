@@ -1,0 +1,166 @@
+"""What a notebook leaves in ``figures/<profile>``: figures, tables, verdicts, and their sources."""
+
+import json
+import os
+import re
+from os.path import relpath
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from IPython.display import Markdown, display
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from harp_lib import config
+from harp_lib.report import judge
+from harp_lib.results import UNKNOWN, Cells, digest
+
+FORMATS = {  # of a figure's files, and the metadata without which a file has no date
+    "png": None,
+    "pdf": {"CreationDate": None},
+    "svg": {"Date": None},
+}
+CIRCUMSTANCES = ("commit", "device", "hardware", "versions")
+"""What a cell keeps of the run that computed it."""
+
+
+class Captioned:
+    """A figure with its caption beneath, as a notebook displays it."""
+
+    def __init__(self, figure: Figure, caption: str) -> None:
+        self.figure = figure
+        self.caption = caption
+
+    def _ipython_display_(self) -> None:
+        display(self.figure, Markdown(self.caption))
+
+
+def write_figure(
+    figure: Any, folder: Path, name: str, numbers: pd.DataFrame, read: dict[str, Cells]
+) -> Captioned:
+    """Write a figure as png, pdf and svg, and the numbers that it shows as csv.
+
+    Parameters
+    ----------
+    figure : Figure, Axes or a grid of seaborn
+        What was drawn.
+    folder : Path
+        ``figures/<profile>``.
+    name : str
+        Name of the files.
+    numbers : DataFrame
+        What the figure shows.
+    read : dict
+        The cells that were read, by store.
+
+    Returns
+    -------
+    Captioned
+        What a notebook displays: the figure, and a link to its numbers.
+    """
+    drawn = getattr(figure, "figure", figure)
+    csv = _write_numbers(numbers, folder, name)
+    for ending, metadata in FORMATS.items():
+        file = folder / f"{name}.{ending}"
+        drawn.savefig(file, metadata=metadata, dpi=130, bbox_inches="tight")
+    _write_sources(folder / f"{name}.json", folder.name, read)
+    plt.close(drawn)  # a notebook displays what is returned, and nothing a second time
+    return Captioned(drawn, caption(name, csv))
+
+
+def write_table(
+    frame: pd.DataFrame,
+    folder: Path,
+    name: str,
+    shown: pd.DataFrame | None,
+    read: dict[str, Cells],
+) -> Markdown:
+    """Write a table as csv with all digits, and as Markdown and LaTeX as people read it.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The numbers.
+    folder, name, read
+        As in :func:`write_figure`.
+    shown : DataFrame, optional
+        What people read, if it is not the numbers themselves.
+
+    Returns
+    -------
+    Markdown
+        What a notebook displays: the table, and a link to its numbers.
+    """
+    if shown is None:
+        shown = frame
+    csv = _write_numbers(frame, folder, name)
+    text = shown.to_markdown(index=False, disable_numparse=True)
+    csv.with_suffix(".md").write_text(f"{text}\n", encoding="utf-8")
+    csv.with_suffix(".tex").write_text(_latex(shown), encoding="utf-8")
+    _write_sources(csv.with_suffix(".json"), folder.name, read)
+    return Markdown(f"{text}\n\n{caption(name, csv)}")
+
+
+def write_verdict(judgements: list[dict[str, Any]], folder: Path) -> Markdown:
+    """Write a notebook's judgements, and return its marks as a table; see ``Results.verdict``."""
+    frame = pd.DataFrame(judgements, columns=judge.COLUMNS)
+    claims = judge.claims()
+    notebooks = {claims[claim]["notebook"] for claim in frame["claim"]}
+    if len(notebooks) != 1:
+        raise ValueError(f"the judged claims belong to the notebooks {sorted(notebooks)}, not one")
+    (notebook,) = notebooks
+    due = [name for name, claim in claims.items() if _is_due(claim, notebook)]
+    missing = set(due) - set(frame["claim"])
+    if missing:
+        raise ValueError(f"claims of notebook {notebook} that are not judged: {sorted(missing)}")
+    file = folder / "verdicts" / f"{notebook}.csv"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    frame.to_csv(file, index=False)
+    marks = frame.drop_duplicates(["claim", "model"])
+    marks = marks[marks["mark"] != judge.UNMARKED]
+    marks = marks.pivot_table("mark", "claim", "model", aggfunc="first").fillna("")
+    marks = marks.reindex(index=[name for name in due if name in marks.index])
+    marks = marks[list(dict.fromkeys(frame["model"]))]
+    marks.insert(0, "the paper's claim", [claims[name]["statement"] for name in marks.index])
+    return Markdown(marks.to_markdown(index=False))
+
+
+def _is_due(claim: dict[str, Any], notebook: str) -> bool:
+    """Whether a notebook has to judge a claim by an effect of its own."""
+    return claim["notebook"] == notebook and "effect" in claim
+
+
+def caption(name: str, csv: Path) -> str:
+    """One small line beneath a figure or a table, with a link to its numbers.
+
+    The link is relative to the notebook that is executed (:data:`.config.PAGE`).
+    """
+    page = Path(os.environ.get(config.PAGE) or Path.cwd())
+    return f"<small>{name}: [numbers (csv)]({relpath(csv, page)})</small>"
+
+
+def _write_numbers(numbers: pd.DataFrame, folder: Path, name: str) -> Path:
+    csv = folder / "tables" / f"{name}.csv"
+    csv.parent.mkdir(parents=True, exist_ok=True)
+    numbers.to_csv(csv, index=False)
+    return csv
+
+
+def _write_sources(file: Path, profile: str, read: dict[str, Cells]) -> None:
+    """Write which cells were read, those that were computed in equal circumstances together."""
+    runs: dict[str, dict[str, Any]] = {}
+    for store, cells in sorted(read.items()):
+        for key, cell in sorted(cells.items()):
+            circumstances = {name: cell.get(name, UNKNOWN) for name in CIRCUMSTANCES}
+            run = runs.setdefault(json.dumps(circumstances), circumstances | {"cells": {}})
+            run["cells"]["/".join((store, *key))] = digest(cell["inputs"])
+    sources = {"profile": profile, "runs": list(runs.values())}
+    file.write_text(json.dumps(sources, indent=1) + "\n", encoding="utf-8")
+
+
+def _latex(shown: pd.DataFrame) -> str:
+    """A table as LaTeX; ``**bold**`` becomes bold."""
+    style = shown.style.hide(axis="index")
+    style = style.format(escape="latex-math", na_rep="–").format_index(escape="latex", axis=1)
+    return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", style.to_latex(hrules=True))

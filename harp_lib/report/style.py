@@ -1,0 +1,111 @@
+"""How all figures look: the theme, and colours that mean a method or a model, never both."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from harp_lib import config
+from harp_lib.names import CATALOGUE, METHOD_TITLES, short_name
+
+DENSE = "#4d4d4d"  # the dense model, and lines that nothing is measured for
+UNCLEAR = "#b0b0b0"  # a difference whose interval holds zero
+SHADE = "#ececec"  # the layers that HARP prunes
+METHOD_COLOURS = {"dense": DENSE} | {
+    METHOD_TITLES[name]: method.colour for name, method in CATALOGUE.items()
+}
+"""A colour for each method's title."""
+_COLOURS_OF_MODELS = ("#482173", "#2e8b8b", "#7ab648", "#c8a415")  # rising with size
+
+
+def use_style() -> None:
+    """Set the look that all figures share."""
+    sns.set_theme(
+        context="notebook",
+        style="ticks",
+        palette="colorblind",
+        font_scale=0.85,
+        rc={
+            "axes.spines.right": False,
+            "axes.spines.top": False,
+            "legend.frameon": False,
+            "svg.hashsalt": "harp",  # without it each svg file has other ids
+        },
+    )
+
+
+def model_colours(models: Iterable[str]) -> dict[str, Any]:
+    """A colour for each model by its short name; the registry's models always have the same one."""
+    named = (short_name(name) for name in config.NAMED_MODELS)
+    known = dict(zip(named, _COLOURS_OF_MODELS, strict=False))
+    names = list(dict.fromkeys(models))
+    others = [name for name in names if name not in known]
+    more = dict(zip(others, sns.color_palette("husl", len(others)), strict=True))
+    return {name: (known | more)[name] for name in names}
+
+
+def dots(
+    data: pd.DataFrame,
+    y: str,
+    hue: str | None = None,
+    palette: Mapping[str, Any] | None = None,
+    ax: Axes | None = None,
+    **_: Any,
+) -> Axes:
+    """Draw a dot and its interval for each row, since seaborn has no plot of given ends.
+
+    It may be the function of ``FacetGrid.map_dataframe``.
+
+    Parameters
+    ----------
+    data : DataFrame
+        Has the columns value, low and high, which are drawn along x.
+    y, hue : str
+        Columns: what stands in each line of the axis, and what has a colour.
+    palette : mapping, optional
+        A colour for each value of ``hue``.
+    ax : Axes, optional
+        Where to draw; the current axes by default.
+
+    Returns
+    -------
+    Axes
+        The axes, with a legend if there is a ``hue``.
+    """
+    if ax is None:
+        ax = plt.gca()
+    lines = list(dict.fromkeys(data[y]))
+    groups = [("", data)]
+    if hue is not None:
+        groups = list(data.groupby(hue, sort=False))
+    for number, (name, part) in enumerate(groups):
+        shift = 0.6 * ((number + 0.5) / len(groups) - 0.5)
+        places = part[y].map(lines.index) + shift
+        reach = np.array([part["value"] - part["low"], part["high"] - part["value"]])  # (2, rows)
+        colour = palette[name] if palette else None
+        ax.errorbar(part["value"], places, xerr=reach, fmt="o", ms=5, color=colour, label=name)
+    ax.set_yticks(range(len(lines)), lines)
+    ax.set_ylim(len(lines) - 0.5, -0.5)
+    if hue is not None:
+        columns = min(len(groups), 4)
+        ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncol=columns)
+    return ax
+
+
+def shade_layers(ax: Axes, lowest: int, num_layers: int) -> None:
+    """Shade the layers that HARP prunes, where the x axis is the layer's index.
+
+    Parameters
+    ----------
+    ax : Axes
+        Where to draw.
+    lowest : int
+        Index of the lowest pruned layer.
+    num_layers : int
+        Number of layers of the model.
+    """
+    ax.axvspan(lowest - 0.5, num_layers - 0.5, color=SHADE, zorder=0, linewidth=0)

@@ -1,0 +1,294 @@
+"""What notebooks share: frames, intervals, the rule of claims, and what is written."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from harp_lib import config
+from harp_lib.report import comparisons, intervals, judge, save
+from harp_lib.report.frames import Results, with_plain_types
+from harp_lib.report.intervals import Interval
+
+ABOVE = Interval(0.2, 0.1, 0.3, 9, p=0.001)
+BELOW = -ABOVE
+AROUND = Interval(0.1, -0.1, 0.3, 9, p=0.3)
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "FIGURES", tmp_path)
+    return Results("small")
+
+
+# Frames
+
+
+@pytest.mark.parametrize("store", ["norm_change", "frontier", "efficiency", "baselines"])
+def test_rows_have_plain_types(results, store):
+    rows = results.rows(store)
+    assert len(rows) > 100
+    assert {str(dtype) for dtype in rows.dtypes} <= {"int64", "float64", "bool", "str"}
+    assert {"SmolLM2", "Gemma", "Qwen 0.5B", "Qwen 1.5B"} == set(rows["model"])
+
+
+def test_whole_numbers_stay_whole_and_missing_ones_are_nan():
+    frame = pd.DataFrame(
+        {"layer": [1, 2], "head": [3, None], "text": ["a", None], "nothing": [None, None]},
+        dtype=object,
+    )
+    plain = with_plain_types(frame)
+    assert [str(dtype) for dtype in plain.dtypes] == ["int64", "float64", "str"]
+    assert plain["text"].isna().tolist() == [False, True]
+
+
+def test_rows_are_those_of_the_cells(results):
+    rows = results.rows("norm_change", "alpha").query("model == 'Gemma' and method == 'searched'")
+    cells = results.cells("norm_change")
+    stored = cells["gemma3-270m", "searched", "reading"]["result"]["rows"]
+    alphas = {}
+    for quantity, layer, value in zip(
+        stored["quantity"], stored["layer"], stored["value"], strict=True
+    ):
+        if quantity == "alpha":
+            alphas[layer] = value
+    assert dict(zip(rows["layer"], rows["value"], strict=True)) == alphas
+
+
+def test_an_unknown_quantity_is_named_with_those_that_there_are(results):
+    with pytest.raises(ValueError, match=r"norm_change has no quantity 'entropy'; it has alpha,"):
+        results.rows("norm_change", "entropy")
+
+
+def test_documents_have_their_likelihood_and_their_tokens(results):
+    documents = results.documents("norm_change")
+    perplexity = documents.query("model == 'SmolLM2' and method == 'dense'")
+    assert len(perplexity) == 4
+    value, _ = comparisons.perplexity_and_error(perplexity["nll"], perplexity["tokens"])
+    assert 5 < value < 50
+
+
+def test_baselines_with_equal_plans_share_a_title(results):
+    plans = results.plans().set_index(["model", "method"])
+    assert plans.loc[("Gemma", "mag-sp"), "title"] == "Mag-sp = LLM-Pruner = Wanda-sp"
+    assert not plans.loc[("Gemma", "wanda-sp"), "first"]
+    assert plans.loc[("SmolLM2", "mag-sp"), "title"] == "Mag-sp"
+
+
+# Intervals, each with a twin
+
+
+def test_log_change_is_that_of_the_old_report():
+    random = np.random.default_rng(0)
+    first, second = random.uniform(100, 300, (2, 7))
+    tokens = random.integers(80, 120, 7)
+    ours = intervals.log_change(first, second, tokens)
+    assert ours[:4] == pytest.approx(comparisons.log_change(first, second, tokens)[:4], abs=1e-12)
+
+
+def test_the_p_value_of_a_mean_is_that_of_the_t_test():
+    amounts = np.random.default_rng(1).normal(0.5, 1, 12)
+    ours = intervals.mean_interval(amounts)
+    twin = stats.ttest_1samp(amounts, 0)
+    assert ours.p == pytest.approx(twin.pvalue)
+    assert (ours.low, ours.high) == pytest.approx(tuple(twin.confidence_interval()))
+
+
+def test_score_differences_are_those_of_the_old_report():
+    random = np.random.default_rng(2)
+    pairs = [random.integers(0, 2, (2, number)) for number in (40, 15)]
+    ours = intervals.paired_scores(pairs)
+    assert ours[:4] == pytest.approx(comparisons.paired_difference(pairs)[:4], abs=1e-12)
+    ours = intervals.paired_means(pairs)
+    assert ours[:4] == pytest.approx(comparisons.paired_mean_difference(pairs)[:4], abs=1e-12)
+
+
+def test_few_ranks_have_the_p_value_of_scipy_s_permutation_test():
+    first = [1, 2, 3, 4, 5, 6]
+    second = [0.1, 0.4, 0.3, 0.3, 0.7, 0.6]
+
+    def rho(order):
+        return stats.spearmanr(order, second).statistic
+
+    twin = stats.permutation_test((first,), rho, permutation_type="pairings", n_resamples=np.inf)
+    ours = intervals.rank_correlation(first, second)
+    assert ours.value == pytest.approx(twin.statistic)
+    assert ours.p == pytest.approx(twin.pvalue)
+    assert np.isnan(ours.low)
+
+
+def test_many_ranks_have_an_interval_and_constant_ones_nothing():
+    first = np.arange(20)
+    second = first + np.random.default_rng(3).normal(0, 3, 20)
+    ours = intervals.rank_correlation(first, second)
+    assert ours[:4] == pytest.approx(comparisons.rank_correlation(first, second)[:4])
+    assert np.isnan(intervals.rank_correlation(first, np.ones(20)).value)
+
+
+@pytest.mark.parametrize(("rounds", "beyond"), [(6, 0), (8, 0), (9, 1), (10, 1), (20, 5)])
+def test_a_ratio_of_times_lies_between_order_statistics(rounds, beyond):
+    random = np.random.default_rng(rounds)
+    first, second = random.uniform(1, 2, (2, rounds))
+    ratios = sorted(second / first)
+    ours = intervals.time_ratio(first, second)
+    assert ours.value == pytest.approx(np.median(ratios))
+    assert (ours.low, ours.high) == (ratios[beyond], ratios[-1 - beyond])
+    inside = stats.binom.cdf(rounds - beyond - 1, rounds, 0.5) - stats.binom.cdf(
+        beyond, rounds, 0.5
+    )
+    assert inside >= 0.95
+
+
+def test_one_spike_moves_a_ratio_of_times_to_the_next_round_only():
+    first = np.ones(10)
+    second = np.linspace(0.90, 0.99, 10)
+    quiet = intervals.time_ratio(first, second)
+    second[4] = 50
+    spiked = intervals.time_ratio(first, second)
+    assert abs(spiked.value - quiet.value) < 0.02
+    assert spiked.high < 1
+    assert np.isnan(intervals.time_ratio(first[:5], second[:5]).low)
+
+
+def test_the_bootstrap_of_a_mean_is_close_to_student_s():
+    amounts = np.random.default_rng(4).normal(1, 1, 60)
+    drawn = intervals.bootstrap(lambda places: amounts[places].mean(), 60)
+    student = intervals.mean_interval(amounts)
+    assert drawn.value == pytest.approx(student.value)
+    assert (drawn.low, drawn.high) == pytest.approx((student.low, student.high), abs=0.05)
+    assert drawn.p < 0.01
+
+
+def test_p_values_are_adjusted_as_by_hand():
+    assert intervals.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert intervals.holm([0.02, np.nan])[0] == pytest.approx(0.02)
+
+
+# The rule
+
+
+@pytest.mark.parametrize(
+    ("effects", "mark"),
+    [
+        ([], "–"),
+        ([ABOVE], "✓"),
+        ([ABOVE, ABOVE], "✓"),
+        ([ABOVE, AROUND], "?"),
+        ([ABOVE, BELOW], "✗"),
+        ([AROUND], "?"),
+        ([BELOW], "✗"),
+        ([BELOW._replace(p=0.03)], "✗"),
+        ([BELOW._replace(p=0.03), AROUND], "?"),  # two effects: 0.06
+        ([Interval(0.9, np.nan, np.nan, 5, p=0.02)], "✓"),  # few ranks
+        ([Interval(0.9, np.nan, np.nan, 5, p=0.08)], "?"),
+        ([Interval(np.nan, np.nan, np.nan, 5)], "?"),
+    ],
+)
+def test_the_sign_of_the_effects_decides(effects, mark):
+    assert judge.mark(effects) == mark
+
+
+@pytest.mark.parametrize(
+    ("ends", "mark"), [((-1, 4), "✓"), ((6, 9), "✗"), ((3, 7), "?"), ((-np.inf, 9), "?")]
+)
+def test_a_margin_decides_what_is_comparable(ends, mark):
+    effect = Interval(sum(ends) / 2, *ends, 9, p=0.001)
+    assert judge.mark([effect], within=(-np.inf, 5)) == mark
+
+
+@pytest.mark.parametrize(
+    ("shift", "expected"), [(0.3, "✓"), (-0.3, "✗"), (0.0, "?")], ids=["right", "wrong", "unclear"]
+)
+def test_three_worlds(shift, expected):
+    """In a world where the paper is right it is marked so, nearly always, and so on."""
+    random = np.random.default_rng(5)
+    marks = []
+    for _ in range(200):
+        effects = [intervals.mean_interval(random.normal(shift, 0.2, 12)) for _ in range(3)]
+        marks.append(judge.mark(effects))
+    assert marks.count(expected) >= 190
+
+
+def test_a_judgement_keeps_intervals_and_adjusts_p_values():
+    effects = [ABOVE.named("WikiText-2"), AROUND.named("News")]
+    rows = judge.judgement("alpha-beats-one", "Gemma", effects)
+    assert [row["effect"] for row in rows] == ["WikiText-2", "News"]
+    assert [row["high"] for row in rows] == [0.3, 0.3]
+    assert [row["p"] for row in rows] == pytest.approx([0.002, 0.3])
+    assert {row["mark"] for row in rows} == {"?"}
+
+
+def test_a_wrong_claim_and_a_missing_reason_are_named():
+    with pytest.raises(ValueError, match="unknown claim 'alpha-beats-two'"):
+        judge.judgement("alpha-beats-two", "Gemma", [ABOVE])
+    with pytest.raises(ValueError, match="say why"):
+        judge.judgement("alpha-beats-one", "Gemma", [])
+
+
+def test_statements_of_ours_have_no_mark():
+    (row,) = judge.judgement("alpha-of-a-second-sample", "Gemma", [ABOVE])
+    assert row["mark"] == ""
+
+
+# What is written
+
+
+def test_a_check_raises_in_small_and_speaks_elsewhere(results, capsys, monkeypatch):
+    results.check("two is even", True)
+    with pytest.raises(AssertionError, match="three is even"):
+        results.check("three is even", False)
+    monkeypatch.setattr(results, "profile", "mini")
+    results.check("three is even", False)
+    assert capsys.readouterr().out == "✓ two is even\n✗ not in this run: three is even\n"
+
+
+def test_a_figure_is_written_with_its_numbers_and_its_cells(results, tmp_path):
+    from matplotlib import pyplot as plt
+
+    rows = results.rows("norm_change", "alpha")
+    figure, _ = plt.subplots()
+    shown = results.save(figure, "alphas", rows)
+    assert not plt.fignum_exists(figure.number)
+    assert "alphas.csv" in shown.caption
+    folder = tmp_path / "small"
+    written = {file.name for file in folder.rglob("*") if file.is_file()}
+    assert written == {"alphas.png", "alphas.pdf", "alphas.svg", "alphas.json", "alphas.csv"}
+    assert "norm_change/gemma3-270m/searched" in (folder / "alphas.json").read_text("utf-8")
+    assert len(pd.read_csv(folder / "tables" / "alphas.csv")) == len(rows)
+
+
+def test_a_table_is_read_rounded_and_written_whole(results, tmp_path):
+    frame = pd.DataFrame({"model": ["Gemma"], "value": [1 / 3]})
+    page = results.table(frame, "thirds", shown=frame.round(2)).data
+    assert "0.33" in page
+    assert "0.333" not in page
+    stored = pd.read_csv(tmp_path / "small" / "tables" / "thirds.csv")
+    assert stored["value"].item() == 1 / 3
+    assert (tmp_path / "small" / "tables" / "thirds.tex").is_file()
+
+
+def test_a_verdict_holds_every_claim_of_one_notebook(results, tmp_path, monkeypatch):
+    entries = {
+        "a": {"kind": "measured", "notebook": "02", "statement": "A.", "effect": "…"},
+        "b": {"kind": "measured", "notebook": "02", "statement": "B.", "effect": "…"},
+        "c": {"kind": "measured", "notebook": "03", "statement": "C.", "effect": "…"},
+    }
+    monkeypatch.setattr(judge, "claims", lambda: entries)
+    results.judge("a", "Gemma", ABOVE)
+    with pytest.raises(ValueError, match=r"not judged: \['b'\]"):
+        results.verdict()
+    results.judge("b", "Gemma", reason="needs a GPU")
+    page = results.verdict().data
+    assert "| A." in page
+    stored = pd.read_csv(tmp_path / "small" / "verdicts" / "02.csv", keep_default_na=False)
+    assert list(stored) == judge.COLUMNS
+    assert stored["mark"].tolist() == ["✓", "–"]
+    results.judge("c", "Gemma", ABOVE)
+    with pytest.raises(ValueError, match="not one"):
+        results.verdict()
+
+
+def test_links_lead_from_the_page_to_the_file(tmp_path, monkeypatch):
+    monkeypatch.setenv(config.PAGE, str(tmp_path / "notebooks" / "executed"))
+    line = save.caption("x", tmp_path / "figures" / "x.csv")
+    assert "(../../figures/x.csv)" in line
