@@ -9,15 +9,17 @@ from harp_lib.experiments import run
 from harp_lib.experiments.changes import fitted_blocks, ranked_blocks
 from harp_lib.experiments.job import HELD_OUT, Job
 from harp_lib.experiments.passkeys import CALIBRATION_DIGITS, PASSKEY, passkeys
+from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.fit_alpha import fit_alpha_by_layer
 from harp_lib.methods.gate_norm import gate_norms
+from harp_lib.methods.norm_alpha import norm_alpha_by_layer
 from harp_lib.methods.refit import explained_by_layer, refit_values
 from harp_lib.methods.rivals import RIVALS, nbl, nbl_maps
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.report import data, perplexity_changes, tables_frontier
-from harp_lib.results import read_results
+from harp_lib.results import read_results, rows_of, values_of
 from harp_lib.text.perplexity import make_batches, perplexity, total_nll
 
 MODEL = "tiny-llama"  # six layers: a third are two, and half are three
@@ -98,6 +100,36 @@ def test_a_longer_greedy_search_begins_like_the_shorter_one(stored, job):
     assert len(searched) == 3
 
 
+def test_alpha_is_also_searched_on_the_text_that_a_refit_reads(stored, job):
+    text = fitted_blocks(job, 2, 4, 0)
+    seconds = {}
+    for layers in (2, 3):
+        search = search_alphas(job.model, text, layers)
+        [cell] = [
+            cell
+            for (_, method, name), cell in stored.items()
+            if method.startswith("alpha-search") and name == "search"
+            if cell["coordinates"]["layers"] == layers
+        ]
+        found = rows_of(cell["result"])
+        alphas = found[found["quantity"] == "alpha"].set_index("layer")["value"]
+        assert alphas.to_dict() == search.plan.alphas
+        assert values_of(cell["result"], "layer_passes") == [search.layer_passes]
+        assert values_of(cell["result"], "tokens") == [4 * 63]
+        [seconds[layers]] = values_of(cell["result"], "seconds")
+    assert 0 < seconds[2] < seconds[3], "of its own layers, though one goes on with the other's"
+
+
+def test_models_can_do_without_rivals(monkeypatch, tmp_path):
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
+    profile = load_profile("smoke", models=["tiny-gemma2"])
+    run("frontier", profile=profile)
+    methods = {cell["coordinates"]["method"] for cell in read_results("smoke", "frontier").values()}
+    assert not methods & set(RIVALS)
+    assert {"alpha-1", "alpha-0.5", "alpha-norm", *FITTED} <= methods
+    assert "alpha-search" not in methods
+
+
 def test_fits_say_what_they_explain(stored, job):
     explained = rows(stored, "explained")
     by_layer = explained_by_layer(job.model, ranked_blocks(job, 0))
@@ -128,6 +160,12 @@ def test_cells_are_likelihoods_of_the_whole_changed_model(stored, job):
     changes = {
         ("dense", None, 0): temporarily_pruned(model, PruningPlan(6, {})),
         ("alpha-0", "top", 3): value_only([0.0] * 3),
+        ("alpha-0.5", "top", 2): value_only([0.5] * 2),
+        ("alpha-1", "top", 2): value_only([1.0] * 2),
+        ("alpha-norm", "top", 2): value_only(
+            norm_alpha_by_layer(model, LayerStream(model, tokens), [4, 5])
+        ),
+        ("alpha-search", "top", 3): value_only(search_alphas(model, tokens, 3).alphas),
         ("alpha-fit", "explained", 3): value_only(fitted),
         ("nbl", "explained", 3): nbl(model, nbl_maps(model, LayerStream(model, tokens), chosen)),
         ("harp+refit", "explained", 3): temporarily_pruned(

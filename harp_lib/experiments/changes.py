@@ -18,6 +18,7 @@ from harp_lib.experiments.job import REFIT, Job, scalar_rows
 from harp_lib.experiments.passkeys import CALIBRATION_DIGITS, passkeys
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.fit_alpha import fit_alpha_by_layer
+from harp_lib.methods.norm_alpha import norm_alpha_by_layer
 from harp_lib.methods.refit import Refit, refit_values
 from harp_lib.methods.rivals import RIVALS, nbl, nbl_maps
 from harp_lib.pruning.plan import PruningPlan
@@ -25,10 +26,14 @@ from harp_lib.pruning.surgery import temporarily_pruned
 
 DENSE = "dense"
 NO_ATTENTION = "alpha-0"
+CONSTANT = {NO_ATTENTION: 0.0, "alpha-0.5": 0.5, "alpha-1": 1.0}  # alpha, the same in all layers
 HARP = "harp"
+ALPHA_SEARCH = "alpha-search"  # HARP's search, on the text that others are fitted on
+ALPHA_NORM = "alpha-norm"
 ALPHA_FIT = "alpha-fit"
 NBL = "nbl"
-FITTED = (ALPHA_FIT, NBL, REFIT)  # in any layers, each with a cell that says what the fit took
+FITTED = (ALPHA_FIT, NBL, REFIT)  # in any layers, top or chosen
+WITH_FIT = (*FITTED, ALPHA_NORM)  # each with a cell that says what the fit took
 TOP = "top"
 WITHOUT_TEXT = (DENSE, NO_ATTENTION, "windowed")
 
@@ -141,14 +146,15 @@ class Prepared:
         method = self.change.method
         if method == DENSE:
             return temporarily_pruned(model, PruningPlan(self.job.num_layers, {}))
-        if method == NO_ATTENTION:
-            return temporarily_pruned(model, self._value_only(dict.fromkeys(layers, 0.0)))
-        if method == HARP:
+        if method in CONSTANT:
+            constant = dict.fromkeys(layers, CONSTANT[method])
+            return temporarily_pruned(model, self._value_only(constant))
+        if method in (HARP, ALPHA_SEARCH):
             searched = self.searched_alphas()
             return temporarily_pruned(
                 model, self._value_only({layer: searched[layer] for layer in layers})
             )
-        if method == ALPHA_FIT:
+        if method in (ALPHA_FIT, ALPHA_NORM):
             return temporarily_pruned(model, self._value_only(self.fitted_alphas))
         if method == NBL:
             return nbl(model, self.fitted_maps)
@@ -162,7 +168,8 @@ class Prepared:
     @cached_property
     def fitted_alphas(self) -> dict[int, float]:
         stream = LayerStream(self.job.model, self.calibration)
-        return fit_alpha_by_layer(self.job.model, stream, self.change.layers)
+        fit = norm_alpha_by_layer if self.change.method == ALPHA_NORM else fit_alpha_by_layer
+        return fit(self.job.model, stream, self.change.layers)
 
     @cached_property
     def fitted_maps(self) -> dict[int, torch.Tensor]:
@@ -186,7 +193,7 @@ class Prepared:
         """What a fit found and took, and the shares of the dense model's costs that are left."""
         begin = time.perf_counter()
         rows = []
-        if self.change.method == ALPHA_FIT:
+        if self.change.method in (ALPHA_FIT, ALPHA_NORM):
             rows += _rows_by_layer("alpha", self.fitted_alphas)
         elif self.change.method == NBL:
             _ = self.fitted_maps

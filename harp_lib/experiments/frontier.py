@@ -7,22 +7,29 @@ closely: finding a pass key, other draws of the calibration text, more and less 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from harp_lib import config
 from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS
 from harp_lib.evaluation.evaluator import Evaluator
 from harp_lib.experiments.changes import (
+    ALPHA_NORM,
+    ALPHA_SEARCH,
+    CONSTANT,
     DENSE,
     FITTED,
     HARP,
     NO_ATTENTION,
     TOP,
+    WITH_FIT,
     WITHOUT_TEXT,
     Change,
     Prepared,
     fit_cell,
+    fitted_blocks,
     ranked_blocks,
 )
 from harp_lib.experiments.job import (
@@ -114,7 +121,7 @@ class _Evaluation:
     def compute(self, one: Prepared) -> None:
         """Compute the cells of a change."""
         inputs = _inputs(self.job) | _change_inputs(one)
-        if one.change.method in FITTED:
+        if one.change.method in WITH_FIT:
             self.job.result(Cell(one.name, "fit", inputs, fit_cell(one), one.coordinates))
         names = self._evaluated_on(one.change)
 
@@ -189,7 +196,10 @@ def _change_inputs(one: Prepared) -> dict[str, Any]:
 
 
 def _prepared(job: Job, change: Change) -> Prepared:
-    return Prepared(job, change, partial(_searched, job, max(_counts(job))))
+    alphas = partial(_searched, job, max(_counts(job)))
+    if change.method == ALPHA_SEARCH:
+        alphas = partial(_searched_on_fitted_text, job, change)
+    return Prepared(job, change, alphas)
 
 
 def _searched(job: Job, count: int) -> dict[int, float]:
@@ -200,11 +210,39 @@ def _searched(job: Job, count: int) -> dict[int, float]:
     text = job.text(corpus, SEARCHED)
 
     def search() -> Result:
-        return {"rows": search_rows(search_alphas(job.model, text.windows, count), text)}
+        found = search_alphas(job.model, text.windows, count)
+        return {"rows": search_rows(found, sum(text.tokens))}
 
     inputs = text.inputs | {"num_layers": count}
     cell = Cell(HARP, f"search-{corpus}", inputs, search, {"corpus": corpus})
-    rows = rows_of(_found(job, cell))
+    return _alphas_of(_found(job, cell))
+
+
+def _searched_on_fitted_text(job: Job, change: Change) -> dict[int, float]:
+    """Alpha of the top layers, searched on the text that a refit of them reads.
+
+    A search of more layers goes on where that of fewer has ended.
+    """
+    one = Prepared(job, change, dict)
+    text = fitted_blocks(job, change.texts, change.samples, change.seed)
+
+    def search() -> Result:
+        kept = _search_journal(job)
+        found = search_alphas(job.model, text, len(change.layers), resume=kept)
+        return {"rows": search_rows(found, text[:, 1:].numel())}
+
+    inputs = _inputs(job) | _change_inputs(one)
+    return _alphas_of(job.result(Cell(one.name, "search", inputs, search, one.coordinates)))
+
+
+def _search_journal(job: Job) -> Path:
+    """Where the candidates of a search are kept, beside the results."""
+    return config.RESULTS / job.profile["name"] / ".search" / f"{config.slug(job.name)}.jsonl"
+
+
+def _alphas_of(search: Result) -> dict[int, float]:
+    """The alphas that a search found, by layer, the top layer first."""
+    rows = rows_of(search)
     alphas = rows[rows["quantity"] == "alpha"]
     return dict(zip(alphas["layer"].astype(int), alphas["value"], strict=True))
 
@@ -224,6 +262,11 @@ def _counts(job: Job) -> list[int]:
     shares = job.profile["frontier"]["shares"].get(job.name)
     if not shares:
         return [job.num_pruned]
+    return _layers_of(job, shares)
+
+
+def _layers_of(job: Job, shares: Sequence[float]) -> list[int]:
+    """Numbers of layers that are such shares of all, falling."""
     return sorted({max(1, round(share * job.num_layers)) for share in shares}, reverse=True)
 
 
@@ -256,8 +299,12 @@ def _changes(job: Job) -> Iterator[Change]:
                 methods = FITTED  # what the refit of these layers is compared with
             for method in methods:
                 yield Change(method, layers, ranking, texts=2, samples=_samples(job))
+        if count in _layers_of(job, _of_model(job, "searched", ())):
+            yield Change(ALPHA_SEARCH, top, TOP, texts=2, samples=_samples(job))
         if count == job.num_pruned:
-            yield from _rivals(job, count)
+            yield from _reasons(job, count)
+            if job.name not in job.profile["frontier"].get("without_rivals", ()):
+                yield from _rivals(job, count)
         if count == _third(job):
             yield from _closer(job, count)
 
@@ -273,6 +320,18 @@ def _fitted(job: Job, count: int, seed: int, methods: Sequence[str]) -> Iterator
     for ranking, layers in chosen.items():
         for method in methods:
             yield Change(method, layers, ranking, texts=2, samples=_samples(job), seed=seed)
+
+
+def _reasons(job: Job, count: int) -> Iterator[Change]:
+    """What alpha may be for: to keep the norm, or only to shrink the branch; and no alpha at all.
+
+    The third reason, that it is a projection, is alpha by least squares.
+    """
+    top = _top(job, count)
+    for method in CONSTANT:
+        if method != NO_ATTENTION:  # which is there for every number of layers
+            yield Change(method, top, TOP)
+    yield Change(ALPHA_NORM, top, TOP, texts=2, samples=_samples(job))
 
 
 def _rivals(job: Job, count: int) -> Iterator[Change]:

@@ -386,8 +386,11 @@ def scalar_rows(**values: float) -> list[dict[str, Any]]:
     return [{"quantity": quantity, "value": value} for quantity, value in values.items()]
 
 
-def search_rows(search: AlphaSearch, text: Text) -> list[dict[str, Any]]:
-    """The best alpha of each layer, the perplexity of every candidate, and what a search took."""
+def search_rows(search: AlphaSearch, tokens: int) -> list[dict[str, Any]]:
+    """The best alpha of each layer, the perplexity of every candidate, and what a search took.
+
+    ``tokens`` are predicted for each candidate.
+    """
     rows = []
     for depth, alpha in enumerate(search.alphas):
         layer = search.num_model_layers - 1 - depth
@@ -395,7 +398,5 @@ def search_rows(search: AlphaSearch, text: Text) -> list[dict[str, Any]]:
     for layer, perplexities in search.perplexities.items():
         for alpha, value in perplexities.items():
             rows.append({"quantity": "perplexity", "layer": layer, "alpha": alpha, "value": value})
-    rows += scalar_rows(
-        seconds=search.seconds, layer_passes=search.layer_passes, tokens=sum(text.tokens)
-    )
+    rows += scalar_rows(seconds=search.seconds, layer_passes=search.layer_passes, tokens=tokens)
     return rows

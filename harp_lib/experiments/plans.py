@@ -79,7 +79,7 @@ def _search_cell(job: Job, method: str, corpus: str, text: Text) -> Cell:
         search = search_alphas(
             job.model, text.windows, job.num_pruned, resume=kept, cache_device=cache_device
         )
-        return {"rows": search_rows(search, text)}
+        return {"rows": search_rows(search, sum(text.tokens))}
 
     inputs = text.inputs | {"num_layers": job.num_pruned}
     return Cell(

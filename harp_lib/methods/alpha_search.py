@@ -139,7 +139,9 @@ def search_alphas(
         return perplexity
 
     chosen_alphas, perplexities = greedy_search(perplexity_with, layers_top_down, grid, progress)
-    seconds += sum(entry["seconds"] for entry in journal.entries.values())
+    for (layer, _), entry in journal.entries.items():
+        if layer in layers_top_down:  # the file may be of a search of more layers
+            seconds += entry["seconds"]
     literal_passes, reusing_passes = count_passes(num_model_layers, num_layers, len(grid))
     return AlphaSearch(
         alphas=list(chosen_alphas.values()),

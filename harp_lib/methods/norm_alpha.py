@@ -1,0 +1,103 @@
+"""The paper's reason for rescaling, as a method: the alpha that keeps the norm of the stream."""
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+import torch
+from torch import nn
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from harp_lib.methods.calibration import LayerStream
+from harp_lib.pruning.architecture import branch_exit
+from harp_lib.pruning.surgery import temporarily_value_only
+
+
+def norm_alpha_by_layer(
+    model: PreTrainedModel, stream: LayerStream, layers: Iterable[int]
+) -> dict[int, float]:
+    r"""Alpha with which the residual stream after attention is as long as in the dense model.
+
+    .. math:: \lVert \mathbf{H}' + \alpha \mathbf{B}' \rVert_F = \lVert \mathbf{H} + \mathbf{A}
+              \rVert_F
+
+    H and A are the dense model's stream and attention branch. H' is the stream of the model as it
+    is pruned so far, and B' what the layer adds to it when each token attends to itself alone.
+    Layers are fitted from the lowest up. The first token of each text is left out, because its
+    stream is far longer than others, and nothing that attention does to it is lost.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A dense model. It is unchanged afterwards, also after an error.
+    stream : LayerStream
+        The calibration text, at or below these layers; it is moved up.
+    layers : iterable of int
+        Indices of the layers.
+
+    Returns
+    -------
+    dict
+        Alpha by layer, rising, not negative. Where two alphas solve the equation, it is the larger
+        one; where none does, the one that comes nearest. A branch that is zero has alpha zero.
+    """
+    layers = sorted(layers)
+    multiplier = getattr(model.config, "residual_multiplier", 1.0)  # Granite has one
+    dense_norms = _dense_norms(stream.fork(), layers, multiplier)
+    alphas: dict[int, float] = {}
+    with ExitStack() as pruned_so_far:
+        for index in tqdm(layers, desc="alpha", unit="layer", leave=False, delay=10):
+            sums = _Sums(multiplier)
+            with temporarily_value_only(model, {index: 1.0}), sums.of(stream.layers[index]):
+                stream.run(index)
+            alphas[index] = sums.alpha_for(dense_norms[index])
+            pruned_so_far.enter_context(temporarily_value_only(model, {index: alphas[index]}))
+    return alphas
+
+
+def _dense_norms(stream: LayerStream, layers: list[int], multiplier: float) -> dict[int, float]:
+    """‖H + A‖² of each layer of the dense model."""
+    norms = {}
+    for index in layers:
+        sums = _Sums(multiplier)
+        with sums.of(stream.layers[index]):
+            stream.entering(index + 1)
+        norms[index] = sums.stream + 2 * sums.product + sums.branch
+    return norms
+
+
+class _Sums:
+    """Inner products of the stream that enters a layer and its attention branch, over tokens."""
+
+    def __init__(self, multiplier: float) -> None:
+        self.multiplier = multiplier  # of the branch, where it is added to the stream
+        self.stream = 0.0  # ‖H‖²
+        self.product = 0.0  # ⟨H, B⟩
+        self.branch = 0.0  # ‖B‖²
+
+    def of(self, layer: nn.Module) -> ExitStack:
+        """Context in which the sums are taken as the layer runs."""
+        hooks = ExitStack()
+        hooks.enter_context(layer.register_forward_pre_hook(self._enter))
+        hooks.enter_context(branch_exit(layer).register_forward_hook(self._add))
+        return hooks
+
+    def _enter(self, layer: nn.Module, args: tuple) -> None:
+        self._entering = args[0][:, 1:].double()  # (B, N - 1, d)
+
+    def _add(self, module: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
+        if isinstance(output, tuple):
+            output = output[0]
+        branch = self.multiplier * output[:, 1:].double()  # (B, N - 1, d)
+        self.stream += self._entering.square().sum().item()
+        self.product += (self._entering * branch).sum().item()
+        self.branch += branch.square().sum().item()
+
+    def alpha_for(self, square: float) -> float:
+        """The alpha of :func:`norm_alpha_by_layer` that makes ‖H + αB‖² the given number."""
+        if self.branch == 0:
+            return 0.0
+        # ‖B‖² α² + 2 ⟨H, B⟩ α + ‖H‖² - square = 0
+        nearest = -self.product / self.branch
+        discriminant = nearest**2 - (self.stream - square) / self.branch
+        return max(0.0, nearest + max(0.0, discriminant) ** 0.5)
