@@ -149,17 +149,3 @@ def release_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def scale_logits(config: PreTrainedConfig, logits: torch.Tensor) -> torch.Tensor:
-    """Apply the scaling between output head and softmax that some model families have."""
-    scale = getattr(config, "logit_scale", None)  # Cohere
-    if scale is not None:
-        logits = logits * scale
-    divisor = getattr(config, "logits_scaling", None)  # Granite
-    if divisor is not None:
-        logits = logits / divisor
-    cap = getattr(config, "final_logit_softcapping", None)  # Gemma-2
-    if cap is not None:
-        logits = cap * (logits / cap).tanh()
-    return logits

@@ -1,5 +1,6 @@
 """How well a model predicts a text: windows, negative log-likelihood, perplexity."""
 
+import inspect
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from harp_lib.models.load import scale_logits
+from harp_lib.prefix_lm.forward import head_logits, is_decoder_and_head
 from harp_lib.prefix_lm.onednn import evaluating
 from harp_lib.text.corpora import detokenize
 
@@ -42,6 +43,11 @@ class Batch(NamedTuple):
     @property
     def num_scored(self) -> int:
         return len(self.ids) * self.scored
+
+    @property
+    def targets(self) -> torch.Tensor:
+        """The scored tokens (B·scored,)."""
+        return self.ids[:, -self.scored :].flatten()
 
 
 Tokens = torch.Tensor | Sequence[torch.Tensor] | Sequence[Window]
@@ -142,22 +148,27 @@ def _shape(window: Window) -> tuple[int, int]:
 @torch.no_grad()
 def total_nll(model: PreTrainedModel, batches: Sequence[Batch]) -> float:
     """Negative log-likelihood in nats, summed over all scored tokens."""
-    decoder = model.get_decoder()
     nll = 0.0
     with evaluating(model):
+        has_parts = is_decoder_and_head(model)
         for batch in batches:
-            output = decoder(input_ids=batch.ids.to(model.device), use_cache=False)
-            nll += head_nll(model, output.last_hidden_state, batch)
+            if has_parts:
+                output = model.get_decoder()(input_ids=batch.ids.to(model.device), use_cache=False)
+                nll += head_nll(model, output.last_hidden_state, batch)
+            else:
+                nll += _own_nll(model, batch)
     return nll
 
 
 @torch.no_grad()
 def head_nll(model: PreTrainedModel, hidden: torch.Tensor, batch: Batch) -> float:
-    """Negative log-likelihood in nats of a batch, from the decoder's output (B, N, d)."""
+    """Negative log-likelihood in nats of a batch, from the decoder's output (B, N, d).
+
+    It is the model's own if :func:`harp_lib.prefix_lm.forward.is_decoder_and_head` holds.
+    """
     nll = 0.0
     for logits, targets in _head_logits(model, hidden, batch):
-        token_nlls = F.cross_entropy(logits, targets, reduction="none")  # (T,)
-        nll += token_nlls.double().sum().item()
+        nll += _summed_nll(logits, targets)
     return nll
 
 
@@ -175,14 +186,54 @@ def _head_logits(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Logits (T, V) of scored tokens and the tokens (T,), a few at a time."""
     head = model.get_output_embeddings()
-    # The token before the scored ones predicts the first of them.
-    hidden = hidden[:, -batch.scored - 1 : -1].flatten(0, 1).to(head.weight.device)  # (B·scored, d)
-    targets = batch.ids[:, -batch.scored :].flatten().to(hidden.device)  # (B·scored,)
+    hidden = _before_scored(hidden, batch).to(head.weight.device)  # (B·scored, d)
+    targets = batch.targets.to(hidden.device)  # (B·scored,)
     tokens_per_block = max(1, LOGITS_PER_BLOCK // len(head.weight))
     hidden_blocks = hidden.split(tokens_per_block)
     target_blocks = targets.split(tokens_per_block)
     for hidden_block, target_block in zip(hidden_blocks, target_blocks, strict=True):
-        yield scale_logits(model.config, head(hidden_block)).float(), target_block
+        yield head_logits(model, hidden_block).float(), target_block
+
+
+def _own_nll(model: PreTrainedModel, batch: Batch) -> float:
+    """Negative log-likelihood in nats of a batch, by the model's own forward pass."""
+    nll = 0.0
+    num_words = model.config.get_text_config().vocab_size
+    sequences_per_pass = max(1, LOGITS_PER_BLOCK // (batch.ids.shape[1] * num_words))
+    for ids in batch.ids.split(sequences_per_pass):
+        part = batch._replace(ids=ids)
+        logits = _before_scored(_own_logits(model, ids), part)  # (B·scored, V)
+        nll += _summed_nll(logits.float(), part.targets.to(logits.device))
+    return nll
+
+
+def _own_logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
+    """Logits (B, N, V) of sequences (B, N) by the model's own forward pass.
+
+    A ValueError is raised if it wants more than tokens, as an encoder-decoder does.
+    """
+    options = {}
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        options["use_cache"] = False
+    try:
+        return model(input_ids=ids.to(model.device), **options).logits
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"{type(model).__name__} is not supported: its forward pass cannot be called with "
+            f"input_ids alone ({error})"
+        ) from error
+
+
+def _before_scored(values: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Values (B·scored, …) of the tokens that predict the scored ones, from values (B, N, …)."""
+    # The token before the scored ones predicts the first of them.
+    return values[:, -batch.scored - 1 : -1].flatten(0, 1)
+
+
+def _summed_nll(logits: torch.Tensor, targets: torch.Tensor) -> float:
+    """Negative log-likelihood in nats of tokens (T,) under logits (T, V)."""
+    token_nlls = F.cross_entropy(logits, targets, reduction="none")  # (T,)
+    return token_nlls.double().sum().item()
 
 
 def perplexity_from_nll(nll: float, count: int) -> float:
