@@ -217,6 +217,10 @@ class Results:
         """Write a table, and return it for display; see :func:`.save.write_table`."""
         return save.write_table(frame, self.folder, name, shown, self.read)
 
+    def provenance(self) -> Markdown:
+        """One line: how many cells were read, and by what, where and when they were computed."""
+        return save.provenance_line(self.profile, self.read)
+
     # What a notebook concludes
 
     def check(self, statement: str, holds: bool) -> None:

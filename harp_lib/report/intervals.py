@@ -54,6 +54,10 @@ class Interval(NamedTuple):
         value, low, high = (float(rising(number)) for number in self[:3])
         return self._replace(value=value, low=low, high=high)
 
+    def as_row(self) -> dict[str, float]:
+        """Value, low, high and n, as columns of a frame."""
+        return {"value": self.value, "low": self.low, "high": self.high, "n": self.n}
+
     def named(self, effect: str) -> "Interval":
         """The same interval with a name."""
         return self._replace(effect=effect)
@@ -78,9 +82,10 @@ def mean_interval(amounts: Sequence[float], counts: Sequence[float] | None = Non
     if freedom < 1:
         return Interval(rate, np.nan, np.nan, len(amounts))
     reach = stats.t.ppf(0.975, freedom) * error
-    with np.errstate(divide="ignore", invalid="ignore"):
-        p = 2 * stats.t.sf(abs(rate) / error, freedom)
-    return Interval(rate, rate - reach, rate + reach, len(amounts), float(p))
+    p = float(rate == 0)  # of amounts that are all equal
+    if error > 0:
+        p = float(2 * stats.t.sf(abs(rate) / error, freedom))
+    return Interval(rate, rate - reach, rate + reach, len(amounts), p)
 
 
 def _rate(amounts: Sequence[float], counts: Sequence[float]) -> tuple[float, float]:

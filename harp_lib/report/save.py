@@ -131,6 +131,23 @@ def _is_due(claim: dict[str, Any], notebook: str) -> bool:
     return claim["notebook"] == notebook and "effect" in claim
 
 
+def provenance_line(profile: str, read: dict[str, Cells]) -> Markdown:
+    """What a notebook says of its cells at its end; see ``Results.provenance``."""
+    cells = [cell for of_store in read.values() for cell in of_store.values()]
+    hours = sum(cell["seconds"] for cell in cells) / 3600
+    days = sorted(cell["time"][:10] for cell in cells)
+    machines = sorted({cell.get("hardware", UNKNOWN) for cell in cells} - {UNKNOWN})
+    packages = []
+    for package in cells[0]["versions"]:
+        versions = sorted({cell["versions"].get(package, UNKNOWN) for cell in cells})
+        packages.append(f"{package} {' and '.join(versions)}")
+    return Markdown(
+        f"<small>Profile `{profile}`: {len(cells)} cells of {', '.join(read)}, {hours:.1f} hours of "
+        f"computing between {days[0]} and {days[-1]}, with {', '.join(packages)}, on "
+        f"{'; '.join(machines)}. The commit of each cell is in the file beside each figure.</small>"
+    )
+
+
 def caption(name: str, csv: Path) -> str:
     """One small line beneath a figure or a table, with a link to its numbers.
 

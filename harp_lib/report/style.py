@@ -19,6 +19,15 @@ METHOD_COLOURS = {"dense": DENSE} | {
     METHOD_TITLES[name]: method.colour for name, method in CATALOGUE.items()
 }
 """A colour for each method's title."""
+RULE_COLOURS = {
+    "searched α": CATALOGUE["harp"].colour,
+    "keep the direction": "#d81b60",
+    "keep the norm": "#a0522d",
+    "α = 0.5": "#c2c2c2",
+    "α = 1": "#949494",
+    "α = 0": "#000000",
+}
+"""A colour for each way to choose α."""
 _COLOURS_OF_MODELS = ("#482173", "#2e8b8b", "#7ab648", "#c8a415")  # rising with size
 
 
