@@ -5,7 +5,7 @@ and of a third kind that nothing is fitted to or ranked on. A third of the layer
 closely: finding a pass key, other draws of the calibration text, more and less of it, benchmarks.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from harp_lib import config
 from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS
 from harp_lib.evaluation.evaluator import Evaluator
 from harp_lib.experiments.changes import (
+    ALPHA_FIT,
     ALPHA_NORM,
     ALPHA_SEARCH,
     CONSTANT,
@@ -63,9 +64,22 @@ PROMPTS = 12  # pass keys that are added to the calibration text
 
 def frontier(job: Job) -> None:
     """Likelihood of documents and of keys under every change, and what each change costs."""
+    _evaluate(job, _changes(job))
+
+
+def reasons(job: Job) -> None:
+    """Likelihood of documents with each way to choose alpha in the layers that HARP prunes."""
+    top = _top(job, job.num_pruned)
+    changes = [Change(DENSE), Change(HARP, top, TOP, texts=1), *_reasons(job, job.num_pruned)]
+    changes.append(Change(ALPHA_FIT, top, TOP, texts=2, samples=_samples(job)))
+    _evaluate(job, changes)
+
+
+def _evaluate(job: Job, changes: Iterable[Change]) -> None:
+    """Compute the cells of some changes."""
     evaluation = _Evaluation(job)
-    _searched(job, max(_counts(job)))  # listed also if no change needs it, for notebook 03
-    prepared = [_prepared(job, change) for change in _changes(job)]
+    _searched(job, max(_counts(job)))  # listed also if no change needs it, for notebooks 02 and 03
+    prepared = [_prepared(job, change) for change in changes]
     prepared.sort(key=lambda one: -one.lowest)
     # A stream of hidden states moves up only, so changes that begin low come first.
     prepared.reverse()
