@@ -60,6 +60,8 @@ def check_nemotron_nas(model: PreTrainedModel) -> None:
     config = model.config
     for index, layer in enumerate(decoder_layers(model)):
         window = attention_window(config, index)
+        if window is None:  # the module may be older than the config
+            window = getattr(layer.self_attn, "sliding_window", None)
         if window is not None:
             raise ValueError(f"a sliding window of {window} tokens has no place in nemotron-nas")
         if index == 0 and not attends(layer):
@@ -112,7 +114,7 @@ def blocks_of(model: PreTrainedModel) -> list[Block]:
             heads_in_group, tensors = _attention(layer.self_attn, model.config.num_attention_heads)
             attention_settings = {"no_op": False, "n_heads_in_group": heads_in_group}
             tensors["input_layernorm.weight"] = layer.input_layernorm.weight
-        elif adds_something(layer.self_attn):
+        elif num_blocks(layer) == 2:
             blocks.append(_value_block(layer))
         tensors.update(_ffn(layer.mlp))
         tensors["post_attention_layernorm.weight"] = layer.post_attention_layernorm.weight
@@ -120,6 +122,13 @@ def blocks_of(model: PreTrainedModel) -> list[Block]:
     for module in ("self_attn", "mlp"):
         _complete_biases(blocks, module)
     return blocks
+
+
+def num_blocks(layer: nn.Module) -> int:
+    """Number of blocks that a decoder layer becomes."""
+    if not attends(layer) and adds_something(layer.self_attn):
+        return 2
+    return 1
 
 
 def adds_something(attention: LoneAttention) -> bool:

@@ -15,8 +15,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from harp_lib.models import configuration_nemotron_nas
 from harp_lib.models.card import CARD_FILE, nemotron_nas_card
 from harp_lib.models.checkpoint import complete_or_nothing
-from harp_lib.models.nas_blocks import Block, Tensors, blocks_of, check_nemotron_nas, has_biases
+from harp_lib.models.nas_blocks import (
+    Block,
+    Tensors,
+    blocks_of,
+    check_nemotron_nas,
+    has_biases,
+    num_blocks,
+)
+from harp_lib.models.nas_reading import check_folder
 from harp_lib.models.registry import quiet
+from harp_lib.pruning.architecture import decoder_layers
 
 COPIED_FIELDS = (
     "bos_token_id",
@@ -79,6 +88,7 @@ def save_nemotron_nas(
         card = nemotron_nas_card(model, path.name, num_parameters, blocks)
         (folder / CARD_FILE).write_text(card, encoding="utf-8")
         save_torch_state_dict(weights, folder, metadata={"format": "pt"})
+        check_folder(folder, model, [num_blocks(layer) for layer in decoder_layers(model)])
 
 
 def _write_config(folder: Path, model: PreTrainedModel, blocks: list[Block]) -> None:

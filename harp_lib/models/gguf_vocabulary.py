@@ -1,0 +1,102 @@
+"""The tokenizer in a GGUF file, as llama.cpp reads it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gguf import GGUFWriter, SpecialVocab, TokenType
+from transformers import PreTrainedTokenizerBase
+
+LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def add_vocabulary(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
+    """Write ``size`` tokens and their types; a ValueError for a tokenizer of another kind."""
+    state = _backend_state(tokenizer)
+    bpe = state["model"]
+    if bpe["type"] != "BPE":
+        raise ValueError(f"a tokenizer of type {bpe['type']} cannot be written as GGUF; BPE can")
+    tokens = [f"[PAD{index}]" for index in range(size)]
+    types = [TokenType.UNUSED] * size
+    for token, index in bpe["vocab"].items():
+        tokens[index] = token
+        is_byte = _is_sentencepiece(state) and token.startswith("<0x")
+        types[index] = TokenType.BYTE if is_byte else TokenType.NORMAL
+    for added in state["added_tokens"]:
+        index = added["id"]
+        tokens[index] = added["content"]
+        types[index] = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
+    if _is_sentencepiece(state):
+        if tokenizer.unk_token_id is not None:
+            types[tokenizer.unk_token_id] = TokenType.UNKNOWN
+        writer.add_tokenizer_model("llama")
+        writer.add_token_scores(_token_scores(tokens, bpe["merges"]))
+        writer.add_add_space_prefix(_adds_space(state))
+    else:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(_splitting(state["pre_tokenizer"]))
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+
+
+def add_special_tokens(
+    writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
+    """Write ids of special tokens, chat template and byte-level merges, as llama.cpp reads them.
+
+    The tokenizer is saved to ``folder``, from which the ``gguf`` package reads.
+    """
+    tokenizer.save_pretrained(folder)
+    special = SpecialVocab(
+        folder,
+        load_merges=not _is_sentencepiece(_backend_state(tokenizer)),
+        special_token_types=("bos", "eos", "pad"),
+    )
+    # What the tokenizer does counts, whatever its files say.
+    adds_bos = tokenizer.bos_token_id in tokenizer("a").input_ids[:1]
+    special.add_special_token = {"bos": adds_bos}
+    special.add_to_gguf(writer, quiet=True)
+
+
+def _backend_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """The content of ``tokenizer.json``."""
+    return json.loads(tokenizer.backend_tokenizer.to_str())
+
+
+def _is_sentencepiece(state: dict[str, Any]) -> bool:
+    """Whether a BPE tokenizer falls back to tokens for single bytes, as SentencePiece does."""
+    return bool(state["model"].get("byte_fallback"))
+
+
+def _token_scores(tokens: list[str], merges: list[list[str]]) -> list[float]:
+    """A score for each token, higher the earlier it is merged: SentencePiece's form of merges."""
+    ranks: dict[str, int] = {}
+    for rank, merge in enumerate(merges):
+        ranks.setdefault("".join(merge).replace(" ", ""), rank)
+    return [-float(ranks.get(token, len(merges))) for token in tokens]
+
+
+def _adds_space(state: dict[str, Any]) -> bool:
+    """Whether the tokenizer puts a space before the text."""
+    steps = json.dumps([state["normalizer"], state["pre_tokenizer"]])
+    return any(mark in steps for mark in ("Prepend", '"always"', '"first"'))
+
+
+def _splitting(pre_tokenizer: dict[str, Any] | None) -> str:
+    """llama.cpp's name for the way in which text is split into words."""
+    steps = []
+    if pre_tokenizer:
+        steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"] and steps[0]["use_regex"]:
+        return "gpt-2"
+    if kinds == ["Digits", "ByteLevel"] and steps[0]["individual_digits"]:
+        return "smollm"
+    if kinds == ["Split", "ByteLevel"] and steps[0]["pattern"].get("Regex") == LLAMA3_WORDS:
+        return "llama-bpe"
+    raise ValueError(
+        f"a tokenizer that splits words by {kinds or 'nothing'} cannot be written as GGUF"
+    )

@@ -1,0 +1,205 @@
+"""Whether a file computes the same as the model that it was written from."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+from transformers import PreTrainedModel
+
+from harp_lib.models.plain_llama import PlainLlama
+from harp_lib.pruning.architecture import decoder_layers
+
+NUM_TOKENS = 16
+# Relative error of logits. Rounding of float32 costs a hundredth of it, and a norm's epsilon of
+# 1e-5 in place of 1e-6 is eight times as much in a small random model.
+TOLERANCE = 1e-4
+
+
+def check_same_logits(
+    model: PreTrainedModel,
+    written: PlainLlama,
+    blocks_per_layer: Sequence[int],
+    tolerance: float = TOLERANCE,
+) -> None:
+    """Raise a ValueError if what was written computes other logits than the model.
+
+    Both read the same few tokens in float32, at positions that are far apart.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        The model in memory, with its rotary positions in the decoder.
+    written : PlainLlama
+        What the file says.
+    blocks_per_layer : sequence of int
+        Number of blocks that each layer of ``model`` has in the file.
+    tolerance : float
+        Largest relative error of the logits.
+
+    Raises
+    ------
+    ValueError
+        With the size of the difference, where it begins, and what is likely the reason.
+    """
+    _check_frequencies(model, written.frequencies)
+    ids, positions = _probe(model)
+    stream, logits = written.forward(ids, positions)
+    own_stream, own_logits = _model_forward(model, ids, positions, written.frequencies)
+    if not own_logits.isfinite().all():
+        raise ValueError("the logits of the model are not finite: look for nan and inf in it")
+    error = _relative_error(logits, own_logits)
+    if error <= tolerance:
+        return
+    last_blocks = torch.tensor([0, *blocks_per_layer]).cumsum(0).tolist()
+    stages = ["the embeddings", *(f"layer {index}" for index in range(len(blocks_per_layer)))]
+    place = "the norm and the head after the last layer"
+    for stage, block, own in zip(stages, last_blocks, own_stream, strict=True):
+        if not _relative_error(stream[block], own) <= tolerance:
+            place = stage
+            break
+    raise ValueError(
+        f"the file would compute other logits than the model: they differ by {error:.2%} "
+        f"({tolerance:.2%} is allowed), first in {place}. {_reason(model)}"
+    )
+
+
+def _relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((output - expected).norm() / expected.norm().clamp_min(1e-30)).item()
+
+
+def _reason(model: PreTrainedModel) -> str:
+    """What in ``model`` is likely to change what it computes, in a sentence."""
+    for name, module in model.named_modules():
+        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        modules = [getattr(hook, "__module__", "") for hook in hooks]
+        if not all(module.startswith("transformers.") for module in modules):
+            return f"Likely the reason is a hook on {name or 'the model'}: remove it, then save."
+        if "forward" in vars(module) and not hasattr(module, "_hf_hook"):
+            return (
+                f"Likely the reason is that {name or 'the model'} has a forward function of its "
+                "own: restore that of its class, then save."
+            )
+    return (
+        "Likely the reason is a setting that was changed after the model was built, or a class "
+        "that computes more than this format can say: save the model with save_pruned, load it "
+        "again, and compare."
+    )
+
+
+def _check_frequencies(model: PreTrainedModel, frequencies: torch.Tensor) -> None:
+    """Raise a ValueError if the model rotates by other angles; few tokens may not show it."""
+    rotary = model.get_decoder().rotary_emb
+    own = rotary.inv_freq.float().cpu()
+    rounding = max(1e-5, torch.finfo(rotary.inv_freq.dtype).eps)
+    if own.shape == frequencies.shape and torch.allclose(own, frequencies, rtol=rounding, atol=0):
+        return
+    raise ValueError(
+        f"the model rotates queries and keys by the frequencies {own[:3].tolist()} …, but its "
+        f"config says {frequencies[:3].tolist()} …: set config.rope_parameters before the model is "
+        "built, not afterwards"
+    )
+
+
+def _probe(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens (N,) from all over the vocabulary, and positions (N,) with growing distances."""
+    num_embeddings = model.get_input_embeddings().num_embeddings
+    # Token 0 is often padding; a token that comes again gives attention something to look at.
+    ids = torch.arange(1, NUM_TOKENS + 1) * (num_embeddings - 1) // NUM_TOKENS
+    ids[NUM_TOKENS // 2 :: 2] = ids[: NUM_TOKENS // 2 : 2]
+    positions = torch.arange(NUM_TOKENS)
+    step = min(4, model.config.max_position_embeddings // NUM_TOKENS**2)
+    if step > 0:
+        positions = step * positions.pow(2)
+    return ids, positions
+
+
+@torch.no_grad()
+def _model_forward(
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    frequencies: torch.Tensor,
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The model's residual stream before and after each layer, and its logits, in float32."""
+    stream = []
+
+    def record(output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output  # (1, N, d)
+        stream.append(hidden[0].float().cpu())
+
+    with ExitStack() as stack:
+        stack.enter_context(_evaluating(model))
+        stack.enter_context(_in_float32(model, frequencies))
+        embeddings = model.get_input_embeddings()
+        for module in (embeddings, *decoder_layers(model)):
+            hook = module.register_forward_hook(lambda module, inputs, output: record(output))
+            stack.enter_context(hook)
+        logits = model(
+            input_ids=ids[None].to(model.device),
+            # Without a mask, positions that are far apart would be taken for several texts.
+            attention_mask=torch.ones_like(ids)[None].to(model.device),
+            position_ids=positions[None].to(model.device),
+            use_cache=False,
+            return_dict=True,
+        ).logits
+    return stream, logits[0].float().cpu()
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Context in evaluation mode, with an attention function that takes float32."""
+    training = [module for module in model.modules() if module.training]
+    attention_function = model.config._attn_implementation
+    model.eval()
+    if attention_function not in ("eager", "sdpa"):
+        model.config._attn_implementation = "sdpa"
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = attention_function
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _in_float32(model: PreTrainedModel, frequencies: torch.Tensor) -> Iterator[None]:
+    """Context in which modules compute in float32, with their weights as they are.
+
+    Only the weights of the module that runs are converted, so that memory suffices.
+    ``frequencies`` stand in for the model's own, which may be rounded.
+    """
+    kept: dict[nn.Module, dict[str, nn.Parameter]] = {}
+
+    def widened(value: Any) -> Any:
+        is_narrow = torch.is_tensor(value) and value.is_floating_point() and value.itemsize < 4
+        return value.float() if is_narrow else value
+
+    def widen(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        kept[module] = dict(module._parameters)
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = nn.Parameter(widened(parameter.data), False)
+        return tree_map(widened, args), tree_map(widened, kwargs)
+
+    def restore(module: nn.Module, *_: Any) -> None:
+        module._parameters.update(kept.pop(module))
+
+    rotary = model.get_decoder().rotary_emb
+    own_frequencies = rotary.inv_freq
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if module._parameters:
+                hook = module.register_forward_pre_hook(widen, prepend=True, with_kwargs=True)
+                hooks.enter_context(hook)
+                hook = module.register_forward_hook(restore, always_call=True)
+                hooks.enter_context(hook)
+        rotary.inv_freq = frequencies.to(own_frequencies.device)
+        try:
+            yield
+        finally:
+            rotary.inv_freq = own_frequencies
+            for module in list(kept):
+                restore(module)

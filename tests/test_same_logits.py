@@ -1,0 +1,190 @@
+"""Savers compare what the files compute with what the model computes, whatever its config says."""
+
+import pytest
+import torch
+from helpers import small_model
+from safetensors.torch import load_file, save_file
+
+from harp_lib import PruningPlan, apply_plan, save_gguf, save_nemotron_nas
+from harp_lib.models import gguf, gguf_tensors, nemotron_nas
+from harp_lib.models.registry import tiny_tokenizer
+from harp_lib.models.same_logits import _in_float32
+from harp_lib.pruning.plan import LayerPlan
+
+PLAN = PruningPlan(
+    6,
+    {
+        5: LayerPlan(0.8),
+        4: LayerPlan(0.0),
+        2: LayerPlan(removed_groups=(1,), removed_channels=(3, 4, 90)),
+    },
+)
+SAVERS = (save_gguf, save_nemotron_nas)
+
+
+@pytest.fixture
+def pruned(tiny):
+    return apply_plan(tiny("tiny-llama"), PLAN)
+
+
+def epsilon(model):
+    model.config.rms_norm_eps = 1e-5
+
+
+def rope_theta(model):
+    model.config.rope_parameters["rope_theta"] = 10100.0
+
+
+def low_frequencies(model):
+    model.model.rotary_emb.inv_freq[-1] /= 8  # which hardly shows in a short text
+
+
+def attention_scale(model):
+    model.model.layers[2].self_attn.scaling *= 1.01
+
+
+def rotary_scale(model):
+    model.model.rotary_emb.attention_scaling = 1.01
+
+
+def not_causal(model):
+    model.model.layers[1].self_attn.is_causal = False
+    model.config._attn_implementation = "eager"
+    model.model.layers[1].self_attn.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, kwargs | {"attention_mask": None}), with_kwargs=True
+    )
+
+
+def hook(model):
+    model.model.layers[5].mlp.register_forward_hook(lambda module, args, output: 1.01 * output)
+
+
+def weight_hook(model):
+    def halve(module, args):
+        module.weight.data = 0.5 * original
+
+    original = model.model.norm.weight.data
+    model.model.norm.weight.data = original.clone()
+    model.model.norm.register_forward_pre_hook(halve)
+
+
+def scaled_embeddings(model):
+    embeddings = model.model.embed_tokens
+    stock = embeddings.forward
+    embeddings.forward = lambda ids: 8.0 * stock(ids)
+
+
+def scaled_logits(model):
+    stock = model.lm_head.forward
+    model.lm_head.forward = lambda hidden: 0.25 * stock(hidden)
+
+
+CHANGES = [
+    (epsilon, "differ by 0.0.%.* first in layer 0. Likely the reason is a setting"),
+    (rope_theta, "the frequencies .* set config.rope_parameters before the model is built"),
+    (low_frequencies, "the frequencies .* set config.rope_parameters before the model is built"),
+    (attention_scale, "first in layer 2. Likely the reason is a setting"),
+    (rotary_scale, "first in layer 0. Likely"),
+    (not_causal, "first in layer 1. .* a hook on model.layers.1.self_attn"),
+    (hook, "first in layer 5. Likely the reason is a hook on model.layers.5.mlp: remove it"),
+    (weight_hook, "first in the norm and the head .* a hook on model.norm: remove it"),
+    (scaled_embeddings, "in the embeddings. .* model.embed_tokens has a forward function of its"),
+    (scaled_logits, "in the norm and the head .* lm_head has a forward function of its own"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES)
+@pytest.mark.parametrize("save", SAVERS)
+def test_a_model_that_computes_something_else_is_refused(save, change, message, pruned, tmp_path):
+    change(pruned)
+    with pytest.raises(ValueError, match=message):
+        save(pruned, tiny_tokenizer(), tmp_path / "saved")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("save", SAVERS)
+def test_a_model_that_is_not_finite_is_refused(save, pruned, tmp_path):
+    pruned.model.layers[1].mlp.up_proj.weight.data[0, 0] = float("inf")
+    with pytest.raises(ValueError, match="not finite"):
+        save(pruned, tiny_tokenizer(), tmp_path / "saved")
+
+
+def test_windows_of_the_modules_count(tiny, tmp_path):
+    model = apply_plan(tiny("tiny-qwen2"), PLAN)
+    model.model.layers[3].self_attn.sliding_window = 4096  # more than a few tokens show
+    with pytest.raises(ValueError, match="sliding window of 4096"):
+        save_nemotron_nas(model, tiny_tokenizer(), tmp_path / "nas")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("weights", ["f32", "f16", "q8_0"])
+def test_rounding_is_not_taken_for_another_model(dtype, weights, tiny, tmp_path):
+    """Not even where `to` has rounded the rotary frequencies of the model."""
+    model = apply_plan(tiny("tiny-mistral"), PLAN, fold_output=True).to(dtype).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    save_gguf(model, tiny_tokenizer(), tmp_path / "model.gguf", weights)
+    if dtype != torch.float64:
+        save_nemotron_nas(model, tiny_tokenizer(), tmp_path / "nas")
+    assert all(module.training for module in model.modules())
+    assert all(not module._forward_hooks for module in model.modules())
+    assert model.model.rotary_emb.inv_freq.dtype == dtype
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        assert torch.equal(tensor, before[name]), name
+        assert tensor.requires_grad
+
+
+def test_weights_come_back_after_an_error(tiny):
+    model = tiny("tiny-llama").to(torch.bfloat16)
+    model.model.layers[2].mlp.register_forward_hook(lambda *_: 1 / 0)
+    frequencies = torch.ones(8)
+    with pytest.raises(ZeroDivisionError), _in_float32(model, frequencies):
+        model(torch.arange(5)[None])
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert model.model.rotary_emb.inv_freq.dtype == torch.bfloat16
+
+
+def swapped_layers(model):
+    first = "blk.0.attn_q.weight"
+    second = "blk.1.attn_q.weight"
+    names = {first: second, second: first}
+    for name, tensor in gguf_tensors.file_tensors(model):
+        yield names.get(name, name), tensor
+
+
+def test_each_tensor_of_a_gguf_file_is_compared(pruned, tmp_path, monkeypatch):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"an earlier file")
+    monkeypatch.setattr(gguf, "file_tensors", swapped_layers)
+    with pytest.raises(ValueError, match=r"blk.0.attn_q.weight as Q8_0 differs by 1..\.\d% from"):
+        save_gguf(pruned, tiny_tokenizer(), path, "q8_0")
+    assert path.read_bytes() == b"an earlier file"
+    assert [file.name for file in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_weights_too_large_for_a_type(pruned, tmp_path):
+    pruned.model.layers[1].mlp.up_proj.weight.data *= 1e7
+    pruned.model.layers[1].mlp.down_proj.weight.data *= 1e-7
+    with pytest.raises(ValueError, match=r'ffn_.* as F16 differs .* write them as "f32"'):
+        save_gguf(pruned, tiny_tokenizer(), tmp_path / "model.gguf", "f16")
+    save_gguf(pruned, tiny_tokenizer(), tmp_path / "model.gguf", "f32")
+
+
+def test_the_tensors_of_a_folder_are_read_back(pruned, tmp_path, monkeypatch):
+    save = nemotron_nas.save_torch_state_dict
+
+    def damage(weights, folder, **options):
+        save(weights, folder, **options)
+        tensors = load_file(folder / "model.safetensors")
+        tensors["model.layers.3.mlp.up_proj.weight"] *= -1
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    monkeypatch.setattr(nemotron_nas, "save_torch_state_dict", damage)
+    with pytest.raises(ValueError, match="first in layer 3"):
+        save_nemotron_nas(pruned, tiny_tokenizer(), tmp_path / "nas")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_few_positions_are_enough_for_a_short_context(tmp_path):
+    model = small_model("llama", max_position_embeddings=16)
+    apply_plan(model, PruningPlan.value_only(4, [0.5]))
+    save_nemotron_nas(model, tiny_tokenizer(), tmp_path / "nas")
