@@ -13,14 +13,16 @@ import sys
 from pathlib import Path
 
 import harp_lib
-from harp_lib.config import DATA, NOTEBOOKS as SOURCES, PAPER, slug
+from harp_lib.config import DATA, PAPER, slug
 from harp_lib.experiments import IN_PARTS, NOTEBOOKS, UNITS
+from harp_lib.notebooks import code_of, read
+from harp_lib.results import digest
 
 NEED_TWO_GPUS = ("meta-llama--Llama-3.1-70B",)
 
 
 def library_digest():
-    """A digest of what an executed notebook depends on beside its source and the results."""
+    """A digest of what an executed notebook depends on beside its own code and the results."""
     code = Path(harp_lib.__file__).parent.rglob("*.py")
     files = sorted([*code, *DATA.glob("*.*"), *PAPER.glob("*.*")])
     contents = b"".join(file.read_bytes() for file in files)
@@ -48,7 +50,6 @@ def flags(unit, model):
 
 
 def slugs_of(unit):
-    """The models that a unit is computed for, as in file names."""
     """The models that a unit is computed for, as in file names."""
     return [slug(model) for model in config["models"][unit]]
 
@@ -132,12 +133,13 @@ rule tasks:  # one group of the tasks of a unit
 rule notebook:
     input:
         shown,
-        source=lambda wildcards: str(SOURCES / f"{wildcards.notebook}.ipynb"),
     output:
         ".flags/notebooks/{notebook}.done",
     wildcard_constraints:
         notebook="(?!00|08).*",
     params:
+        # Its prose executes nothing.
+        code=lambda wildcards: digest({"code": code_of(read(wildcards.notebook))}),
         parameters=lambda wildcards: str(config["notebooks"][wildcards.notebook]),
         settings=config["digest"] + LIBRARY,
     priority: lambda wildcards: 99 - int(wildcards.notebook[:2])
@@ -159,7 +161,6 @@ use rule notebook as efficiency with:  # it measures times, so nothing else runs
 use rule notebook as last with:  # it judges the results of all others
     input:
         executed("00"),
-        source=lambda wildcards: str(SOURCES / f"{wildcards.notebook}.ipynb"),
     wildcard_constraints:
         notebook="00.*",
     resources:

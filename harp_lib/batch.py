@@ -19,9 +19,10 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from harp_lib import __version__, config
+from harp_lib import __version__, config, notebooks
 from harp_lib.experiments import IN_PARTS, UNITS, models_of
-from harp_lib.jobs import KILLED, RUN_FILE
+from harp_lib.jobs import RUN_FILE
+from harp_lib.notebooks import KILLED
 from harp_lib.results import digest, write_json
 
 INTERRUPTED = 130  # the exit code
@@ -47,6 +48,8 @@ def run(options: Namespace) -> int:
             error_file.unlink()
         _drop_stale_flags(folder)
         write_json(folder / RUN_FILE, settings)
+        for name in notebooks.copy_prose(options.profile):
+            print(f"{name:20} has the prose of its source", flush=True)
         code = _snakemake(_command(folder, RUN_FILE, settings, options), folder)
         return _conclude(folder, settings, code)
 
@@ -134,11 +137,11 @@ def _parameters(options: Namespace, overrides: dict[str, Any]) -> dict[str, dict
         raise ValueError(f"seed is a whole number, not {values['seed']!r}")
     parameters = {}
     unknown = set(values)
-    for file in sorted(config.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")):
-        if options.only and file.name[:2] not in options.only:
+    for notebook in notebooks.names():
+        if options.only and notebook[:2] not in options.only:
             continue
-        names = inspect_notebook(file).keys()
-        parameters[file.stem] = {name: value for name, value in values.items() if name in names}
+        names = inspect_notebook(config.NOTEBOOKS / f"{notebook}.ipynb").keys()
+        parameters[notebook] = {name: value for name, value in values.items() if name in names}
         unknown.difference_update(names)
     if unknown:
         raise ValueError(f"no parameter {min(unknown)!r} in {', '.join(parameters)}")

@@ -5,11 +5,9 @@ FLAG is the file to write at the end, BEGAN is when the run began, and WHAT is
 ``cells UNIT MODEL [PART PARTS]``, ``notebook NAME`` or ``figures``.
 """
 
-import hashlib
 import itertools
 import json
 import os
-import re
 import signal
 import sys
 import threading
@@ -22,13 +20,13 @@ from typing import Any, NamedTuple
 import psutil
 from filelock import FileLock, Timeout
 
-from harp_lib import config, report
+from harp_lib import config, notebooks, report
 from harp_lib.experiments import NOTEBOOKS, UNITS, compute, models_of
+from harp_lib.notebooks import KILLED, NotebookFailed
 from harp_lib.results import BEGAN, read_results, write_json
 
 RUN_FILE = ".run.json"
 """Settings of a run, for Snakefile and jobs; in the folder of a profile's results."""
-KILLED = "its process was killed: as a rule the machine ran out of memory"
 
 _held_locks: list[FileLock] = []  # a lock that nobody refers to is released
 
@@ -74,8 +72,8 @@ def main(arguments: list[str]) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
-    except SystemExit as stop:  # a notebook that did not come to its end
-        error_file.write_text(str(stop), encoding="utf-8")
+    except NotebookFailed as failure:
+        error_file.write_text(str(failure), encoding="utf-8")
     except Exception as error:
         traceback.print_exc()
         error_file.write_text(f"{type(error).__name__}: {error}".strip(), encoding="utf-8")
@@ -102,13 +100,10 @@ def _cells(
 def _notebook(settings: dict[str, Any], name: str) -> Made:
     """Execute a notebook; what it made includes the cells that it shows."""
     profile = settings["profile"]
-    source = config.NOTEBOOKS / f"{name}.ipynb"
-    output = config.NOTEBOOKS / "executed" / profile / source.name
     parameters = dict(settings["notebooks"][name])
     if settings["force"]:
         parameters["force"] = True
-    execute(source, output, parameters)
-    made = Made([output], [])
+    made = Made([notebooks.execute(name, profile, parameters)], [])
     for store in dict.fromkeys(UNITS[unit].store for unit in NOTEBOOKS.get(name[:2], ())):
         folder = config.RESULTS / profile / store
         if not folder.is_dir():
@@ -128,72 +123,6 @@ def _figures(settings: dict[str, Any]) -> Made:
 
 
 JOBS = {"cells": _cells, "notebook": _notebook, "figures": _figures}
-
-
-def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
-    """Run a notebook in its folder, and write it with outputs but without paths of this machine.
-
-    Parameters
-    ----------
-    source : Path
-        The notebook.
-    output : Path
-        Where it goes with its outputs. A notebook that fails is left beside it, as
-        ``….unfinished.ipynb``.
-    parameters : dict
-        Values for its cell of parameters.
-
-    Raises
-    ------
-    SystemExit
-        If a cell raises or the kernel dies; the message says where and why.
-    """
-    import nbformat
-    import papermill
-    from nbclient.exceptions import DeadKernelError
-    from traitlets.config import Config
-
-    papermill.log.logger.setLevel("CRITICAL")  # errors are reported once, below
-    output.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = output.with_suffix(".unfinished.ipynb")
-    os.environ[config.PAGE] = str(output.parent.absolute())  # for links from figures
-    try:
-        notebook = papermill.execute_notebook(
-            source,
-            unfinished,
-            parameters,
-            kernel_name="python3",
-            cwd=source.parent,
-            coalesce_streams=True,
-            stdout_file=sys.stdout,
-            stderr_file=sys.stdout,
-            progress_bar=False,  # a notebook has its own
-            # Without this each kernel prints a warning.
-            config=Config({"KernelManager": {"transport_encryption": "auto"}}),
-        )
-    except DeadKernelError as error:
-        raise SystemExit(
-            f"the kernel died: {KILLED}; choose a smaller model (--models) or profile"
-        ) from error
-    except papermill.exceptions.PapermillExecutionError as error:
-        where = f"cell [{error.exec_count}] raised {error.ename}: {error.evalue}"
-        raise SystemExit(f"{where}; see {os.path.relpath(unfinished, config.ROOT)}") from error
-    notebook.metadata.pop("papermill", None)  # times, and paths of this machine
-    notebook.metadata["harp"] = {"source_sha256": hashlib.sha256(source.read_bytes()).hexdigest()}
-    text = _without_local_paths(nbformat.writes(notebook), parameters.get("datasets"))
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(output)
-
-
-def _without_local_paths(text: str, datasets: str | None) -> str:
-    """Replace paths that depend on the machine by names that do not."""
-    folder_of_rows = Path(datasets or "")
-    replacements = [(config.ROOT, "."), (Path(sys.prefix), "<environment>"), (Path.home(), "~")]
-    if folder_of_rows.is_absolute():
-        replacements.insert(0, (folder_of_rows, folder_of_rows.name))
-    for folder, name in replacements:
-        text = re.sub(rf"(?<![\w./-]){re.escape(str(folder))}(?![\w-])", name, text)
-    return text
 
 
 def _take_gpu(gpus: list[str]) -> None:

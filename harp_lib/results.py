@@ -247,6 +247,21 @@ def _listed(folder: Path) -> dict[tuple[str, str, str], str]:
     return listed
 
 
+def listed_cells(profile: str, unit: str) -> dict[str, str]:
+    """Digests of the inputs of the cells of a unit, by ``store/model/method/name``.
+
+    They are those of its last run in this checkout, or else of the committed one, or none.
+    """
+    for root in (config.RESULTS, config.REFERENCE):
+        cells = {}
+        for run in (root / profile).glob(f"*/run-{unit}.json"):
+            for *key, inputs_digest in json.loads(run.read_bytes())["cells"]:
+                cells["/".join((run.parent.name, *key))] = inputs_digest
+        if cells:
+            return cells
+    return {}
+
+
 def digest(inputs: dict[str, Any]) -> str:
     """Eight hexadecimal digits that equal inputs share."""
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:8]

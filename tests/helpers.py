@@ -53,8 +53,8 @@ class Checkout:
             for source in CHECKOUT.glob("notebooks/[0-9][0-9]_*.ipynb"):
                 (root / "notebooks" / source.name).symlink_to(source)
 
-    def write(self, name, code):
-        """Write a notebook of two cells, the parameters and some code."""
+    def write(self, name, code, prose=""):
+        """Write a notebook of three cells: the parameters, some text and some code."""
         parameters = nbformat.v4.new_code_cell(
             'profile = "mini"\nmodels = None\nseed = 0',
             metadata={"tags": ["parameters"]},
@@ -62,7 +62,11 @@ class Checkout:
         )
         kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
         notebook = nbformat.v4.new_notebook(
-            cells=[parameters, nbformat.v4.new_code_cell(code, id="c")],
+            cells=[
+                parameters,
+                nbformat.v4.new_markdown_cell(prose, id="m"),
+                nbformat.v4.new_code_cell(code, id="c"),
+            ],
             metadata={"kernelspec": kernel},
         )
         nbformat.write(notebook, self.root / "notebooks" / f"{name}.ipynb")

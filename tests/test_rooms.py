@@ -17,6 +17,7 @@ ORDER = (
     ("evaluation",),
     ("methods",),
     ("experiments", "report"),
+    ("notebooks",),
     ("jobs",),
     ("batch",),
     ("cli",),

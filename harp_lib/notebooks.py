@@ -1,0 +1,288 @@
+"""Notebooks: how they are executed, and what an executed one has of its source.
+
+An executed notebook is its source with outputs, stamped with a digest of its code, its parameters
+and the stored cells that it shows. Prose is not in the digest: whoever changes a sentence copies it
+into the executed notebooks and executes nothing. ``python -m harp_lib.notebooks`` does so, which is
+a hook of each commit, and so does each run.
+"""
+
+import copy
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import chdir
+from pathlib import Path
+from typing import Any, TextIO
+
+import nbformat
+from nbformat import NotebookNode
+
+from harp_lib import config
+from harp_lib.experiments import NOTEBOOKS, UNITS
+from harp_lib.results import digest, listed_cells
+
+PARAMETERS = "parameters"  # the tag of the cell whose values a run replaces
+INJECTED = "injected-parameters"  # papermill's tag of the cell behind it, which has a run's values
+LOADS_A_MODEL = "model"  # the tag of the cells that load one, or compute results
+OPENED = "Results("  # in the code of each notebook that makes its figures in its own cells
+AT_ONCE = 2  # notebooks that are drawn side by side
+KILLED = "its process was killed: as a rule the machine ran out of memory"
+
+
+class NotebookFailed(Exception):
+    """A notebook did not come to its end; the message says where and why."""
+
+
+def execute(name: str, profile: str, parameters: dict[str, Any]) -> Path:
+    """Run a notebook in its folder, and write it with outputs but without paths of this machine.
+
+    Progress bars and warnings, which go to stderr, are for the terminal alone.
+
+    Parameters
+    ----------
+    name : str
+        The stem of its file.
+    profile : str
+        The folder of ``notebooks/executed`` that it goes to. A notebook that fails is left there as
+        ``….unfinished.ipynb``.
+    parameters : dict
+        Values for its cell of parameters.
+
+    Returns
+    -------
+    Path
+        The executed notebook.
+
+    Raises
+    ------
+    NotebookFailed
+        If a cell raises or the kernel dies.
+    """
+    source = read(name)
+    output = executed_file(name, profile)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = _unfinished(output)
+    os.environ[config.PAGE] = str(output.parent.absolute())  # for links from figures
+    try:
+        with chdir(config.NOTEBOOKS):
+            executed = _run(source, parameters, unfinished, terminal=sys.stdout)
+    except NotebookFailed as failure:
+        file = os.path.relpath(unfinished, config.ROOT)
+        raise NotebookFailed(f"{failure}; see {file}") from failure
+    datasets = parameters.get("datasets")
+    portable = json.loads(_without_local_paths(json.dumps(parameters), datasets))
+    written = with_outputs(source, executed)
+    written.metadata["harp"] = {
+        "parameters": portable,
+        "digest": digest_of(source, portable, cells_shown(profile, name)),
+    }
+    text = _without_local_paths(nbformat.writes(written), datasets)
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(output)
+    return output
+
+
+def draw(name: str, profile: str) -> None:
+    """Run a notebook without the cells that load a model, for the files that it writes.
+
+    Raises
+    ------
+    NotebookFailed
+        If a cell raises or the kernel dies.
+    """
+    _run(without_models(read(name)), {"profile": profile})
+
+
+def draw_opened(profile: str) -> Iterator[tuple[str, str]]:
+    """Draw what opened notebooks show, two side by side: their names, and why one failed, or ""."""
+    with chdir(config.NOTEBOOKS), ThreadPoolExecutor(AT_ONCE) as pool:
+        drawn = {name: pool.submit(draw, name, profile) for name in opened()}
+        for name, future in drawn.items():
+            failure = future.exception()
+            if failure and not isinstance(failure, NotebookFailed):
+                raise failure
+            yield name, str(failure or "")
+
+
+def copy_prose(profile: str) -> list[str]:
+    """Give the executed notebooks of a profile the prose of their sources, if they have its code.
+
+    The time of a changed file stays: it is as old as its outputs.
+
+    Returns
+    -------
+    list of str
+        The names of the notebooks that changed.
+    """
+    changed = []
+    for name in names():
+        file = executed_file(name, profile)
+        if not file.is_file():
+            continue
+        source = read(name)
+        text = file.read_text(encoding="utf-8")
+        executed = nbformat.reads(text, as_version=4)
+        if code_of(executed) != code_of(source):
+            continue  # it has to be executed
+        merged = nbformat.writes(with_outputs(source, executed))
+        if merged != text:
+            times = file.stat()
+            _unfinished(file).write_text(merged, encoding="utf-8")
+            _unfinished(file).replace(file)
+            os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+            changed.append(name)
+    return changed
+
+
+def names() -> list[str]:
+    """The names of all notebooks, which begin with two digits, in order."""
+    return sorted(file.stem for file in config.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+
+
+def opened() -> list[str]:
+    """The names of the notebooks that make their figures in their own cells."""
+    return [name for name in names() if OPENED in "\n".join(code_of(read(name)))]
+
+
+def read(name: str) -> NotebookNode:
+    """The source of a notebook."""
+    return nbformat.read(config.NOTEBOOKS / f"{name}.ipynb", as_version=4)
+
+
+def executed_file(name: str, profile: str) -> Path:
+    """Where a notebook lies that was executed for a profile."""
+    return config.NOTEBOOKS / "executed" / profile / f"{name}.ipynb"
+
+
+def code_of(notebook: NotebookNode) -> list[str]:
+    """The code of each cell that has some, but for the cell that a run adds."""
+    return [cell.source for cell in _code_cells(notebook)]
+
+
+def cells_shown(profile: str, name: str) -> dict[str, str]:
+    """Digests of the inputs of the stored cells that a notebook shows, by their names.
+
+    A notebook that no experiment names may show them all.
+    """
+    cells: dict[str, str] = {}
+    for unit in NOTEBOOKS.get(name[:2], UNITS):
+        cells |= listed_cells(profile, unit)
+    return cells
+
+
+def digest_of(source: NotebookNode, parameters: dict[str, Any], cells: dict[str, str]) -> str:
+    """The stamp of an executed notebook: a digest of what its outputs depend on.
+
+    Parameters
+    ----------
+    source : NotebookNode
+        The notebook, whose prose does not matter.
+    parameters : dict
+        The values that a run gave its parameters.
+    cells : dict
+        What :func:`cells_shown` returns.
+    """
+    return digest({"code": code_of(source), "parameters": parameters, "cells": cells})
+
+
+def with_outputs(source: NotebookNode, executed: NotebookNode) -> NotebookNode:
+    """A copy of a notebook with the outputs of its executed cells, except those to stderr.
+
+    It has the cell with the parameters of the run, too. The code of both has to be the same.
+    """
+    merged = copy.deepcopy(source)
+    merged.metadata = copy.deepcopy(executed.metadata)
+    merged.metadata.pop("papermill", None)  # times, and paths of this machine
+    for cell, done in zip(_code_cells(merged), _code_cells(executed), strict=True):
+        cell.execution_count = done.execution_count
+        cell.outputs = [output for output in done.outputs if output.get("name") != "stderr"]
+    for cell in executed.cells:
+        if INJECTED in _tags(cell):
+            cell.metadata = NotebookNode(tags=[INJECTED])
+            merged.cells.insert(_place_of_parameters(merged), cell)
+    return merged
+
+
+def without_models(notebook: NotebookNode) -> NotebookNode:
+    """A copy of a notebook without the cells that load a model."""
+    kept = copy.deepcopy(notebook)
+    kept.cells = [cell for cell in kept.cells if LOADS_A_MODEL not in _tags(cell)]
+    return kept
+
+
+def _run(
+    notebook: NotebookNode,
+    parameters: dict[str, Any],
+    output: Path | None = None,
+    terminal: TextIO | None = None,
+) -> NotebookNode:
+    """A copy of a notebook that was executed in the working directory.
+
+    ``output`` is written after each cell, and what a cell prints is shown on ``terminal``.
+    """
+    import papermill
+    from nbclient.exceptions import DeadKernelError
+    from traitlets.config import Config
+
+    papermill.log.logger.setLevel("CRITICAL")  # an error is reported once, by who calls this
+    try:
+        return papermill.execute_notebook(
+            notebook,
+            output,
+            parameters,
+            kernel_name="python3",
+            coalesce_streams=True,
+            stdout_file=terminal,
+            stderr_file=terminal,
+            progress_bar=False,  # a notebook has its own
+            # Without this each kernel prints a warning.
+            config=Config({"KernelManager": {"transport_encryption": "auto"}}),
+        )
+    except DeadKernelError as error:
+        advice = "choose a smaller model (--models) or profile"
+        raise NotebookFailed(f"the kernel died: {KILLED}; {advice}") from error
+    except papermill.exceptions.PapermillExecutionError as error:
+        where = f"cell [{error.exec_count}] raised {error.ename}: {error.evalue}"
+        raise NotebookFailed(where) from error
+
+
+def _unfinished(output: Path) -> Path:
+    return output.with_suffix(".unfinished.ipynb")
+
+
+def _tags(cell: NotebookNode) -> list[str]:
+    return cell.metadata.get("tags", [])
+
+
+def _code_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    """The cells of code, but for the one that a run adds."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [cell for cell in cells if INJECTED not in _tags(cell)]
+
+
+def _place_of_parameters(notebook: NotebookNode) -> int:
+    """The index behind the cell of parameters, or 0, which is where papermill adds a run's."""
+    for index, cell in enumerate(notebook.cells):
+        if PARAMETERS in _tags(cell):
+            return index + 1
+    return 0
+
+
+def _without_local_paths(text: str, datasets: str | None) -> str:
+    """Replace paths that depend on the machine by names that do not."""
+    folder_of_rows = Path(datasets or "")
+    replacements = [(config.ROOT, "."), (Path(sys.prefix), "<environment>"), (Path.home(), "~")]
+    if folder_of_rows.is_absolute():
+        replacements.insert(0, (folder_of_rows, folder_of_rows.name))
+    for folder, name in replacements:
+        text = re.sub(rf"(?<![\w./-]){re.escape(str(folder))}(?![\w-])", name, text)
+    return text
+
+
+if __name__ == "__main__":
+    for folder in sorted((config.NOTEBOOKS / "executed").iterdir()):
+        for name in copy_prose(folder.name):
+            print(f"{name} of {folder.name}: the prose of its source was copied")
