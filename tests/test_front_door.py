@@ -110,6 +110,18 @@ def test_hours_grow_with_the_catalogue(monkeypatch):
     assert after["06"] == before["06"]
 
 
+def test_git_keeps_pictures_and_numbers_of_small_alone():
+    folders = ["figures", "notebooks/executed"]
+    git = ["git", "-C", CHECKOUT, "ls-files", *folders]
+    listed = subprocess.run(git, capture_output=True, text=True)
+    if listed.returncode or not listed.stdout:
+        pytest.skip("this is no git checkout")
+    kept = r"figures/(draw_harp\.py|harp\.svg)"
+    kept += r"|figures/small/(\w+\.(png|csv)|tables/\w+\.(csv|md)|verdicts/\w+\.csv)"
+    kept += r"|notebooks/executed/small/\w+\.ipynb"
+    assert not [name for name in listed.stdout.split() if not re.fullmatch(kept, name)]
+
+
 def test_the_drawing_is_the_committed_one(tmp_path):
     drawn = tmp_path / "harp.svg"
     subprocess.run([sys.executable, CHECKOUT / "figures" / "draw_harp.py", drawn], check=True)

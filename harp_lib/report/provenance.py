@@ -62,17 +62,15 @@ def _runs(read: dict[str, Cells]) -> list[dict[str, Any]]:
 
 
 def caption(name: str, make: Callable, files: Iterable[Path]) -> str:
-    """One small line with links to a figure's or table's files and to what makes it.
+    """One small line with links to the numbers of a figure or table, and to what makes it.
 
     The links are relative to the notebook that is executed (:func:`from_page`).
     """
-    links = []
-    for file in files:
-        what = "numbers (csv)" if file.suffix == ".csv" else file.suffix.removeprefix(".")
-        links.append(f"[{what}]({from_page(file)})")
+    (csv,) = (file for file in files if file.suffix == ".csv")
     source, function = source_of(make)
-    links.append(f"[`{function}`]({from_page(config.ROOT / source)})")
-    return f"<small>{name}: {' · '.join(links)}</small>"
+    numbers = f"[numbers (csv)]({from_page(csv)})"
+    maker = f"[`{function}`]({from_page(config.ROOT / source)})"
+    return f"<small>{name}: {numbers} · {maker}</small>"
 
 
 def from_page(file: Path) -> str:
