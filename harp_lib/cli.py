@@ -26,7 +26,8 @@ Reproduces the paper: sets itself up, then does what COMMAND says.
 
   run      run the notebooks (default); outputs go to notebooks/executed/<profile>
   lab      open the notebooks in JupyterLab; what follows goes to it: ./run_all.sh lab --no-browser
-  figures  redraw every figure and table from stored results: no model, under a minute
+  figures  draw every figure and table from stored results: no model, two minutes; what is in
+           notebooks/executed stays
   book     make an HTML book of front page, docs, executed notebooks and API, for any static host
   test     run the tests side by side; what follows goes to pytest: ./run_all.sh test -k plan
   setup    set up and stop there
@@ -239,7 +240,7 @@ def main(arguments: list[str]) -> int:
     if options.command == "figures":
         if options.dry_run:
             return _list_figures(options.profile)
-        return _redraw_figures(options.profile)
+        return _draw_figures(options.profile)
     if options.command == "test":
         _run_tests(options.rest)
     if options.command == "lab":
@@ -255,8 +256,9 @@ def _check(arguments: list[str]) -> int:
     return 0
 
 
-def _redraw_figures(profile: str) -> int:
-    from harp_lib import report
+def _draw_figures(profile: str) -> int:
+    """Execute the opened notebooks without a model; the report draws what the others show."""
+    from harp_lib import notebooks, report
 
     try:
         written = report.redraw(config.load_profile(profile))
@@ -265,19 +267,29 @@ def _redraw_figures(profile: str) -> int:
     for file in written:
         print(os.path.relpath(file, config.ROOT))
     print(f"{len(written)} files written")
-    return 0
+    code = 0
+    for name, failure in notebooks.draw_opened(profile):
+        outcome = "drawn"
+        if failure:
+            outcome = f"failed: {failure}"
+            code = 1
+        print(f"{name:20} {outcome}", flush=True)
+    return code
 
 
 def _list_figures(profile: str) -> int:
-    """Say what ``figures`` would draw, and from which stores."""
-    from harp_lib import report
+    """Say which notebooks ``figures`` would execute, what else it would draw, and from where."""
+    from harp_lib import notebooks, report
 
+    opened = notebooks.opened()
+    for name in opened:
+        print(f"notebook {name}, without its cells that load a model")
     drawable = report.drawable(config.load_profile(profile))
     for name, entry in drawable.items():
         kind = "table" if entry.is_table else "figure"
         stores = ", ".join(entry.stores) or "the paper"
         print(f"{kind} {name}, from {stores}")
-    print(f"{len(drawable)} figures and tables would be drawn")
+    print(f"{len(opened) + len(drawable)} notebooks, figures and tables would be drawn")
     return 0
 
 

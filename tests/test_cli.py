@@ -71,7 +71,7 @@ def test_a_dry_run_of_figures_names_them_and_draws_nothing(tmp_path, monkeypatch
     *lines, last = capsys.readouterr().out.splitlines()
     assert "figure alpha_curves, from alpha_search" in lines
     assert "table at_a_glance, from main_tables, baselines" in lines
-    assert last == f"{len(lines)} figures and tables would be drawn"
+    assert last == f"{len(lines)} notebooks, figures and tables would be drawn"
     assert not list(tmp_path.iterdir())
 
 
