@@ -13,21 +13,30 @@ from harp_lib.models.gguf import check_gguf
 from harp_lib.models.nas_blocks import Block, check_nemotron_nas
 from harp_lib.names import METHOD_TITLES
 from harp_lib.pruning.plan import PruningPlan
+from harp_lib.pruning.remote import auto_class_of
 
 CARD_FILE = "README.md"
 PAPER = "[High-Layer Attention Pruning with Rescaling](https://arxiv.org/abs/2507.01900)"
 TAGS = ["harp", "pruned"]
+PIPELINES = {  # the hub's name of what a class is for
+    "AutoModel": "feature-extraction",
+    "AutoModelForCausalLM": "text-generation",
+    "AutoModelForQuestionAnswering": "question-answering",
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+}
 
 
 def pruned_card(model: PreTrainedModel, name: str) -> str:
     """The card of a folder ``name`` that :func:`harp_lib.save_pruned` writes."""
     sections = _common_sections(model, name)
     sections.append(_saved_by_pruning(model))
+    auto_class = auto_class_of(model)
     sections.append(
         "## How to load it\n\n"
         "```python\n"
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f'model = AutoModelForCausalLM.from_pretrained("{name}", trust_remote_code=True)\n'
+        f"from transformers import {auto_class}, AutoTokenizer\n\n"
+        f'model = {auto_class}.from_pretrained("{name}", trust_remote_code=True)\n'
         f'tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=True)\n'
         "```"
     )
@@ -47,7 +56,7 @@ def pruned_card(model: PreTrainedModel, name: str) -> str:
             f'save_nemotron_nas(*load_pruned("{name}"), "{name}-nas")\n'
             "```"
         )
-    return _with_head(model, "transformers", sections)
+    return _with_head(model, "transformers", PIPELINES.get(auto_class), sections)
 
 
 def nemotron_nas_card(
@@ -77,17 +86,17 @@ def nemotron_nas_card(
         f'mlx_lm.generate --model ./{name} --prompt "Once upon a time"\n'
         "```"
     )
-    return _with_head(model, "vllm", sections)
+    return _with_head(model, "vllm", PIPELINES["AutoModelForCausalLM"], sections)
 
 
-def _with_head(model: PreTrainedModel, library: str, sections: list[str]) -> str:
+def _with_head(
+    model: PreTrainedModel, library: str, pipeline: str | None, sections: list[str]
+) -> str:
     """A card of these sections, with the YAML head that the hub reads."""
-    head: dict[str, Any] = {
-        **_origin(model),
-        "library_name": library,
-        "pipeline_tag": "text-generation",
-        "tags": TAGS,
-    }
+    head: dict[str, Any] = {**_origin(model), "library_name": library}
+    if pipeline is not None:
+        head["pipeline_tag"] = pipeline
+    head["tags"] = TAGS
     body = "\n\n".join(sections)
     return f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n{body}\n"
 

@@ -4,6 +4,8 @@
 the plan in its config.
 """
 
+import inspect
+import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache, wraps
@@ -13,6 +15,7 @@ from typing import Any
 import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
 
 from .architecture import has_known_parts
 from .layers import LoneAttention
@@ -31,12 +34,18 @@ ACTIVATION_FIELDS = ("hidden_act", "hidden_activation")
 
 
 class PrunedConfig:
-    """Mixin for a stock config: holds the plan, and hides the activation from unaware code."""
+    """Mixin for a stock config: holds the plan, and hides the activation from unaware code.
+
+    In memory the config has the values of the stock config, its ``model_type`` included, so that
+    whatever is looked up by type (weight conversions, LoRA targets, kernels) is found as for the
+    dense model. Only the file says that the model is pruned.
+    """
 
     _auto_class = "AutoConfig"
     fold_output = False  # for checkpoints of earlier versions, which lack the field
 
     def __post_init__(self, **kwargs: Any) -> None:
+        kwargs.pop("model_type", None)  # that of the file
         # An architecture lacks one of the two fields, in which a saved config holds the refusal.
         for field in ACTIVATION_FIELDS:
             kwargs.pop(field, None)
@@ -44,27 +53,106 @@ class PrunedConfig:
             setattr(self, field, name)
         super().__post_init__(**kwargs)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The values of the config, with the activation moved to ``stock_activation``."""
-        values = super().to_dict()
+    @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The values of a file, with the type of the stock config, and the arguments not used."""
+        values, unused = super().get_config_dict(*args, **kwargs)
+        return {**values, "model_type": cls.model_type}, unused
+
+    def to_json_string(self, use_diff: bool = True) -> str:
+        """The text of ``config.json``, with the activation moved to ``stock_activation``."""
+        values = json.loads(super().to_json_string(use_diff))
         stock_activation = {}
         for field in ACTIVATION_FIELDS:
             if values.get(field):
                 stock_activation[field] = values[field]
             values[field] = REFUSAL
         values["stock_activation"] = stock_activation
-        return values
+        values["model_type"] = f"harp_{self.model_type}"
+        values["auto_map"] = {"AutoConfig": _reference(type(self))}
+        for auto_class, stock in auto_classes(stock_class(type(self))).items():
+            values["auto_map"][auto_class] = _reference(pruned_class(stock))
+        return json.dumps(values, indent=2, sort_keys=True) + "\n"
+
+
+def stock_class(pruned: type) -> type:
+    """The class of transformers that a pruned class is derived from."""
+    return getattr(transformers, pruned.__name__.removeprefix("Harp"))
+
+
+def auto_classes(stock_config: type) -> dict[str, type]:
+    """The model classes of transformers for a config class, by the name of their auto class."""
+    classes = {}
+    for name in dir(modeling_auto):
+        mapping = getattr(getattr(modeling_auto, name), "_model_mapping", None)
+        if not name.startswith("AutoModel") or mapping is None:
+            continue
+        stock = mapping.get(stock_config, None)
+        if isinstance(stock, type) and getattr(transformers, stock.__name__, None) is stock:
+            classes[name] = stock
+    return classes
+
+
+def auto_class_of(model: PreTrainedModel) -> str:
+    """The name of the auto class that loads a pruned model; a ValueError if there is none."""
+    stock = stock_class(type(model))
+    for name, candidate in auto_classes(stock.config_class).items():
+        if candidate is stock:
+            return name
+    raise ValueError(
+        f"{stock.__name__} cannot be saved pruned: no auto class of transformers loads it; prune "
+        "and save a model that AutoModelForCausalLM loads"
+    )
+
+
+def _reference(pruned: type) -> str:
+    """What ``auto_map`` says of a class of this file."""
+    return f"{__name__.rpartition('.')[2]}.{pruned.__name__}"
 
 
 class PrunedModel:
     """Mixin for a stock model: replaces the modules of pruned layers when the model is built."""
 
-    _auto_class = "AutoModelForCausalLM"
+    _auto_class = "AutoModel"  # that of the file is `PrunedConfig.to_json_string`'s
     tail_only_prefill = True  # set it to False to send every position through every layer
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)
+        # A model with another head than that of language builds its decoder by AutoModel, which
+        # knows stock configs alone.
+        pruned_config = type(config)
+        config.__class__ = stock_class(pruned_config)
+        try:
+            super().__init__(config, *args, **kwargs)
+        finally:
+            config.__class__ = pruned_config
         swap_modules(self, PruningPlan.from_dict(config.pruning_plan), config.fold_output)
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """False: the weights of a file are renamed and converted as those of the dense model."""
+        return False
+
+    @classmethod
+    def from_pretrained(
+        cls, *args: Any, output_loading_info: bool = False, **kwargs: Any
+    ) -> PreTrainedModel | tuple[PreTrainedModel, dict[str, Any]]:
+        """Load as the stock class does; weights that the files lack are a ValueError.
+
+        A head for another task than language, which has to be trained, may be new.
+        """
+        model, report = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        missing = sorted(report["missing_keys"])
+        has_other_head = cls.__name__ not in (model.config.architectures or [])
+        is_decoder = model.base_model is model
+        if has_other_head and not is_decoder and model.get_output_embeddings() is None:
+            prefix = f"{cls.base_model_prefix}."
+            missing = [name for name in missing if name.startswith(prefix)]
+        if missing:
+            raise ValueError(
+                f"{model.config.name_or_path} lacks {len(missing)} weights, {missing[0]} for one: "
+                "it would be partly random"
+            )
+        return (model, report) if output_loading_info else model
 
     def _get_static_cache_init_shape(self) -> None:
         """None: a static cache takes the shapes of each layer from its first keys.
@@ -170,10 +258,10 @@ def pruned_class(stock: type) -> type:
     name = f"Harp{stock.__name__}"
     attributes = {"__module__": __name__, "__doc__": f"Pruned {stock.__name__}."}
     if issubclass(stock, PreTrainedConfig):
-        attributes["model_type"] = f"harp_{stock.model_type}"
         return type(name, (PrunedConfig, stock), attributes)
     attributes["config_class"] = pruned_class(stock.config_class)
-    attributes["forward"] = tail_only(stock.forward)
+    if "logits_to_keep" in inspect.signature(stock.forward).parameters:
+        attributes["forward"] = tail_only(stock.forward)
     return type(name, (PrunedModel, stock), attributes)
 
 

@@ -1,0 +1,137 @@
+"""What transformers and PEFT look up by ``model_type`` is found for pruned models as well."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from helpers import small_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from harp_lib import PruningPlan, apply_plan, load_pruned, save_pruned
+from harp_lib.models.registry import tiny_tokenizer
+from harp_lib.pruning import remote
+from harp_lib.pruning.plan import LayerPlan
+
+PLAN = PruningPlan(4, {3: LayerPlan(0.5), 2: LayerPlan(0.25), 1: LayerPlan(removed_groups=(1,))})
+EXPERTS = {"num_local_experts": 3, "num_experts": 3, "num_experts_per_tok": 2}
+MIXTURES = {  # each has another conversion of the names in its files
+    "mixtral": {},
+    "qwen3_moe": {"moe_intermediate_size": 16, "decoder_sparse_step": 1},
+    "phimoe": {},
+    "granitemoe": {},
+    "ernie4_5_moe": {"moe_num_experts": 3, "moe_k": 2, "moe_layer_start_index": 1},
+    "minimax_m2": {"rotary_dim": 8},
+}
+HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")
+
+
+def mixture(model_type, folder):
+    """A small mixture-of-experts model that was saved and loaded, as users have it."""
+    particulars = EXPERTS | MIXTURES[model_type]
+    small_model(model_type, **particulars).save_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def with_head(head, **settings):
+    """A tiny Llama with another head than that of language."""
+    config = small_model("llama").config
+    config.update(settings)
+    torch.manual_seed(1)
+    return getattr(transformers, f"Llama{head}")(config).eval()
+
+
+def outputs(model):
+    with torch.no_grad():
+        return model(torch.arange(5, 45)[None])[0]
+
+
+@pytest.mark.parametrize("model_type", MIXTURES)
+def test_experts_from_a_folder_are_saved_and_loaded(model_type, tmp_path):
+    plan = PLAN
+    if model_type == "minimax_m2":  # a norm over all heads
+        plan = PruningPlan.value_only(4, [0.5, 0.25])
+    model = apply_plan(mixture(model_type, tmp_path / "dense"), plan)
+    expected = outputs(model)
+    save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
+    model.save_pretrained(tmp_path / "by transformers")  # as Trainer does
+    loaded, _ = load_pruned(tmp_path / "pruned")
+    loaded.save_pretrained(tmp_path / "again")
+    assert torch.equal(outputs(loaded), expected)
+    for folder in ("pruned", "by transformers", "again"):
+        remote_model = AutoModelForCausalLM.from_pretrained(
+            tmp_path / folder, trust_remote_code=True
+        )
+        assert torch.equal(outputs(remote_model.eval()), expected), folder
+    # The names are those of the dense model's files, which other programs know.
+    dense_names = load_file(tmp_path / "dense" / "model.safetensors").keys()
+    assert load_file(tmp_path / "pruned" / "model.safetensors").keys() < dense_names
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_models_with_other_heads_are_loaded_again(head, tmp_path):
+    model = apply_plan(with_head(head, num_labels=3), PLAN)
+    expected = outputs(model)
+    save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
+    loaded, _ = load_pruned(tmp_path / "pruned")
+    assert torch.equal(outputs(loaded), expected)
+    auto_class = getattr(transformers, f"Auto{'' if head == 'Model' else 'Model'}{head}")
+    remote_model = auto_class.from_pretrained(tmp_path / "pruned", trust_remote_code=True).eval()
+    assert torch.equal(outputs(remote_model), expected)
+    card = (tmp_path / "pruned" / "README.md").read_text()
+    assert f"{auto_class.__name__}.from_pretrained" in card
+    if head == "ForQuestionAnswering":  # its decoder has another name, also in the dense class
+        with pytest.raises(ValueError, match="pruned lacks 34 weights"):
+            AutoModel.from_pretrained(tmp_path / "pruned", trust_remote_code=True)
+    else:
+        decoder = AutoModel.from_pretrained(tmp_path / "pruned", trust_remote_code=True).eval()
+        assert torch.equal(outputs(decoder), outputs(model.base_model))
+
+
+def test_a_new_head_may_be_trained_and_nothing_else_is_random(tmp_path):
+    model = apply_plan(small_model("llama"), PLAN)
+    save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
+    classifier = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "pruned", trust_remote_code=True
+    )
+    assert torch.equal(outputs(classifier.eval().model), outputs(model.model))
+    save_pruned(apply_plan(with_head("Model"), PLAN), tiny_tokenizer(), tmp_path / "headless")
+    with pytest.raises(ValueError, match=r"headless lacks 1 weights, lm_head.weight for one"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "headless", trust_remote_code=True)
+    file = tmp_path / "pruned" / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, file, {"format": "pt"})
+    for auto_class in (AutoModel, transformers.AutoModelForSequenceClassification):
+        with pytest.raises(ValueError, match=r"pruned lacks 1 weights, .*mlp.up_proj"):
+            auto_class.from_pretrained(tmp_path / "pruned", trust_remote_code=True)
+
+
+def test_the_type_is_the_dense_models_in_memory_and_another_in_the_file(tmp_path):
+    model = small_model("llama")
+    dense_values = model.config.to_dict()
+    apply_plan(model, PLAN)
+    assert dense_values.items() <= model.config.to_dict().items()
+    save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
+    values = json.loads((tmp_path / "pruned" / "config.json").read_text())
+    assert values["model_type"] == "harp_llama"
+    assert values["auto_map"]["AutoModelForCausalLM"] == "remote.HarpLlamaForCausalLM"
+    assert remote.REFUSAL in values["hidden_act"]
+    for config in (
+        load_pruned(tmp_path / "pruned")[0].config,
+        AutoConfig.from_pretrained(tmp_path / "pruned", trust_remote_code=True),
+    ):
+        assert config.model_type == "llama"
+        assert config.hidden_act == "silu"
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+def test_default_targets_of_adapters(model_type):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=2)
+    targets = []
+    for model in (small_model(model_type), apply_plan(small_model(model_type), PLAN)):
+        adapted = peft.get_peft_model(model, config)
+        targets.append(adapted.peft_config["default"].target_modules)
+    assert targets[0] == targets[1] == {"q_proj", "v_proj"}
