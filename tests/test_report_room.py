@@ -292,3 +292,30 @@ def test_links_lead_from_the_page_to_the_file(tmp_path, monkeypatch):
     monkeypatch.setenv(config.PAGE, str(tmp_path / "notebooks" / "executed"))
     line = save.caption("x", tmp_path / "figures" / "x.csv")
     assert "(../../figures/x.csv)" in line
+
+
+# Style
+
+
+def test_dots_stand_at_their_values_and_reach_to_the_ends():
+    from matplotlib import pyplot as plt
+
+    from harp_lib.report.style import dot_panels
+
+    frame = pd.DataFrame(
+        {
+            "text": ["News", "News", "WikiText-2"],
+            "α": ["α = 1", "α = 0", "α = 1"],
+            "model": ["Gemma", "Gemma", "SmolLM2"],
+            "value": [3.0, 4.0, 5.0],
+            "low": [2.0, 1.0, 5.0],
+            "high": [7.0, 5.0, 6.0],
+        }
+    )
+    axes = dot_panels(frame, "α", "model", "text", {"Gemma": "#000000", "SmolLM2": "#ff0000"})
+    assert [axis.get_title() for axis in axes] == ["News", "WikiText-2"]
+    (container,) = axes[0].containers
+    dots_drawn, _, (bars,) = container
+    assert list(dots_drawn.get_xdata()) == [3.0, 4.0]
+    assert [(start[0], end[0]) for start, end in bars.get_segments()] == [(2.0, 7.0), (1.0, 5.0)]
+    plt.close(axes[0].figure)

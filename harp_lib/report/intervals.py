@@ -42,6 +42,9 @@ class Interval(NamedTuple):
     def __neg__(self) -> "Interval":
         return self._replace(value=-self.value, low=-self.high, high=-self.low)
 
+    def __rsub__(self, whole: float) -> "Interval":
+        return -self.mapped(lambda end: end - whole)
+
     def __mul__(self, factor: float) -> "Interval":
         return self.mapped(lambda end: end * factor)
 

@@ -58,39 +58,23 @@ def model_colours(models: Iterable[str]) -> dict[str, Any]:
 
 
 def dots(
-    data: pd.DataFrame,
-    y: str,
-    hue: str | None = None,
-    palette: Mapping[str, Any] | None = None,
-    ax: Axes | None = None,
-    **_: Any,
-) -> Axes:
+    ax: Axes, data: pd.DataFrame, y: str, hue: str, palette: Mapping[str, Any] | None = None
+) -> None:
     """Draw a dot and its interval for each row, since seaborn has no plot of given ends.
-
-    It may be the function of ``FacetGrid.map_dataframe``.
 
     Parameters
     ----------
+    ax : Axes
+        Where to draw.
     data : DataFrame
         Has the columns value, low and high, which are drawn along x.
     y, hue : str
         Columns: what stands in each line of the axis, and what has a colour.
     palette : mapping, optional
         A colour for each value of ``hue``.
-    ax : Axes, optional
-        Where to draw; the current axes by default.
-
-    Returns
-    -------
-    Axes
-        The axes, with a legend if there is a ``hue``.
     """
-    if ax is None:
-        ax = plt.gca()
     lines = list(dict.fromkeys(data[y]))
-    groups = [("", data)]
-    if hue is not None:
-        groups = list(data.groupby(hue, sort=False))
+    groups = data.groupby(hue, sort=False)
     for number, (name, part) in enumerate(groups):
         shift = 0.6 * ((number + 0.5) / len(groups) - 0.5)
         places = part[y].map(lines.index) + shift
@@ -99,10 +83,40 @@ def dots(
         ax.errorbar(part["value"], places, xerr=reach, fmt="o", ms=5, color=colour, label=name)
     ax.set_yticks(range(len(lines)), lines)
     ax.set_ylim(len(lines) - 0.5, -0.5)
-    if hue is not None:
-        columns = min(len(groups), 4)
-        ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncol=columns)
-    return ax
+
+
+def dot_panels(
+    data: pd.DataFrame,
+    y: str,
+    hue: str,
+    col: str,
+    palette: Mapping[str, Any] | None = None,
+    height: float = 3.0,
+) -> np.ndarray:
+    """Draw :func:`dots` in a panel for each value of a column, side by side, with one legend.
+
+    Parameters
+    ----------
+    data, y, hue, palette
+        As :func:`dots` takes them.
+    col : str
+        Column: what has a panel.
+    height : float
+        Of the figure, in inches; it is 7.5 wide.
+
+    Returns
+    -------
+    array of Axes
+        The panels, from left to right.
+    """
+    panels = data.groupby(col, sort=False)
+    figure, axes = plt.subplots(1, len(panels), figsize=(7.5, height), sharey=True, squeeze=False)
+    for ax, (name, part) in zip(axes[0], panels, strict=True):
+        dots(ax, part, y, hue, palette)
+        ax.set_title(name)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", bbox_to_anchor=(0.5, 0.98), ncol=4)
+    return axes[0]
 
 
 def shade_layers(ax: Axes, lowest: int, num_layers: int) -> None:
