@@ -9,7 +9,8 @@ from pathlib import Path
 
 import nbformat
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LlamaModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from harp_lib.pruning.architecture import decoder_layers, output_norm
 
@@ -264,3 +265,22 @@ def multiply_branch(layer, alpha):
         layer.self_attn.register_forward_hook(
             lambda module, inputs, output: (alpha * output[0], None)
         )
+
+
+class _EmbeddingsEverywhere(LlamaModel):
+    """A decoder that adds the embeddings again after each layer."""
+
+    def forward(self, input_ids, attention_mask=None, **kwargs):
+        embeddings = self.embed_tokens(input_ids)  # (B, N, d)
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        rotations = self.rotary_emb(embeddings, positions)
+        hidden = embeddings
+        for layer in self.layers:
+            hidden = layer(hidden, position_embeddings=rotations) + embeddings
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden))
+
+
+def with_embeddings_everywhere(model):
+    """A tiny Llama whose layers cannot be run on hidden states alone."""
+    model.model.__class__ = _EmbeddingsEverywhere
+    return model

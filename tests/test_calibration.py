@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import FAMILIES
+from helpers import FAMILIES, with_embeddings_everywhere
 
 from harp_lib.methods.calibration import InputStatistics, LayerStream, gathering, input_statistics
 from harp_lib.pruning.architecture import decoder_layers
@@ -116,6 +116,7 @@ def test_running_a_layer_leaves_the_stream_below_it(tiny):
 
 def test_rising_layers_run_each_layer_once(tiny):
     model = tiny()
+    LayerStream(model, MIXED)  # a model that is seen for the first time is checked
     calls = count_calls(decoder_layers(model))
     stream = LayerStream(model, MIXED)
     batches = len(stream.batches)
@@ -130,7 +131,25 @@ def test_rising_layers_run_each_layer_once(tiny):
 def test_a_pass_ends_with_the_highest_layer(tiny):
     model = tiny()
     layers = decoder_layers(model)
+    LayerStream(model, MIXED)  # a model that is seen for the first time is checked
     calls = count_calls([layers[3].mlp, layers[4], model.lm_head])
     input_statistics(model, MIXED, {3: layers[3].self_attn.o_proj, 1: layers[1].self_attn.o_proj})
     assert calls == [4, 0, 0]
     assert decoder_layers(model) is layers
+
+
+def test_a_family_whose_layers_take_more_than_hidden_states_is_refused(tiny, tokens):
+    model = with_embeddings_everywhere(tiny())
+    with pytest.raises(ValueError, match="LlamaForCausalLM is not supported: its layers take more"):
+        LayerStream(model, tokens)
+    assert type(model.model.layers[0]).__name__ == "LlamaDecoderLayer"
+
+
+def test_the_check_of_the_layers_adds_no_token_to_the_statistics(tiny, tokens):
+    model = tiny()
+    projections = {
+        layer: module.self_attn.o_proj for layer, module in enumerate(model.model.layers)
+    }
+    for _ in range(2):
+        statistics = input_statistics(model, tokens, projections)
+        assert {inputs.count for inputs in statistics.values()} == {tokens.numel()}

@@ -15,7 +15,8 @@ from transformers import (
 )
 
 from harp_lib import PruningPlan, apply_plan
-from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning import surgery
+from harp_lib.pruning.architecture import decoder_layers, scaled_by_alpha
 from harp_lib.pruning.surgery import temporarily_pruned
 
 
@@ -191,3 +192,50 @@ def test_training_mode_with_dropout_is_no_reason_to_refuse(tiny):
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.5
     assert apply_plan(model, PruningPlan.value_only(6, [0.5])).training
+
+
+class Halves(torch.Tensor):
+    """Weights of another kind than plain tensors, as quantized ones are."""
+
+
+@pytest.mark.parametrize("family", ["tiny-llama", "tiny-gemma2"])
+def test_weights_of_another_kind_are_refused_where_they_would_be_scaled(tiny, tokens, family):
+    model = tiny(family)
+    scaled = scaled_by_alpha(model.model.layers[5])
+    scaled.weight = torch.nn.Parameter(
+        scaled.weight.detach().as_subclass(Halves), requires_grad=False
+    )
+    plan = PruningPlan.value_only(6, [0.5])
+    check_unchanged_after(model, tokens, plan, "layer 5: weights that are offloaded or quantized")
+
+
+@pytest.mark.parametrize("family", ["tiny-llama", "tiny-gemma2"])
+@pytest.mark.parametrize("failing", ["_mark_as_pruned", "fold_alpha", "swap_modules"])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, KeyboardInterrupt])
+def test_whatever_fails_leaves_the_model_as_it_was(
+    tiny, tokens, monkeypatch, family, failing, error
+):
+    model = tiny(family)
+    config = model.config
+    dense = logits(model, tokens)
+    parts_before = [(name, type(module)) for name, module in model.named_modules()]
+    plan = PruningPlan.value_only(6, [0.5, 0.3, 0.0])
+    works = getattr(surgery, failing)
+    calls = []
+
+    def works_and_fails(*arguments):
+        works(*arguments)
+        calls.append(arguments)
+        if failing != "fold_alpha" or len(calls) == 2:
+            raise error("out of memory")
+
+    monkeypatch.setattr(surgery, failing, works_and_fails)
+    with pytest.raises(error, match="out of memory"):
+        apply_plan(model, plan, fold_output=True)
+    assert [(name, type(module)) for name, module in model.named_modules()] == parts_before
+    assert all(getattr(module, "config", config) is config for module in model.modules())
+    assert torch.equal(logits(model, tokens), dense)
+    monkeypatch.setattr(surgery, failing, works)
+    pruned = apply_plan(model, plan, fold_output=True)
+    again = apply_plan(tiny(family), plan, fold_output=True)
+    assert torch.equal(logits(pruned, tokens), logits(again, tokens))

@@ -167,3 +167,18 @@ def test_a_thread_that_reads_everything_meanwhile_is_not_disturbed(tiny, tokens)
     torch.testing.assert_close(output.logits, full)
     assert {entry.get_seq_length() for entry in output.past_key_values.layers} == {48}
     torch.testing.assert_close(kept, full[:, -1:], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_a_prefill_is_compiled_as_one_graph(tiny, tokens, use_cache):
+    model = make(tiny, "tiny-llama", "all")
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        output = compiled(tokens, use_cache=use_cache, logits_to_keep=1)
+        expected = model(tokens, use_cache=use_cache, logits_to_keep=1)
+    torch._dynamo.reset()
+    torch.testing.assert_close(output.logits, expected.logits, atol=1e-5, rtol=1e-5)
+    if use_cache:
+        cached = [cache.past_key_values.get_seq_length(5) for cache in (output, expected)]
+        assert cached == [tokens.shape[1]] * 2

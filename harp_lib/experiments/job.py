@@ -17,6 +17,7 @@ from harp_lib.methods.alpha_search import AlphaSearch, model_digest
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.refit import RIDGE, Refit, refit_values
 from harp_lib.models.load import load_model, release_memory
+from harp_lib.prefix_lm.forward import is_decoder_and_head
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
@@ -359,6 +360,11 @@ class Text:
         for hidden in self.passing(first, changed):
             leaving_the_top = hidden
         model = self.job.model
+        if not is_decoder_and_head(model):
+            raise ValueError(
+                f"{type(model).__name__} is not supported in experiments: its logits are not its "
+                "output head on its decoder's output"
+            )
         norm = model.get_decoder().norm
         by_window = [[] for _ in measures]
         for batch, states in zip(self.stream.batches, leaving_the_top, strict=True):

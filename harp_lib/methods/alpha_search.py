@@ -15,6 +15,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib import __version__
+from harp_lib.prefix_lm.forward import few_tokens, head_logits, same_logits
 from harp_lib.prefix_lm.onednn import evaluating
 from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.plan import PruningPlan
@@ -89,7 +90,8 @@ def search_alphas(
     reuse_prefix : bool
         Compute the hidden states that enter the searched layers only once, because no alpha changes
         what lies below, and run each candidate from there. ``False`` runs the whole model for each
-        candidate, which is what Algorithm 1 says.
+        candidate, which is what Algorithm 1 says. So does a family whose top layers need more than
+        these states.
     resume : path, optional
         File to which each finished candidate is written. An interrupted search continues from it.
         Entries from a search with other weights, tokens, grid or options are ignored.
@@ -116,8 +118,9 @@ def search_alphas(
     check_plan(model, PruningPlan.value_only(num_model_layers, [1.0] * num_layers))
     batches = make_batches(tokens)
     num_predicted_tokens = sum(batch.num_scored for batch in batches)
-    journal = Journal(resume, _search_inputs(model, batches, grid, reuse_prefix))
     layers_top_down = list(reversed(range(num_model_layers)))[:num_layers]
+    reuse_prefix = reuse_prefix and _top_stands_alone(model, layers_top_down)
+    journal = Journal(resume, _search_inputs(model, batches, grid, reuse_prefix))
 
     begin = time.perf_counter()
     entering: dict[int, list[torch.Tensor]] = {}
@@ -260,15 +263,41 @@ def total_nll_with(
     with evaluating(model), temporarily_value_only(model, alphas):
         if entering is None:
             return total_nll(model, batches)
-        top_layers = decoder_layers(model)[min(alphas) :]
         nll = 0.0
         for batch, hidden in zip(batches, entering, strict=True):
-            hidden = hidden.to(next(top_layers.parameters()).device)
-            for layer in top_layers:
-                # Without attention a layer needs neither positions nor a mask.
-                hidden = layer(hidden, position_embeddings=None)  # (B, N, d)
-            nll += head_nll(model, model.get_decoder().norm(hidden), batch)
+            nll += head_nll(model, _decoder_output(model, min(alphas), hidden), batch)
         return nll
+
+
+def _decoder_output(model: PreTrainedModel, lowest: int, hidden: torch.Tensor) -> torch.Tensor:
+    """The decoder's output (B, N, d) from what enters ``lowest``, the lowest value-only layer."""
+    top_layers = decoder_layers(model)[lowest:]
+    hidden = hidden.to(next(top_layers.parameters()).device)
+    for layer in top_layers:
+        # Without attention a layer needs neither positions nor a mask.
+        hidden = layer(hidden, position_embeddings=None)  # (B, N, d)
+    return model.get_decoder().norm(hidden)
+
+
+@torch.no_grad()
+def _top_stands_alone(model: PreTrainedModel, layers: list[int]) -> bool:
+    """Whether the hidden states that enter the value-only top ``layers`` give the model's logits.
+
+    Some families hand their layers more than that, or do more after them. Three tokens are run
+    both ways.
+    """
+    lowest = min(layers)
+    text = Batch(few_tokens(model), scored=2)
+    try:
+        [hidden] = dense_hidden_states(model, [text], [lowest], None)[lowest]  # (1, 3, d)
+        with evaluating(model), temporarily_value_only(model, dict.fromkeys(layers, 1.0)):
+            logits = head_logits(model, _decoder_output(model, lowest, hidden))
+            expected = model(input_ids=text.ids, use_cache=False).logits
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # layers that want other arguments, or a norm of another name
+        return False
+    return same_logits(logits, expected)
 
 
 def count_passes(num_model_layers: int, num_layers: int, candidates: int) -> tuple[int, int]:

@@ -4,12 +4,14 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from weakref import WeakSet
 
 import torch
 from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from harp_lib.prefix_lm.forward import few_tokens, same_logits
 from harp_lib.prefix_lm.onednn import evaluating
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
@@ -97,9 +99,14 @@ def input_statistics(
     The model is run as it is, dense or temporarily pruned. Arguments and errors are those of
     :func:`gathering`.
     """
+    stream = LayerStream(model, calibration)
     with gathering(projections) as statistics:
-        LayerStream(model, calibration).entering(max(projections) + 1)
+        stream.entering(max(projections) + 1)
     return statistics
+
+
+# Models whose layers were found to give what the decoder computes.
+_streamable: WeakSet[PreTrainedModel] = WeakSet()
 
 
 class _Recorder(nn.Module):
@@ -116,34 +123,71 @@ class LayerStream:
 
     Memory holds one boundary only, tokens × d. The layers are run as they are at that time, so a
     caller may prune a layer before the stream passes it. Masks and positions for each layer are
-    recorded once for each shape of a batch, because nothing else changes them.
+    recorded once for each shape of a batch, because nothing else changes them. A family whose
+    layers are run in another way is a ValueError.
     """
 
     def __init__(self, model: PreTrainedModel, calibration: Tokens) -> None:
         self.model = model
         self.layers = decoder_layers(model)
         self.batches = make_batches(calibration)
+        if model not in _streamable:
+            self._check_layers()
+            _streamable.add(model)
         self._restart()
 
-    @torch.no_grad()
     def _restart(self) -> None:
         """Go back to the embeddings, and record the arguments of each layer."""
         self._boundary = 0  # index of the next layer
         self._hidden: list[torch.Tensor] = []  # what enters it: (B, N, d) of each batch
         self._arguments: dict[torch.Size, list[tuple[tuple, dict]]] = {}  # of each layer, by shape
+        for batch in self.batches:
+            hidden, arguments = self._recorded(batch.ids)
+            self._hidden.append(hidden)
+            self._arguments.setdefault(batch.ids.shape, arguments)
+
+    @torch.no_grad()
+    def _recorded(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[tuple[tuple, dict]]]:
+        """What enters the lowest layer (B, N, d), and the arguments of each, for ids (B, N)."""
         decoder = self.model.get_decoder()
         recorders = nn.ModuleList(_Recorder() for _ in self.layers)
         decoder.layers = recorders
         try:
             with evaluating(self.model):
-                for batch in self.batches:
-                    decoder(input_ids=batch.ids.to(self.model.device), use_cache=False)
-                    if batch.ids.shape not in self._arguments:
-                        arguments = [recorder.arguments for recorder in recorders]
-                        self._arguments[batch.ids.shape] = arguments
-                    self._hidden.append(recorders[0].hidden)
+                decoder(input_ids=ids.to(self.model.device), use_cache=False)
         finally:
             decoder.layers = self.layers
+        return recorders[0].hidden, [recorder.arguments for recorder in recorders]
+
+    @torch.no_grad()
+    def _check_layers(self) -> None:
+        """Raise a ValueError unless the recorded arguments give what the decoder computes.
+
+        Three tokens are run both ways.
+        """
+        leaving_the_top = []
+
+        def keep(module: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
+            leaving_the_top.append(_first(output))
+
+        ids = few_tokens(self.model)
+        with evaluating(self.model):
+            with self.layers[-1].register_forward_hook(keep):
+                self.model.get_decoder()(input_ids=ids, use_cache=False)
+            try:
+                hidden, arguments = self._recorded(ids)  # (1, 3, d)
+                for layer, (args, kwargs) in zip(self.layers, arguments, strict=True):
+                    hidden = _first(layer(hidden, *args, **kwargs))
+                agrees = same_logits(hidden, leaving_the_top[0])
+            except (AttributeError, TypeError, IndexError, RuntimeError) as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                agrees = False
+        if not agrees:
+            raise ValueError(
+                f"{type(self.model).__name__} is not supported: its layers take more from the "
+                "layers below than hidden states, so they cannot be run one after another"
+            )
 
     def fork(self) -> "LayerStream":
         """A second stream at the same boundary; moving one leaves the other where it is."""
@@ -169,10 +213,7 @@ class LayerStream:
         with evaluating(self.model):
             for batch, hidden in zip(self.batches, entering, strict=True):
                 args, kwargs = self._arguments[batch.ids.shape][layer]
-                output = self.layers[layer](hidden, *args, **kwargs)
-                if isinstance(output, tuple):
-                    output = output[0]
-                yield output
+                yield _first(self.layers[layer](hidden, *args, **kwargs))
 
     def run(self, layer: int) -> None:
         """Run a layer on the whole text for the hooks that are set on it.
@@ -181,6 +222,13 @@ class LayerStream:
         """
         for _ in self.leaving(layer, self.entering(layer)):
             pass
+
+
+def _first(output: torch.Tensor | tuple) -> torch.Tensor:
+    """The hidden states that a layer returns, alone or before other things."""
+    if isinstance(output, tuple):
+        return output[0]
+    return output
 
 
 def check_budget(kv_groups: int, groups: Sequence[int]) -> None:

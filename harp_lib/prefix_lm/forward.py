@@ -57,9 +57,11 @@ def few_tokens(model: PreTrainedModel) -> torch.Tensor:
 
 
 def same_logits(logits: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether two computations of the same logits agree to rounding."""
+    """Whether two computations of the same logits or hidden states agree to rounding."""
     if logits.shape != expected.shape:
         return False
+    if not expected.isfinite().all():
+        return True  # such weights do not tell anything about the architecture
     tolerance = max(1e-5, 2 * torch.finfo(expected.dtype).eps)
     expected = expected.float()
     error = (logits.float().to(expected.device) - expected).abs().max()

@@ -69,6 +69,11 @@ def output_norm(layer: nn.Module) -> nn.Module | None:
     return None
 
 
+def scaled_by_alpha(layer: nn.Module) -> nn.Module:
+    """The module into whose weights alpha is multiplied: W_O, or the norm after it."""
+    return output_norm(layer) or layer.self_attn.o_proj
+
+
 def branch_exit(layer: nn.Module) -> nn.Module:
     """The module whose output is added to the residual stream as the attention branch."""
     return output_norm(layer) or layer.self_attn
@@ -100,7 +105,9 @@ def check_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = Fa
         if layer_plan.alpha is not None:
             _check_parts(model, index)
         for weight in _touched_weights(layers[index], layer_plan, fold_output):
-            if weight.is_meta or not weight.is_floating_point():
+            # Quantized weights may be a subclass of tensors that shows their original type.
+            is_plain = type(weight) in (nn.Parameter, torch.Tensor)
+            if weight.is_meta or not is_plain or not weight.is_floating_point():
                 raise ValueError(
                     f"layer {index}: weights that are offloaded or quantized can be neither scaled "
                     "nor sliced; load the model in float32, bfloat16 or float16 without offloading"
@@ -138,8 +145,7 @@ def _touched_weights(
     """The weights of ``layer`` that surgery scales, folds or slices."""
     touched = []
     if layer_plan.alpha is not None:
-        scaled = output_norm(layer) or layer.self_attn.o_proj
-        touched.extend(scaled.parameters())
+        touched.extend(scaled_by_alpha(layer).parameters())
         if fold_output:
             touched.append(layer.self_attn.o_proj.weight)
     if layer_plan.removed_groups:

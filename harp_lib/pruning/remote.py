@@ -12,6 +12,7 @@ from functools import cache, wraps
 from threading import get_ident
 from typing import Any
 
+import torch
 import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -165,11 +166,14 @@ def tail_only(stock_forward: Callable) -> Callable:
     """The forward pass in which only the last ``logits_to_keep`` positions enter the top layers.
 
     The top layers are those of :func:`top_layers`, which look at each token alone and cache
-    nothing. In the prefill of ``generate``, one position has to enter them.
+    nothing. In the prefill of ``generate``, one position has to enter them. A compiled forward pass
+    sends every position through them.
     """
 
     @wraps(stock_forward)
     def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return stock_forward(self, *args, **kwargs)  # hooks of one thread cannot be traced
         num_tokens = _input_length(args, kwargs)
         keep = kwargs.get("logits_to_keep")
         needs_all = kwargs.get("labels") is not None or kwargs.get("output_hidden_states")

@@ -14,7 +14,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .architecture import branch_exit, check_fits, check_plan, decoder_layers, output_norm
+from .architecture import (
+    branch_exit,
+    check_fits,
+    check_plan,
+    decoder_layers,
+    output_norm,
+    scaled_by_alpha,
+)
 from .layers import LoneAttention, linear_like, pruned_attention, pruned_ffn
 from .plan import PruningPlan
 
@@ -62,14 +69,43 @@ def apply_plan(
     fold_output = fold_output or bool(weights)
     check_plan(model, plan, fold_output)
     refitted = _refitted_attention(model, plan, weights)
-    # The model is marked first: if memory runs out below, it is half pruned, and a second attempt
-    # is refused instead of pruning it twice.
-    _mark_as_pruned(model, plan, fold_output)
-    for layer, alpha in plan.alphas.items():
-        if alpha != 1:
-            fold_alpha(decoder_layers(model)[layer], alpha)
-    swap_modules(model, plan, fold_output, refitted)
+    with _restored_after_error(model, plan):
+        _mark_as_pruned(model, plan, fold_output)
+        for layer, alpha in plan.alphas.items():
+            if alpha != 1:
+                fold_alpha(decoder_layers(model)[layer], alpha)
+        swap_modules(model, plan, fold_output, refitted)
     return model
+
+
+@contextmanager
+def _restored_after_error(model: PreTrainedModel, plan: PruningPlan) -> Iterator[None]:
+    """Context after which ``model`` is as before if an error left it, such as a lack of memory.
+
+    The weights that alpha is multiplied into are kept on the CPU meanwhile.
+    """
+    stock_class = type(model)
+    configs = [(module, module.config) for module in model.modules() if "config" in vars(module)]
+    parts = []
+    weights = []
+    for index, layer_plan in plan.layers.items():
+        layer = decoder_layers(model)[index]
+        parts += [(layer, name, module) for name, module in layer.named_children()]
+        if layer_plan.alpha not in (None, 1):
+            scaled = scaled_by_alpha(layer).parameters()
+            weights += [(weight, weight.detach().to("cpu", copy=True)) for weight in scaled]
+    try:
+        yield
+    except BaseException:
+        model.__class__ = stock_class
+        for module, config in configs:
+            module.config = config
+        for layer, name, module in parts:
+            setattr(layer, name, module)
+        for weight, kept in weights:
+            if not torch.equal(weight.detach().cpu(), kept):
+                weight.data.copy_(kept)
+        raise
 
 
 def _mark_as_pruned(model: PreTrainedModel, plan: PruningPlan, fold_output: bool) -> None:
@@ -91,15 +127,12 @@ def _mark_as_pruned(model: PreTrainedModel, plan: PruningPlan, fold_output: bool
 def fold_alpha(layer: nn.Module, alpha: float) -> None:
     """Multiply the attention branch of ``layer`` by ``alpha``, in W_O or the norm after it."""
     norm = output_norm(layer)
-    if norm is None:
-        scaled = layer.self_attn.o_proj
-        offset = 0
-    else:
+    offset = 0
+    if norm is not None:
         # Gemma's norms compute (1 + w) x, others w x. With w' = alpha (offset + w) - offset both
         # give alpha times as much.
-        scaled = norm
         offset = (norm(torch.ones_like(norm.weight)) - norm.weight).double().mean().round()
-    for weight in scaled.parameters():
+    for weight in scaled_by_alpha(layer).parameters():
         weight.copy_(alpha * (weight.double() + offset) - offset)
 
 
