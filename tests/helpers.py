@@ -203,7 +203,7 @@ def with_twins(model, alphas):
     return model
 
 
-def generate(model, ids, mask=None, cache=None, **options):
+def generate(model, ids, mask=None, cache=None, assistant=None, **options):
     """``NEW`` tokens after ``ids``, with their logits."""
     if mask is None:
         mask = torch.ones_like(ids)
@@ -220,7 +220,7 @@ def generate(model, ids, mask=None, cache=None, **options):
         eos_token_id=2,
         **options,
     )
-    return model.generate(**inputs, generation_config=settings)
+    return model.generate(**inputs, generation_config=settings, assistant_model=assistant)
 
 
 def assert_same(first, second):

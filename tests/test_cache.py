@@ -1,9 +1,12 @@
 """Generation with a cache equals generation without one, whatever layers are pruned."""
 
+import copy
+
 import pytest
 import torch
 from helpers import assert_same, generate
-from transformers import DynamicCache
+from transformers import DynamicCache, GenerationConfig, QuantizedCache, StaticCache
+from transformers.generation import ContinuousBatchingConfig
 
 from harp_lib import PruningPlan, apply_plan
 from harp_lib.pruning.plan import LayerPlan
@@ -14,6 +17,7 @@ PRUNED = {  # alpha, or removed groups, by layer
     "first and another": {0: 0.5, 3: 0.0},
     "all but one": {i: 0.5 for i in range(6) if i != 2},
     "all": dict.fromkeys(range(6), 0.5),
+    "groups": {1: (1,), 2: (0,)},
     "groups and value-only": {0: (0, 1), 1: (1,), 2: (0,), 5: 0.8, 4: 0.0},
 }
 OPTIONS = [
@@ -85,6 +89,140 @@ def test_a_text_in_pieces_cropped_and_reordered_equals_the_text_at_once(tiny, to
         cache.reorder_cache(order)
         again = model(tokens[order, -8:], past_key_values=cache).logits
     torch.testing.assert_close(again, whole[order, -8:], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("how", ["reset", "copied", "repeated"])
+@pytest.mark.parametrize("which", PRUNED)
+def test_what_is_done_to_a_cache_leaves_it_right(tiny, tokens, which, how):
+    model = pruned(tiny, "tiny-llama", which)
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(tokens[:, :30], past_key_values=cache)
+        if how == "reset":
+            cache.reset()
+            model(tokens[:, :30], past_key_values=cache)
+        elif how == "copied":
+            cache = copy.deepcopy(cache)
+        else:
+            cache.batch_repeat_interleave(2)
+            cache.batch_select_indices(torch.tensor([0, 2, 4, 6]))
+        continued = model(tokens[:, 30:], past_key_values=cache).logits
+        torch.testing.assert_close(continued, model(tokens).logits[:, 30:], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("which", ["first", "all", "groups"])
+def test_a_cache_made_from_tensors_is_right_or_refused(tiny, tokens, which):
+    """torch's data parallelism gathers the tensors of a cache and makes another of them."""
+    model = pruned(tiny, "tiny-llama", which)
+    cache = DynamicCache()
+    with torch.no_grad():
+        model(tokens[:, :30], past_key_values=cache)
+        rebuilt = DynamicCache(list(cache))
+        if which == "groups":
+            continued = model(tokens[:, 30:], past_key_values=rebuilt).logits
+            expected = model(tokens).logits[:, 30:]
+            torch.testing.assert_close(continued, expected, atol=2e-5, rtol=1e-4)
+        else:
+            with pytest.raises(ValueError, match="no longer knows how many tokens layer 0"):
+                model(tokens[:, 30:], past_key_values=rebuilt)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_static_cache_that_the_config_laid_out_is_right_or_refused(tiny, tokens, family):
+    """torch.export needs caches that are allocated before the first token."""
+    for which in ("top", "first", "groups"):
+        model = pruned(tiny, family, which)
+        cache = StaticCache(config=model.config, max_cache_len=64)
+        heads = model.config.num_key_value_heads
+        cache.early_initialization(4, heads, model.config.head_dim, torch.float32, "cpu")
+        with torch.no_grad():
+            if which == "groups":
+                with pytest.raises(ValueError, match="2 key/value heads in layer 1, which has 1"):
+                    model(tokens, past_key_values=cache)
+                continue
+            parts = [
+                model(part, past_key_values=cache).logits for part in tokens.split([36, 12], dim=1)
+            ]
+            expected = model(tokens).logits
+        torch.testing.assert_close(torch.cat(parts, dim=1), expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("which", PRUNED)
+def test_a_quantized_cache_changes_little(tiny, tokens, which):
+    model = pruned(tiny, "tiny-llama", which)
+    cache = QuantizedCache("fp8", model.config)
+    with torch.no_grad():
+        model(tokens[:, :40], past_key_values=cache)
+        continued = model(tokens[:, 40:], past_key_values=cache).logits
+        expected = model(tokens).logits[:, 40:]
+    # 8 bits for keys and values that are large for a model; another token's would differ by 1.4.
+    assert (continued - expected).norm() < 0.3 * expected.norm()
+
+
+def in_batches(model, ids):
+    """The tokens that transformers' continuous batching appends to each row."""
+    outputs = model.generate_batch(
+        ids.tolist(),
+        GenerationConfig(max_new_tokens=12, do_sample=False, eos_token_id=-1, pad_token_id=0),
+        ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=256, page_size=32),
+    )
+    return torch.tensor([output.generated_tokens for output in outputs.values()])
+
+
+@pytest.mark.parametrize("which", PRUNED)
+def test_continuous_batching_is_right_or_refused(tiny, tokens, which):
+    model = pruned(tiny, "tiny-llama", which)
+    if "groups" in which:
+        with pytest.raises(ValueError, match="layer 1 has fewer; call generate without paging"):
+            in_batches(model, tokens[:2])
+        return
+    expected = generate(model, tokens[:2], use_cache=False).sequences[:, tokens.shape[1] :]
+    assert torch.equal(in_batches(model, tokens[:2]), expected)
+
+
+@pytest.mark.parametrize("which", ["top", "first", "groups and value-only"])
+@pytest.mark.parametrize("helper", ["assistant", "early exit", "prompt"])
+def test_assisted_generation_equals_uncached(tiny, tokens, which, helper):
+    model = pruned(tiny, "tiny-llama", which)
+    options = {
+        "assistant": {"assistant": tiny()},
+        "early exit": {"assistant_early_exit": 3},
+        "prompt": {"prompt_lookup_num_tokens": 4},
+    }
+    assisted = generate(model, tokens[:1], **options[helper])
+    assert_same(assisted, generate(model, tokens[:1], use_cache=False))
+    if helper == "assistant":
+        by_pruned = generate(tiny(), tokens[:1], assistant=model)
+        assert_same(by_pruned, generate(tiny(), tokens[:1], use_cache=False))
+
+
+@pytest.mark.parametrize("which", ["top", "first", "groups and value-only"])
+def test_attention_map_i_is_that_of_layer_i(tiny, tokens, which):
+    model = pruned(tiny, "tiny-llama", which)
+    model.set_attn_implementation("eager")
+    recorded = []
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_hook(lambda _, __, output: recorded.append(output[1]))
+    with torch.no_grad():
+        maps = model(tokens, output_attentions=True).attentions
+        as_tuple = model(tokens, output_attentions=True, return_dict=False)
+    assert len(maps) == 6
+    for attention_map, expected in zip(maps, recorded, strict=False):
+        if expected is None:
+            assert attention_map.shape == (4, 0, 48, 48)
+        else:
+            assert torch.equal(attention_map, expected)
+    assert [entry.shape for entry in as_tuple[-1]] == [entry.shape for entry in maps]
+
+
+def test_attention_maps_of_assisted_generation_are_of_each_layer(tiny, tokens):
+    model = pruned(tiny, "tiny-llama", "top")
+    assistant = tiny()
+    for each in (model, assistant):
+        each.set_attn_implementation("eager")
+    output = generate(model, tokens[:1], assistant=assistant, output_attentions=True)
+    assert {len(maps) for maps in output.attentions} == {6}
+    assert [entry.shape[1] for entry in output.attentions[0]] == [4, 4, 4, 0, 0, 0]
 
 
 def test_a_cache_of_another_model_is_refused(tiny, tokens):

@@ -12,7 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import (
+    Cache,
+    DynamicLayer,
+    LinearAttentionAndFullAttentionLayer,
+)
 
 from .plan import LayerPlan
 
@@ -28,7 +32,7 @@ class LoneAttention(nn.Module):
 
     Without ``stock`` (alpha = 0, or all groups removed) the output is zero, or ``bias`` for every
     token. No keys and values are cached, but a KV cache is informed of how many tokens were seen.
-    There is no attention matrix that ``output_attentions`` could return.
+    There is no attention matrix: in the ``attentions`` of a pruned model the layer has no heads.
 
     Parameters
     ----------
@@ -110,6 +114,10 @@ class LengthLayer(DynamicLayer):
         return self.keys.shape[-2] if self.is_initialized else 0
 
 
+class HybridLengthLayer(LengthLayer, LinearAttentionAndFullAttentionLayer):
+    """The same for a layer with a linear attention beside, whose states are kept."""
+
+
 def count_tokens(
     cache: Cache, layer: int, hidden_states: torch.Tensor, spared_tokens: int = 0
 ) -> None:
@@ -133,18 +141,44 @@ def count_tokens(
     """
     while len(cache.layers) <= layer:  # a cache made without a config grows as it is used
         cache.layers.append(cache.layer_class_to_replicate())
+    if isinstance(cache.layers[layer], DynamicLayer):
+        _check_empty(cache.layers[layer], layer)
+        cache.layers[layer] = _counting(cache.layers[layer])
     entry = cache.layers[layer]
-    # Static and sliding entries count tokens themselves, whatever the width of the keys.
-    counts_by_keys = isinstance(entry, DynamicLayer) and not entry.is_sliding
-    if counts_by_keys and not isinstance(entry, LengthLayer):
-        if entry.get_seq_length() > 0:
-            raise ValueError(
-                f"this cache holds keys for layer {layer}, which has none: another model filled it"
-            )
-        cache.layers[layer] = LengthLayer()
     batch_size, num_tokens, _ = hidden_states.shape
-    no_keys = hidden_states.new_empty(batch_size, 1, spared_tokens + num_tokens, 0)
-    cache.update(no_keys, no_keys, layer)
+    num_tokens += spared_tokens
+    states = []
+    for stored in (entry.keys, entry.values):
+        # A static entry may be allocated in advance, with the dense model's heads.
+        heads, width = (1, 0) if stored is None else (stored.shape[1], stored.shape[-1])
+        states.append(hidden_states.new_zeros(batch_size, heads, num_tokens, width))
+    cache.update(*states, layer)
+
+
+def _check_empty(entry: DynamicLayer, layer: int) -> None:
+    """Raise a ValueError if ``entry``, of a layer without keys, was filled by somebody else."""
+    if not entry.is_initialized:
+        return
+    has_width_zero = entry.keys.ndim == 4 and entry.keys.shape[-1] == 0
+    if entry.get_seq_length() > 0 and not has_width_zero:
+        raise ValueError(
+            f"this cache holds keys for layer {layer}, which has none: another model filled it"
+        )
+    if has_width_zero and entry.get_seq_length() < entry.keys.shape[-2]:
+        raise ValueError(
+            f"this cache was made from the tensors of another, and no longer knows how many tokens "
+            f"layer {layer} has seen; pass on the first cache itself, or copy.deepcopy of it"
+        )
+
+
+def _counting(entry: DynamicLayer) -> DynamicLayer:
+    """``entry`` itself if it counts tokens whatever the width of the keys, or one that does."""
+    if entry.is_sliding or isinstance(entry, LengthLayer):
+        return entry
+    if isinstance(entry, LinearAttentionAndFullAttentionLayer):
+        entry.__class__ = HybridLengthLayer
+        return entry
+    return LengthLayer()
 
 
 def pruned_attention(

@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from .architecture import has_known_parts
+from .generation import PrunedGeneration, fitting
 from .layers import LoneAttention
 from .plan import PruningPlan
 from .surgery import swap_modules
@@ -111,7 +112,7 @@ def _reference(pruned: type) -> str:
     return f"{__name__.rpartition('.')[2]}.{pruned.__name__}"
 
 
-class PrunedModel:
+class PrunedModel(PrunedGeneration):
     """Mixin for a stock model: replaces the modules of pruned layers when the model is built."""
 
     _auto_class = "AutoModel"  # that of the file is `PrunedConfig.to_json_string`'s
@@ -154,12 +155,6 @@ class PrunedModel:
                 "it would be partly random"
             )
         return (model, report) if output_loading_info else model
-
-    def _get_static_cache_init_shape(self) -> None:
-        """None: a static cache takes the shapes of each layer from its first keys.
-
-        The layers differ in their number of heads, so there is no common shape to allocate before.
-        """
 
 
 def tail_only(stock_forward: Callable) -> Callable:
@@ -264,8 +259,10 @@ def pruned_class(stock: type) -> type:
     if issubclass(stock, PreTrainedConfig):
         return type(name, (PrunedConfig, stock), attributes)
     attributes["config_class"] = pruned_class(stock.config_class)
+    forward = fitting(stock.forward)
     if "logits_to_keep" in inspect.signature(stock.forward).parameters:
-        attributes["forward"] = tail_only(stock.forward)
+        forward = tail_only(forward)
+    attributes["forward"] = forward
     return type(name, (PrunedModel, stock), attributes)
 
 
