@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harp_lib import config
+from harp_lib import config, load_model
 from harp_lib.config import load_profile
 from harp_lib.experiments import run
 from harp_lib.experiments.changes import fitted_blocks, ranked_blocks
@@ -120,14 +120,32 @@ def test_alpha_is_also_searched_on_the_text_that_a_refit_reads(stored, job):
     assert 0 < seconds[2] < seconds[3], "of its own layers, though one goes on with the other's"
 
 
-def test_models_can_do_without_rivals(monkeypatch, tmp_path):
+def test_a_model_can_be_searched_again_and_do_without_rivals(monkeypatch, tmp_path):
     monkeypatch.setattr(config, "RESULTS", tmp_path)
-    profile = load_profile("smoke", models=["tiny-gemma2"])
+    profile = load_profile("smoke", models=["tiny-gemma2"]) | {"dtype": "bfloat16"}
     run("frontier", profile=profile)
-    methods = {cell["coordinates"]["method"] for cell in read_results("smoke", "frontier").values()}
+    cells = read_results("smoke", "frontier")
+    methods = {cell["coordinates"]["method"] for cell in cells.values()}
     assert not methods & set(RIVALS)
     assert {"alpha-1", "alpha-0.5", "alpha-norm", *FITTED} <= methods
     assert "alpha-search" not in methods
+
+    other = Job("frontier", config.profile_for("tiny-gemma2", profile), "tiny-gemma2")
+    text = other.text(other.corpora[0], "test")
+    twice = [window for window in text.windows for _ in range(2)]
+    expected = {
+        "alpha-in-pairs": search_alphas(other.model, twice, 2),
+        "alpha-float32": search_alphas(load_model("tiny-gemma2", "float32")[0], text.windows, 2),
+    }
+    for method, search in expected.items():
+        result = cells["tiny-gemma2", f"{method}-top-02-1x128", "search"]["result"]
+        found = rows_of(result)
+        perplexities = found.loc[found["quantity"] == "perplexity", "value"].tolist()
+        of_layers = [value for of in search.perplexities.values() for value in of.values()]
+        assert perplexities == of_layers
+    assert search.perplexities != expected["alpha-in-pairs"].perplexities
+    nll = rows(cells, "nll")
+    assert set(nll.loc[nll["method"] == "alpha-float32", "document"]) == {0, 1, 2}
 
 
 def test_fits_say_what_they_explain(stored, job):

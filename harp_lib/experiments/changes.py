@@ -29,6 +29,9 @@ NO_ATTENTION = "alpha-0"
 CONSTANT = {NO_ATTENTION: 0.0, "alpha-0.5": 0.5, "alpha-1": 1.0}  # alpha, the same in all layers
 HARP = "harp"
 ALPHA_SEARCH = "alpha-search"  # HARP's search, on the text that others are fitted on
+IN_FLOAT32 = "alpha-float32"  # HARP's search in float32, of a model that computes in bfloat16
+IN_PAIRS = "alpha-in-pairs"  # HARP's search with each document twice in a batch
+OTHER_SEARCHES = (ALPHA_SEARCH, IN_FLOAT32, IN_PAIRS)
 ALPHA_NORM = "alpha-norm"
 ALPHA_FIT = "alpha-fit"
 NBL = "nbl"
@@ -97,7 +100,7 @@ class Prepared:
 
     @property
     def calibration_tokens(self) -> int:
-        if self.change.method == HARP:
+        if self.change.method in (HARP, IN_FLOAT32, IN_PAIRS):
             settings = self.job.profile["alpha_search"]
             return settings["documents"] * settings["tokens"]
         if not self.change.texts:
@@ -149,7 +152,7 @@ class Prepared:
         if method in CONSTANT:
             constant = dict.fromkeys(layers, CONSTANT[method])
             return temporarily_pruned(model, self._value_only(constant))
-        if method in (HARP, ALPHA_SEARCH):
+        if method in (HARP, *OTHER_SEARCHES):
             searched = self.searched_alphas()
             return temporarily_pruned(
                 model, self._value_only({layer: searched[layer] for layer in layers})

@@ -6,10 +6,12 @@ closely: finding a pass key, other draws of the calibration text, more and less 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from harp_lib import config
@@ -23,7 +25,10 @@ from harp_lib.experiments.changes import (
     DENSE,
     FITTED,
     HARP,
+    IN_FLOAT32,
+    IN_PAIRS,
     NO_ATTENTION,
+    OTHER_SEARCHES,
     TOP,
     WITH_FIT,
     WITHOUT_TEXT,
@@ -45,7 +50,7 @@ from harp_lib.experiments.job import (
     search_rows,
 )
 from harp_lib.experiments.passkeys import PASSKEY, passkeys
-from harp_lib.methods.alpha_search import search_alphas
+from harp_lib.methods.alpha_search import AlphaSearch, search_alphas
 from harp_lib.methods.gate_norm import gate_norms
 from harp_lib.methods.layer_selection import layer_scores, lowest_layers
 from harp_lib.methods.refit import RIDGE, explained_by_layer
@@ -80,6 +85,9 @@ def _evaluate(job: Job, changes: Iterable[Change]) -> None:
     evaluation = _Evaluation(job)
     _searched(job, max(_counts(job)))  # listed also if no change needs it, for notebooks 02 and 03
     prepared = [_prepared(job, change) for change in changes]
+    for one in prepared:
+        if one.change.method in OTHER_SEARCHES:
+            one.searched_alphas()  # before anything holds the model, as one loads it in float32
     prepared.sort(key=lambda one: -one.lowest)
     # A stream of hidden states moves up only, so changes that begin low come first.
     prepared.reverse()
@@ -211,8 +219,8 @@ def _change_inputs(one: Prepared) -> dict[str, Any]:
 
 def _prepared(job: Job, change: Change) -> Prepared:
     alphas = partial(_searched, job, max(_counts(job)))
-    if change.method == ALPHA_SEARCH:
-        alphas = partial(_searched_on_fitted_text, job, change)
+    if change.method in OTHER_SEARCHES:
+        alphas = partial(_searched_otherwise, job, change)
     return Prepared(job, change, alphas)
 
 
@@ -232,21 +240,39 @@ def _searched(job: Job, count: int) -> dict[int, float]:
     return _alphas_of(_found(job, cell))
 
 
-def _searched_on_fitted_text(job: Job, change: Change) -> dict[int, float]:
-    """Alpha of the top layers, searched on the text that a refit of them reads.
-
-    A search of more layers goes on where that of fewer has ended.
-    """
+def _searched_otherwise(job: Job, change: Change) -> dict[int, float]:
+    """Alpha of the top layers by another search, with a cell of its own."""
     one = Prepared(job, change, dict)
-    text = fitted_blocks(job, change.texts, change.samples, change.seed)
+    if change.method == ALPHA_SEARCH:
+        text = fitted_blocks(job, change.texts, change.samples, change.seed)
+        inputs = _inputs(job)
+        tokens = text[:, 1:].numel()
+        search = partial(_search_fitted_text, job, text)
+    else:
+        searched = job.text(job.corpora[0], SEARCHED)
+        inputs = _inputs(job) | {"searched": described(searched.corpus)}
+        tokens = sum(searched.tokens)
+        search = partial(_search_again, job, change.method, searched)
 
-    def search() -> Result:
-        kept = _search_journal(job)
-        found = search_alphas(job.model, text, len(change.layers), resume=kept)
-        return {"rows": search_rows(found, text[:, 1:].numel())}
+    def compute() -> Result:
+        return {"rows": search_rows(search(len(change.layers)), tokens)}
 
-    inputs = _inputs(job) | _change_inputs(one)
-    return _alphas_of(job.result(Cell(one.name, "search", inputs, search, one.coordinates)))
+    inputs |= _change_inputs(one)
+    return _alphas_of(job.result(Cell(one.name, "search", inputs, compute, one.coordinates)))
+
+
+def _search_fitted_text(job: Job, text: torch.Tensor, count: int) -> AlphaSearch:
+    """HARP's search on the text that a refit reads; one of more layers goes on where it ended."""
+    return search_alphas(job.model, text, count, resume=_search_journal(job))
+
+
+def _search_again(job: Job, method: str, text: Text, count: int) -> AlphaSearch:
+    """HARP's own search once more, to see what rounding does to alpha."""
+    if method == IN_PAIRS:
+        twice = [window for window in text.windows for _ in range(2)]
+        return search_alphas(job.model, twice, count)
+    exact = replace(job, profile=job.profile | {"dtype": "float32"})
+    return search_alphas(exact.model, text.windows, count)
 
 
 def _search_journal(job: Job) -> Path:
@@ -317,6 +343,9 @@ def _changes(job: Job) -> Iterator[Change]:
             yield Change(ALPHA_SEARCH, top, TOP, texts=2, samples=_samples(job))
         if count == job.num_pruned:
             yield from _reasons(job, count)
+            if job.name in job.profile["frontier"].get("searched_again", ()):
+                yield Change(IN_FLOAT32, top, TOP, texts=1)
+                yield Change(IN_PAIRS, top, TOP, texts=1)
             if job.name not in job.profile["frontier"].get("without_rivals", ()):
                 yield from _rivals(job, count)
         if count == _third(job):
