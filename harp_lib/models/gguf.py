@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib.models.gguf_reading import check_file
 from harp_lib.models.gguf_tensors import file_tensors
-from harp_lib.models.gguf_vocabulary import add_special_tokens, add_vocabulary
+from harp_lib.models.gguf_vocabulary import write_vocabulary
 from harp_lib.models.savable import check_savable
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
@@ -43,8 +43,8 @@ def save_gguf(
     model : PreTrainedModel
         A Llama or Mistral model, dense or pruned by :func:`harp_lib.apply_plan`.
     tokenizer : PreTrainedTokenizerBase
-        Byte-level BPE (Llama 3, SmolLM, GPT-2) or SentencePiece BPE (Llama 2, Mistral), with its
-        chat template.
+        Byte-level BPE (Llama 3, SmolLM, GPT-2) or SentencePiece BPE (Llama 2 and Mistral, as their
+        ``tokenizer.json`` has it), with its chat template.
     path : str or Path
         The file to write; an earlier one is replaced.
     weights : {"f16", "f32", "q8_0"}
@@ -55,8 +55,10 @@ def save_gguf(
     ValueError
         If the weights are not all that the model is (adapters, quantization, offloading), or
         ``deci`` cannot express it, with the reason: another architecture, biases (also those that
-        compensate for what FLAP removes), sliding windows, other rotary positions, or another
-        tokenizer. Nothing is written then.
+        compensate for what FLAP removes), sliding windows, or other rotary positions. If the
+        tokenizer has more tokens than the model has embeddings, or llama.cpp would give other
+        tokens. If the logits that follow from the file are not those of the model. Nothing is
+        written then.
     """
     if weights not in WEIGHTS:
         raise ValueError(f"unknown type of weights {weights!r}; choose from {', '.join(WEIGHTS)}")
@@ -64,10 +66,9 @@ def save_gguf(
     path = Path(path).resolve()
     writer = GGUFWriter(None, ARCHITECTURE)
     _add_shape(writer, model)
-    add_vocabulary(writer, tokenizer, model.config.vocab_size)
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
-        add_special_tokens(writer, tokenizer, Path(folder, "tokenizer"))
+        write_vocabulary(writer, tokenizer, model.config.vocab_size, Path(folder))
         for name, tensor in file_tensors(model):
             kind = _tensor_type(tensor, WEIGHTS[weights])
             data = quantize(tensor.detach().float().cpu().numpy(), kind)

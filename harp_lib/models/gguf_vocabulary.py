@@ -4,21 +4,48 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFWriter, SpecialVocab, TokenType
+from gguf import GGUFReader, GGUFWriter, SpecialVocab, TokenType
 from transformers import PreTrainedTokenizerBase
 
-LLAMA3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+from harp_lib.models.gguf_tokens import LLAMA3_WORDS, FileTokenizer
+from harp_lib.models.token_probe import check_tokens
 
 
-def add_vocabulary(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
+def write_vocabulary(
+    writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: int, folder: Path
+) -> None:
+    """Write ``tokenizer`` with room for ``size`` tokens; ``folder`` is for files in between.
+
+    A ValueError if llama.cpp would tokenize in another way.
+    """
+    trial = GGUFWriter(folder / "vocabulary.gguf", "llama")
+    for target in (trial, writer):
+        _add_tokens(target, tokenizer, size)
+        _add_special_tokens(target, tokenizer, folder / "tokenizer")
+    trial.write_header_to_file()
+    trial.write_kv_data_to_file()
+    trial.close()
+    check_tokens(FileTokenizer(GGUFReader(folder / "vocabulary.gguf")), tokenizer)
+
+
+def _add_tokens(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
     """Write ``size`` tokens and their types; a ValueError for a tokenizer of another kind."""
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"{type(tokenizer).__name__} is written in Python and cannot be written as GGUF: load "
+            "the tokenizer with use_fast=True"
+        )
     state = _backend_state(tokenizer)
     bpe = state["model"]
     if bpe["type"] != "BPE":
         raise ValueError(f"a tokenizer of type {bpe['type']} cannot be written as GGUF; BPE can")
+    num_tokens = 1 + max(tokenizer.get_vocab().values())
+    if num_tokens > size:
+        raise ValueError(
+            f"the tokenizer has {num_tokens} tokens, but the model has embeddings for {size}: "
+            f"model.resize_token_embeddings({num_tokens}) before pruning makes room for tokens "
+            "that were added"
+        )
     tokens = [f"[PAD{index}]" for index in range(size)]
     types = [TokenType.UNUSED] * size
     for token, index in bpe["vocab"].items():
@@ -42,7 +69,7 @@ def add_vocabulary(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size:
     writer.add_token_types(types)
 
 
-def add_special_tokens(
+def _add_special_tokens(
     writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
     """Write ids of special tokens, chat template and byte-level merges, as llama.cpp reads them.
@@ -56,8 +83,11 @@ def add_special_tokens(
         special_token_types=("bos", "eos", "pad"),
     )
     # What the tokenizer does counts, whatever its files say.
-    adds_bos = tokenizer.bos_token_id in tokenizer("a").input_ids[:1]
-    special.add_special_token = {"bos": adds_bos}
+    ids = tokenizer("a").input_ids
+    special.add_special_token = {
+        "bos": tokenizer.bos_token_id in ids[:1],
+        "eos": tokenizer.eos_token_id in ids[-1:],
+    }
     special.add_to_gguf(writer, quiet=True)
 
 

@@ -68,8 +68,8 @@ def save_nemotron_nas(
     ValueError
         If the weights are not all that the model is (adapters, quantization, offloading), the model
         is not pruned, or ``nemotron-nas`` cannot express it, with the reason: another architecture,
-        a layer 0 without attention, sliding windows, other rotary positions. Nothing is written
-        then.
+        a layer 0 without attention, sliding windows, other rotary positions. If the logits that
+        follow from the files are not those of the model. Nothing is written then.
     FileExistsError
         If ``path`` exists and is not an empty folder.
     """
