@@ -36,10 +36,11 @@ SECTIONS_WITH_TASKS = ("evaluation", "likelihoods", "longbench", "frontier")
 def slug(model: str) -> str:
     """A model's name as part of a file name.
 
-    The slash of a hub id becomes ``--``. A folder keeps its last name, with a digest of its path.
+    The slash of a hub id becomes ``--``, and what does not go into names a dash. A folder keeps its
+    last name, with a digest of its path.
     """
     if model in NAMED_MODELS or not os.path.isdir(model):
-        return model.replace("/", "--")
+        return re.sub(r"[^\w.-]+", "-", model.replace("/", "--")).strip("-")
     path = os.path.abspath(model)
     return f"{Path(path).name}-{hashlib.sha256(path.encode()).hexdigest()[:6]}"
 
@@ -112,8 +113,8 @@ def _replace_models(profile: dict[str, Any], models: list[str]) -> None:
     """Use these models in every experiment of a profile, and no others."""
     profile["models"] = models
     profile["alpha_search"]["extra_models"] = []
-    profile["efficiency"]["shapes"] = None
-    for section in ("ablations", "longbench"):
+    profile["efficiency"]["shapes"] = {}
+    for section in ("ablations", "longbench", "efficiency"):
         profile[section].pop("models", None)
     for settings in _task_settings(profile):
         rows = settings["rows"]
@@ -142,13 +143,17 @@ def _task_settings(profile: dict[str, Any]) -> list[dict[str, Any]]:
 def profile_for(model: str, profile: dict[str, Any]) -> dict[str, Any]:
     """A profile with only the benchmarks that are meant for one model, in that model's settings.
 
-    ``dtype`` becomes the model's, where the profile has one for it in ``dtype_of``.
+    ``dtype`` becomes the model's, where the profile has one for it in ``dtype_of``. What
+    ``efficiency`` has for it in ``settings_of`` replaces that section's settings.
     A setting of a benchmark may be a dict with a value for each model. A model that the dict of
     ``rows`` does not name is not evaluated on that benchmark.
     """
     profile_of_model = dict(profile)
     dtypes = profile.get("dtype_of", {})
     profile_of_model["dtype"] = dtypes.get(model, profile["dtype"])
+    efficiency = profile["efficiency"]
+    own_settings = efficiency.get("settings_of", {}).get(model, {})
+    profile_of_model["efficiency"] = efficiency | own_settings
     for section in SECTIONS_WITH_TASKS:
         tasks = {}
         for name, settings in profile[section]["tasks"].items():

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,8 @@ class ResultStore:
             result = result | {"rows": columns_of(result["rows"])}
         versions = {"python": platform.python_version(), "harp_lib": __version__}
         for package in PACKAGES:
-            versions[package] = version(package)
+            with suppress(PackageNotFoundError):  # not every cell needs all of them
+                versions[package] = version(package)
         stored = {
             "coordinates": cell.coordinates,
             "inputs": inputs,
@@ -250,11 +251,14 @@ def _listed(folder: Path) -> dict[tuple[str, str, str], str]:
 def listed_cells(profile: str, unit: str) -> dict[str, str]:
     """Digests of the inputs of the cells of a unit, by ``store/model/method/name``.
 
-    They are those of its last run in this checkout, or else of the committed one, or none.
+    They are those of its last run in this checkout, or else of the committed one, or none. Runs on
+    other devices, whose lists are called ``run-UNIT-DEVICE.json``, are among them.
     """
     for root in (config.RESULTS, config.REFERENCE):
         cells = {}
-        for run in (root / profile).glob(f"*/run-{unit}.json"):
+        runs = (root / profile).glob(f"*/run-{unit}.json")
+        elsewhere = (root / profile).glob(f"*/run-{unit}-*.json")
+        for run in sorted([*runs, *elsewhere]):
             for *key, inputs_digest in json.loads(run.read_bytes())["cells"]:
                 cells["/".join((run.parent.name, *key))] = inputs_digest
         if cells:

@@ -91,8 +91,19 @@ def test_a_profile_may_name_the_dtype_of_one_model(monkeypatch):
     assert profile_for("smollm2-135m", small)["dtype"] == "float32"
 
 
+def test_a_model_may_have_lengths_of_its_own():
+    small = load_profile("small")
+    lengths = list(profile_for("smollm2-135m", small)["efficiency"]["prefill"])
+    assert len(lengths) == 7
+    assert list(profile_for("gemma3-270m", small)["efficiency"]["prefill"]) == [1024, 4096]
+    assert small["efficiency"]["prefill"] == {1024: 10, 4096: 10}, "the profile is not changed"
+
+
 def test_models_datasets_and_rows_may_be_replaced(tmp_path):
-    assert models_of(load_profile("paper"), "efficiency") == ["LLaMA3.1-8B"]
+    shape = "LLaMA3.1-8B (random weights)"
+    assert models_of(load_profile("paper"), "efficiency") == [shape], "no model of the hub"
+    small = load_profile("small")
+    assert models_of(small, "efficiency") == [*small["models"], shape]
     profile = load_profile("paper", models=["tiny-llama"], datasets=str(tmp_path), limit=3)
     for unit in UNITS:
         if unit not in ("theory", "ratios"):  # cells of no model

@@ -1,6 +1,7 @@
 """What notebook 08 times: variants that compute what their plans say, measured in turn."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from harp_lib.results import ResultStore, read_cell, rows_of
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 500, "num_attention_heads": 4}
 PLAN = PruningPlan.value_only(6, [0.8, 0.0])
 SHAPE = "LLaMA3.1-8B"
+MODEL = "LLaMA3.1-8B (random weights)"
 
 
 def config_of(family, groups=2, layers=6):
@@ -35,9 +37,9 @@ def profile(tmp_path, monkeypatch):
     """The profile paper's way, at a small width: at full width a layer takes half a gigabyte."""
     monkeypatch.setattr(config, "RESULTS", tmp_path)
     monkeypatch.setattr(efficiency, "paper_configs", lambda: {SHAPE: config_of("llama", 2, 32)})
+    monkeypatch.setattr(efficiency, "multiplies_bfloat16", lambda: True)
     settings = {
-        "shapes": [SHAPE],
-        "layers": 8,
+        "shapes": {MODEL: {"config": SHAPE, "layers": 8}},
         "prefill": {16: 2, 48: 3, 64: 1, 10**6: 1},
         "split": [48],
         "decode": {"contexts": [16, 48], "steps": 3, "repetitions": 2},
@@ -47,7 +49,7 @@ def profile(tmp_path, monkeypatch):
 
 
 def read(name):
-    return read_cell(ResultStore("smoke", "efficiency").file(SHAPE, "all", name))
+    return read_cell(ResultStore("smoke", "efficiency").file(MODEL, "all", name))
 
 
 def rows(name, quantity):
@@ -65,7 +67,7 @@ VARIANTS = ["dense", "harp", "harp-tail", "harp-folded", "thinned"]
 
 
 def test_the_shape_of_a_model_of_the_paper(profile, capsys):
-    assert compute("efficiency", profile, SHAPE) == {"computed": 7, "read": 0, "failed": 0}
+    assert compute("efficiency", profile, MODEL) == {"computed": 7, "read": 0, "failed": 0}
     shown = capsys.readouterr().err
     assert "prefill, 48 tokens:   0%|          | 0/20" in shown, "five variants, warmed up once"
     check_counted()
@@ -73,9 +75,9 @@ def test_the_shape_of_a_model_of_the_paper(profile, capsys):
     check_split()
     check_decoding()
 
-    assert compute("efficiency", profile, SHAPE) == {"computed": 0, "read": 7, "failed": 0}
+    assert compute("efficiency", profile, MODEL) == {"computed": 0, "read": 7, "failed": 0}
     profile["efficiency"]["prefill"][16] = 1  # other repetitions
-    assert compute("efficiency", profile, SHAPE) == {"computed": 1, "read": 6, "failed": 0}
+    assert compute("efficiency", profile, MODEL) == {"computed": 1, "read": 6, "failed": 0}
 
 
 def check_counted():
@@ -151,10 +153,10 @@ def test_a_length_that_fails_is_kept_and_tried_again(profile, monkeypatch):
     profile["efficiency"]["decode"]["contexts"] = [end - 3, end - 2]
     with monkeypatch.context() as patch:
         patch.setattr(timing, "prefill", out_of_memory)
-        assert compute("efficiency", profile, SHAPE) == {"computed": 4, "read": 0, "failed": 2}
+        assert compute("efficiency", profile, MODEL) == {"computed": 4, "read": 0, "failed": 2}
     reason = "RuntimeError: DefaultCPUAllocator: not enough memory"
     assert read("prefill-48")["result"] == {"failed": reason}
-    assert compute("efficiency", profile, SHAPE) == {"computed": 2, "read": 4, "failed": 0}
+    assert compute("efficiency", profile, MODEL) == {"computed": 2, "read": 4, "failed": 0}
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
@@ -242,10 +244,24 @@ def test_thinning_is_even_and_does_the_same_work_on_pairs(model, layers, pruned)
     assert work_on_pairs(thinned) == work_on_pairs(plan) < work_on_pairs(None)
 
 
+def test_a_shape_is_left_out_where_it_cannot_be_timed(profile, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setattr(efficiency, "multiplies_bfloat16", lambda: False)
+        assert compute("efficiency", profile, MODEL)["computed"] == 0
+    printed = capsys.readouterr().out
+    assert printed == f"{MODEL} is left out: this processor has no instructions for bfloat16\n"
+    with monkeypatch.context() as patch:
+        memory = SimpleNamespace(available=100_000)
+        patch.setattr(efficiency.psutil, "virtual_memory", lambda: memory)
+        assert compute("efficiency", profile, MODEL)["computed"] == 0
+    assert "GiB of memory, and 0.0 GiB are free" in capsys.readouterr().out
+    assert compute("efficiency", profile, MODEL)["computed"] == 7
+
+
 def test_a_random_shape_has_the_published_alphas(profile):
-    model, plan = efficiency.random_shape(SHAPE, profile, 0)
-    again, _ = efficiency.random_shape(SHAPE, profile, 0)
-    other, _ = efficiency.random_shape(SHAPE, profile, 1)
+    model, plan = efficiency.random_shape(SHAPE, 8, "bfloat16", 0)
+    again, _ = efficiency.random_shape(SHAPE, 8, "bfloat16", 0)
+    other, _ = efficiency.random_shape(SHAPE, 8, "bfloat16", 1)
     assert plan.alphas == {7: 0.8, 6: 0.2}, "a quarter of eight layers, from the top"
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
     assert parameters(model.config) == model.num_parameters()

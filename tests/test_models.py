@@ -37,6 +37,7 @@ def test_names_of_models_as_titles_and_in_file_names():
     }
     assert {name: display_name(name) for name in titles} == titles
     assert slug("meta-llama/Llama-3.1-8B") == "meta-llama--Llama-3.1-8B"
+    assert slug("LLaMA3.1-8B (random weights), H100") == "LLaMA3.1-8B-random-weights-H100"
     assert slug(".").startswith(f"{Path.cwd().name}-")
 
 

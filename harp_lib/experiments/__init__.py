@@ -80,13 +80,12 @@ def models_of(profile: dict[str, Any], unit: str) -> list[str]:
         return [UNITS[unit].model]
     if unit == "search":
         return [*profile["models"], *profile["alpha_search"]["extra_models"]]
-    if unit == "efficiency":
-        return profile["efficiency"]["shapes"] or profile["models"]
     section = "ablations" if unit == "layers" else unit
-    models_of_section = profile.get(section, {}).get("models")
-    if models_of_section is None:
-        return list(profile["models"])
-    return [model for model in profile["models"] if model in models_of_section]
+    settings = profile.get(section, {})
+    models = list(profile["models"])
+    if settings.get("models") is not None:
+        models = [model for model in models if model in settings["models"]]
+    return [*models, *settings.get("shapes", ())]
 
 
 def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False) -> None:

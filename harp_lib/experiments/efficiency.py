@@ -1,7 +1,7 @@
 """Notebook 08: time and memory of a dense model and of its pruned variants, measured in turn."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -11,18 +11,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import psutil
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from harp_lib import config as paths
-from harp_lib.accounting import count_groups, paper_configs, prefill_flops, prefill_layers
+from harp_lib.accounting import (
+    count_groups,
+    paper_configs,
+    parameters,
+    prefill_flops,
+    prefill_layers,
+)
 from harp_lib.evaluation import timing
 from harp_lib.evaluation.llama_cpp import LlamaCpp
 from harp_lib.experiments.job import Job, or_failed
-from harp_lib.models import gguf
 from harp_lib.models.load import random_model
-from harp_lib.names import PAPER_MODELS
 from harp_lib.prefix_lm.cache import continued
 from harp_lib.pruning import remote, surgery
 from harp_lib.pruning.architecture import check_plan, decoder_layers
@@ -49,6 +54,10 @@ POINTS = 33  # of each counted curve
 # read by attention.
 CACHE_MOVES = 3
 
+# Memory of all variants of a model in its weights: groups are sliced out of a copy.
+MEMORY_OF_VARIANTS = 1.2
+
+Measurement = tuple[str, int, int]  # kind, tokens and repetitions
 Models = dict[str, PreTrainedModel]  # by the name of a variant
 Row = dict[str, Any]
 
@@ -105,25 +114,52 @@ def thinned_plan(config: PreTrainedConfig, plan: PruningPlan) -> PruningPlan:
 
 
 def random_shape(
-    name: str, profile: dict[str, Any], seed: int
+    name: str, layers: int, dtype: str, seed: int
 ) -> tuple[PreTrainedModel, PruningPlan]:
     """A model of the paper with random weights, and HARP's plan of the published alphas.
 
-    No time depends on the weights. The profile may ask for the first layers only, then HARP prunes
-    the same share of them.
+    No time depends on the weights. It has the first ``layers`` of the model's layers. If these are
+    not all, HARP prunes the same share of them.
     """
-    config = paper_configs()[name]
-    whole = config.num_hidden_layers
-    layers = profile["efficiency"]["layers"] or whole
-    config.num_hidden_layers = layers
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:layers]
+    config = _shape_config(name, layers)
     printed = pd.read_csv(paths.PAPER / "alpha_search.csv")
     printed = printed.query("model == @name and task == 'wikitext'")
     alphas = printed.sort_values("layer", ascending=False)["value"].tolist()
-    count = max(1, round(len(alphas) * layers / whole))
+    count = max(1, round(len(alphas) * layers / paper_configs()[name].num_hidden_layers))
     plan = PruningPlan.value_only(layers, alphas[:count])
-    return random_model(config, profile["dtype"], seed), plan
+    return random_model(config, dtype, seed), plan
+
+
+def _shape_config(name: str, layers: int) -> PreTrainedConfig:
+    """The config of a model of the paper, cut to its first layers."""
+    config = paper_configs()[name]
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    return config
+
+
+def obstacle(name: str, layers: int, dtype: str) -> str | None:
+    """Why a random shape cannot be timed on this machine; None if it can.
+
+    Where bfloat16 is emulated, its times are those of the emulation.
+    """
+    if torch.cuda.is_available():
+        return None
+    if dtype == "bfloat16" and not multiplies_bfloat16():
+        return "this processor has no instructions for bfloat16"
+    weights = parameters(_shape_config(name, layers)) * getattr(torch, dtype).itemsize
+    needed = MEMORY_OF_VARIANTS * weights / 2**30
+    free = psutil.virtual_memory().available / 2**30
+    if needed > free:
+        return f"it takes {needed:.1f} GiB of memory, and {free:.1f} GiB are free"
+    return None
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions for matrices of bfloat16: AMX, or AVX-512 BF16."""
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
 
 
 def efficiency(job: Job) -> None:
@@ -131,40 +167,29 @@ def efficiency(job: Job) -> None:
 
     What fails, as for want of memory, says so.
     """
-    if job.name in PAPER_MODELS:
-        model, plan = random_shape(job.name, job.profile, job.seed)
-        layers = f"random, {plan.num_layers} layers"
-        inputs = {"model": job.name, "digest": layers, "dtype": str(model.dtype)}
+    settings = job.profile["efficiency"]
+    shape = settings["shapes"].get(job.name)
+    if shape:
+        dtype = job.profile["dtype"]
+        reason = obstacle(shape["config"], shape["layers"], dtype)
+        if reason:
+            print(f"{job.name} is left out: {reason}")
+            return
+        model, plan = random_shape(shape["config"], shape["layers"], dtype, job.seed)
+        digest = f"random, {plan.num_layers} layers"
+        inputs = {"model": job.name, "digest": digest, "dtype": str(model.dtype)}
     else:
         model = job.model
         plan = PruningPlan.value_only(job.num_layers, job.alphas(job.corpora[0]))
         inputs = job.inputs
-    bench = Bench(make_variants(model, plan), job)
-    plans = {}
-    for name, variant in bench.variants.items():
-        plans[name] = variant.plan.digest if variant.plan else None
-    inputs = inputs | {"seed": job.seed, "plans": plans}
-
-    measurements = _measurements(job.profile["efficiency"])
-    lengths = sorted({tokens for _, tokens, _ in measurements})
-    counted = partial(bench.counted, lengths)
-    coordinates = {"kind": "counted"}
-    job.result(Cell("all", "counted", inputs | {"lengths": lengths}, counted, coordinates))
-
-    with suppress(ValueError, ImportError):  # a model that llama.cpp cannot run, or no llama.cpp
-        gguf.check_gguf(model)
-        import_module("xllamacpp")
-        for tokens, repetitions in job.profile["efficiency"]["llama_cpp"].items():
-            measurements.append(("llama_cpp", tokens, repetitions))
-    inputs = inputs | {"device": device_name(), "threads": torch.get_num_threads()}
-    for kind, tokens, repetitions in sorted(measurements, key=lambda measurement: measurement[1]):
-        cell = _timed_cell(bench, inputs, kind, tokens, repetitions)
-        if tokens + cell.inputs.get("steps", 0) <= model.config.max_position_embeddings:
-            job.result(cell)
+    bench = Bench(make_variants(model, plan), inputs, job)
+    measurements = _measurements(settings) + _llama_cpp_measurements(settings, model)
+    for cell in bench.cells(measurements):
+        job.result(cell)
 
 
-def _measurements(settings: dict[str, Any]) -> list[tuple[str, int, int]]:
-    """What a profile asks to be timed: kind, tokens and repetitions."""
+def _measurements(settings: dict[str, Any]) -> list[Measurement]:
+    """What a profile asks to be timed, but in llama.cpp."""
     prefills = settings["prefill"]  # repetitions by tokens
     decoding = settings["decode"]
     return [
@@ -174,26 +199,67 @@ def _measurements(settings: dict[str, Any]) -> list[tuple[str, int, int]]:
     ]
 
 
-def _timed_cell(
-    bench: "Bench", inputs: dict[str, Any], kind: str, tokens: int, repetitions: int
-) -> Cell:
-    """One measurement at one length."""
-    inputs = inputs | {"tokens": tokens, "repetitions": repetitions}
-    if kind in ("decode", "llama_cpp"):
-        inputs["steps"] = bench.steps
-    compute = partial(or_failed, bench.measure, kind, tokens, repetitions)
-    return Cell("all", f"{kind}-{tokens}", inputs, compute, {"kind": kind, "length": tokens})
+def _llama_cpp_measurements(settings: dict[str, Any], model: PreTrainedModel) -> list[Measurement]:
+    """What a profile asks to be timed in llama.cpp: nothing where that is missing.
+
+    Nor is it of a model that llama.cpp cannot run.
+    """
+    repetitions_by_tokens = settings["llama_cpp"]
+    if not repetitions_by_tokens:
+        return []
+    try:
+        from harp_lib.models.gguf import check_gguf  # here, because it needs a package of its own
+
+        import_module("xllamacpp")
+        check_gguf(model)
+    except (ValueError, ImportError):
+        return []
+    return [("llama_cpp", tokens, number) for tokens, number in repetitions_by_tokens.items()]
 
 
 class Bench:
-    """The variants of one model, and what is measured and counted of them."""
+    """The variants of one model, and what is measured and counted of them.
 
-    def __init__(self, variants: dict[str, Variant], job: Job) -> None:
+    ``inputs`` are those of the model.
+    """
+
+    def __init__(self, variants: dict[str, Variant], inputs: dict[str, Any], job: Job) -> None:
         self.variants = variants
         self.job = job
         self.config = variants[DENSE].model.config
         self.device = variants[DENSE].model.device
         self.steps = job.profile["efficiency"]["decode"]["steps"]  # new tokens
+        plans = {}
+        for name, variant in variants.items():
+            plans[name] = variant.plan.digest if variant.plan else None
+        self.inputs = inputs | {"seed": job.seed, "plans": plans}
+
+    def cells(self, measurements: Sequence[Measurement]) -> Iterator[Cell]:
+        """What is counted, then each measurement that the model has room for, by length."""
+        lengths = {tokens for kind, tokens, _ in measurements if kind != "llama_cpp"}
+        yield self.counted_cell(sorted(lengths))
+        for kind, tokens, repetitions in sorted(measurements, key=lambda of: of[1]):
+            if tokens + self._new_tokens(kind) <= self.config.max_position_embeddings:
+                yield self.timed_cell(kind, tokens, repetitions)
+
+    def counted_cell(self, lengths: list[int]) -> Cell:
+        """The cell of :meth:`counted`."""
+        inputs = self.inputs | {"lengths": lengths}
+        counted = partial(self.counted, lengths)
+        return Cell("all", "counted", inputs, counted, {"kind": "counted"})
+
+    def timed_cell(self, kind: str, tokens: int, repetitions: int) -> Cell:
+        """The cell of one measurement at one length."""
+        inputs = self.inputs | {"device": device_name(), "threads": torch.get_num_threads()}
+        inputs |= {"tokens": tokens, "repetitions": repetitions}
+        if self._new_tokens(kind):
+            inputs["steps"] = self.steps
+        compute = partial(or_failed, self.measure, kind, tokens, repetitions)
+        return Cell("all", f"{kind}-{tokens}", inputs, compute, {"kind": kind, "length": tokens})
+
+    def _new_tokens(self, kind: str) -> int:
+        """Number of tokens that a measurement writes."""
+        return self.steps if kind in ("decode", "llama_cpp") else 0
 
     def measure(self, kind: str, tokens: int, repetitions: int) -> Result:
         """The result of one cell.
@@ -286,13 +352,15 @@ class Bench:
 
         Tokens a second, of a prompt and of what is written after it.
         """
+        from harp_lib.models.gguf import save_gguf  # here, because it needs a package of its own
+
         prompt = self._ids(tokens)[0].tolist()
         timed = {}
         rows = []
         with TemporaryDirectory() as folder:
             for name, model in models.items():
                 file = Path(folder, name)
-                gguf.save_gguf(model, self.job.tokenizer, file)
+                save_gguf(model, self.job.tokenizer, file)
                 engine = LlamaCpp(file, tokens + self.steps + 1)
                 timed[name] = partial(engine.write, prompt, self.steps)
             answers = timing.interleaved(timed, repetitions, bar, repetitions > 1)
