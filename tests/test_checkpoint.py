@@ -3,14 +3,17 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from helpers import small_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, Gemma2ForCausalLM, LlamaForCausalLM
+from transformers.core_model_loading import WeightRenaming
 
 from harp_lib import METHODS, PruningPlan, apply_plan, load_pruned, make_plan, save_pruned
+from harp_lib.models import pruned_reading
 from harp_lib.models.registry import tiny_tokenizer
 from harp_lib.pruning.plan import LayerPlan
 
@@ -164,3 +167,112 @@ def test_missing_weights_are_not_made_up(tiny, tmp_path):
         ValueError, match=r"pruned lacks 1 weights, model.layers.1.self_attn.q_proj.weight for one"
     ):
         load_pruned(tmp_path / "pruned")
+
+
+def double(module, inputs, output):
+    """A forward hook that doubles what a module computes."""
+    return 2 * output
+
+
+def ignore_a_weight(model):
+    model._keys_to_ignore_on_save = ["model.layers.1.self_attn.q_proj.weight"]
+
+
+def rename_a_weight(model):
+    model._weight_conversions = [WeightRenaming("lm_head.kernel", "lm_head.weight")]
+
+
+def hook_a_module(model):
+    model.model.norm.register_forward_hook(double)
+
+
+def turn_further(model):
+    model.model.rotary_emb.inv_freq.mul_(2)
+
+
+def warm_without_sampling(model):
+    model.generation_config.temperature = 0.9
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (ignore_a_weight, "cannot be loaded again: .*lacks 1 weights, model.layers.1.self_attn.q"),
+        (rename_a_weight, "cannot be loaded again: .*lacks 1 weights, lm_head.weight for one"),
+        (hook_a_module, "computes other outputs than the model in memory: they differ by"),
+        (turn_further, "computes other outputs than the model in memory: they differ by"),
+        (warm_without_sampling, r"Mend generation_config.json in owner/name .*\.do_sample = True"),
+    ],
+)
+def test_what_would_be_another_model_is_not_saved(change, message, tiny, tokens, tmp_path):
+    model = apply_plan(tiny(), PLAN)
+    model.config.name_or_path = "owner/name"
+    expected = model(tokens).logits
+    save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
+    change(model)
+    with pytest.raises(ValueError, match=message):
+        save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
+    assert os.listdir(tmp_path) == ["pruned"]
+    again, _ = load_pruned(tmp_path / "pruned")
+    assert torch.equal(again(tokens).logits, expected)
+
+
+def test_names_are_checked_where_a_copy_does_not_fit(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(pruned_reading, "_copy_fits", lambda model: False)
+    model = apply_plan(tiny(), PLAN)
+    save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
+    ignore_a_weight(model)
+    with pytest.raises(ValueError, match="cannot be loaded again"):
+        save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
+
+
+def test_half_precision_is_read_back(tiny, tmp_path):
+    for dtype in (torch.bfloat16, torch.float16):
+        model = apply_plan(tiny("tiny-gemma2").to(dtype), PLAN)
+        save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
+        hook_a_module(model)
+        with pytest.raises(ValueError, match="computes other outputs"):
+            save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
+
+
+def test_an_adapter_does_not_replace_its_base(tiny, tmp_path):
+    peft = pytest.importorskip("peft")
+    save_pruned(apply_plan(tiny(), PLAN), tiny_tokenizer(), tmp_path / "pruned")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "pruned").iterdir()}
+    base, tokenizer = load_pruned(tmp_path / "pruned")
+    adapted = peft.get_peft_model(base, peft.LoraConfig(target_modules=["v_proj"], r=2))
+    for model in (adapted, adapted.get_base_model()):
+        with pytest.raises(ValueError, match="an adapter that is not merged"):
+            save_pruned(model, tokenizer, tmp_path / "pruned")
+    after = {file.name: file.read_bytes() for file in (tmp_path / "pruned").iterdir()}
+    assert before == after
+    save_pruned(adapted.merge_and_unload(), tokenizer, tmp_path / "pruned")
+
+
+@pytest.mark.parametrize("name", ["harp.gguf", "adapter_model.safetensors", "checkpoint-500"])
+def test_other_files_in_a_checkpoint_are_not_removed(name, tiny, tmp_path):
+    model = apply_plan(tiny(), PLAN)
+    save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
+    (tmp_path / "pruned" / name).write_text("precious")
+    with pytest.raises(FileExistsError, match=f"also holds {name}"):
+        save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
+    assert (tmp_path / "pruned" / name).read_text() == "precious"
+
+
+def test_an_earlier_checkpoint_comes_back_if_the_new_one_cannot_take_its_place(
+    tiny, tmp_path, monkeypatch
+):
+    model = apply_plan(tiny(), PLAN)
+    save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
+    rename = Path.rename
+
+    def refuse_the_new_one(path, target):
+        if path.name == "checkpoint":
+            raise PermissionError("a virus scanner reads it")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse_the_new_one)
+    with pytest.raises(PermissionError):
+        save_pruned(model, tiny_tokenizer(), tmp_path / "pruned")
+    assert os.listdir(tmp_path) == ["pruned"]
+    load_pruned(tmp_path / "pruned")

@@ -11,11 +11,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib.models.card import CARD_FILE, pruned_card
 from harp_lib.models.load import from_pretrained
+from harp_lib.models.pruned_reading import check_checkpoint
 from harp_lib.models.registry import quiet
+from harp_lib.models.savable import check_generation_config, check_savable
 from harp_lib.pruning import remote
 from harp_lib.pruning.plan import PruningPlan
 
 PLAN_FILE = "pruning_plan.json"
+# Files of weights, configs, tokenizers and code.
+CHECKPOINT_SUFFIXES = {".jinja", ".json", ".md", ".model", ".py", ".safetensors", ".txt"}
 
 
 def save_pruned(
@@ -26,6 +30,10 @@ def save_pruned(
     The folder holds safetensors, config, tokenizer, the plan (``pruning_plan.json``), a model card
     (``README.md``) and the files of this library that ``trust_remote_code=True`` needs. It appears
     complete or not at all; an earlier pruned checkpoint at ``path`` is replaced.
+
+    What was written is read back before it appears: the names and shapes in the files are those
+    that loading asks for, and where a copy of the model takes less than half of the free memory,
+    the copy has the same weights and computes the same from a few tokens.
 
     Parameters
     ----------
@@ -39,24 +47,28 @@ def save_pruned(
     Raises
     ------
     ValueError
-        If the model is not pruned; ``model.save_pretrained`` saves a dense model.
+        If the model is not pruned (``model.save_pretrained`` saves a dense model), if the weights
+        are not all that the model is (adapters, quantization, offloading), if the generation config
+        is invalid, or if the checkpoint would be loaded as another model. ``path`` is as it was
+        then.
     FileExistsError
         If ``path`` holds anything but a pruned checkpoint.
     """
+    check_savable(model)
     if getattr(model.config, "pruning_plan", None) is None:
         raise ValueError(
             "this model is not pruned: call apply_plan first, or save it with model.save_pretrained"
         )
+    check_generation_config(model)
     path = Path(path).resolve()
-    if path.exists() and not _is_replaceable(path):
-        raise FileExistsError(
-            f"{path} exists and is not a pruned checkpoint; choose another folder"
-        )
+    if path.exists():
+        _check_replaceable(path)
     with complete_or_nothing(path) as folder, quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         PruningPlan.from_dict(model.config.pruning_plan).to_json(folder / PLAN_FILE)
         (folder / CARD_FILE).write_text(pruned_card(model, path.name), encoding="utf-8")
+        check_checkpoint(folder, model)
 
 
 @contextmanager
@@ -70,16 +82,31 @@ def complete_or_nothing(path: Path) -> Iterator[Path]:
         folder = Path(temporary, "checkpoint")
         folder.mkdir()
         yield folder
-        if path.exists():
-            path.rename(Path(temporary, "replaced"))
-        folder.rename(path)
+        replaced = Path(temporary, "replaced")
+        try:
+            if path.exists():
+                path.rename(replaced)
+            folder.rename(path)
+        except BaseException:
+            if replaced.exists() and not path.exists():
+                replaced.rename(path)
+            raise
 
 
-def _is_replaceable(path: Path) -> bool:
-    """Whether ``path`` is a folder that is empty or holds a pruned checkpoint."""
-    if not path.is_dir():
-        return False
-    return (path / PLAN_FILE).exists() or not any(path.iterdir())
+def _check_replaceable(path: Path) -> None:
+    """Raise a FileExistsError if ``path`` holds anything but a pruned checkpoint."""
+    is_checkpoint = (path / PLAN_FILE).exists()
+    if not path.is_dir() or (any(path.iterdir()) and not is_checkpoint):
+        raise FileExistsError(
+            f"{path} exists and is not a pruned checkpoint; choose another folder"
+        )
+    for file in path.iterdir():
+        is_foreign = file.suffix not in CHECKPOINT_SUFFIXES or file.name.startswith("adapter_")
+        if is_foreign and file.name != "__pycache__":
+            raise FileExistsError(
+                f"{path} also holds {file.name}, which is no part of a pruned checkpoint and would "
+                "be removed; move it away, or choose another folder"
+            )
 
 
 def load_pruned(

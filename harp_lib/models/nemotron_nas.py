@@ -25,6 +25,7 @@ from harp_lib.models.nas_blocks import (
 )
 from harp_lib.models.nas_reading import check_folder
 from harp_lib.models.registry import quiet
+from harp_lib.models.savable import check_generation_config
 from harp_lib.pruning.architecture import decoder_layers
 
 COPIED_FIELDS = (
@@ -67,13 +68,15 @@ def save_nemotron_nas(
     ------
     ValueError
         If the weights are not all that the model is (adapters, quantization, offloading), the model
-        is not pruned, or ``nemotron-nas`` cannot express it, with the reason: another architecture,
-        a layer 0 without attention, sliding windows, other rotary positions. If the logits that
-        follow from the files are not those of the model. Nothing is written then.
+        is not pruned, its generation config is invalid, or ``nemotron-nas`` cannot express it, with
+        the reason: another architecture, a layer 0 without attention, sliding windows, other rotary
+        positions. If the logits that follow from the files are not those of the model. Nothing is
+        written then.
     FileExistsError
         If ``path`` exists and is not an empty folder.
     """
     check_nemotron_nas(model)
+    check_generation_config(model)
     path = Path(path).resolve()
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise FileExistsError(f"{path} exists and is not an empty folder; choose another folder")
@@ -97,7 +100,7 @@ def _write_config(folder: Path, model: PreTrainedModel, blocks: list[Block]) -> 
     values: dict[str, Any] = {name: config[name] for name in COPIED_FIELDS}
     # MLX-LM reads the older fields of rotary positions, vLLM those of today.
     rope = model.config.rope_parameters
-    values["hidden_act"] = model.config.hidden_act  # `to_dict` hides it
+    values["hidden_act"] = model.config.hidden_act  # `to_dict` of earlier versions hides it
     values["rope_theta"] = rope["rope_theta"]
     values["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     source = Path(configuration_nemotron_nas.__file__)

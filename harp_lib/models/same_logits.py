@@ -45,7 +45,7 @@ def check_same_logits(
         With the size of the difference, where it begins, and what is likely the reason.
     """
     _check_frequencies(model, written.frequencies)
-    ids, positions = _probe(model)
+    ids, positions = probe(model)
     stream, logits = written.forward(ids, positions)
     own_stream, own_logits = _model_forward(model, ids, positions, written.frequencies)
     if not own_logits.isfinite().all():
@@ -103,14 +103,15 @@ def _check_frequencies(model: PreTrainedModel, frequencies: torch.Tensor) -> Non
     )
 
 
-def _probe(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+def probe(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens (N,) from all over the vocabulary, and positions (N,) with growing distances."""
     num_embeddings = model.get_input_embeddings().num_embeddings
     # Token 0 is often padding; a token that comes again gives attention something to look at.
     ids = torch.arange(1, NUM_TOKENS + 1) * (num_embeddings - 1) // NUM_TOKENS
     ids[NUM_TOKENS // 2 :: 2] = ids[: NUM_TOKENS // 2 : 2]
     positions = torch.arange(NUM_TOKENS)
-    step = min(4, model.config.max_position_embeddings // NUM_TOKENS**2)
+    longest = getattr(model.config, "max_position_embeddings", NUM_TOKENS)
+    step = min(4, longest // NUM_TOKENS**2)
     if step > 0:
         positions = step * positions.pow(2)
     return ids, positions
@@ -131,7 +132,7 @@ def _model_forward(
         stream.append(hidden[0].float().cpu())
 
     with ExitStack() as stack:
-        stack.enter_context(_evaluating(model))
+        stack.enter_context(evaluating(model))
         stack.enter_context(_in_float32(model, frequencies))
         embeddings = model.get_input_embeddings()
         for module in (embeddings, *decoder_layers(model)):
@@ -149,7 +150,7 @@ def _model_forward(
 
 
 @contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
     """Context in evaluation mode, with an attention function that takes float32."""
     training = [module for module in model.modules() if module.training]
     attention_function = model.config._attn_implementation
