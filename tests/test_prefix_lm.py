@@ -213,15 +213,6 @@ def test_an_empty_continuation_where_stock_fails_is_named(tiny, attention, pairs
         wrapped(PrefixLM, model).loglikelihood(requests, disable_tqdm=True)
 
 
-def test_sampling_and_changed_logits_are_left_to_stock(tiny):
-    model = tiny()
-    ours = wrapped(PrefixLM, model)
-    assert all(ours._is_greedy(request.args[1]) for request in text_requests(random.Random(0)))
-    assert not ours._is_greedy({"do_sample": True})
-    model.generation_config.repetition_penalty = 1.1
-    assert not ours._is_greedy({"do_sample": False})
-
-
 def test_attention_that_takes_no_masks_is_left_to_stock(tiny):
     model = tiny()
     ours = wrapped(PrefixLM, model)

@@ -1,6 +1,8 @@
 """lm-eval's model, which reads what requests begin with once."""
 
-from collections.abc import Iterator
+import inspect
+import logging
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
@@ -12,43 +14,49 @@ from lm_eval.models.utils import (
     normalize_gen_kwargs,
     postprocess_generated_text,
 )
+from lm_eval.models.utils_hf import stop_sequences_criteria
+from transformers import StoppingCriteriaList
 
-from .cache import ReadPrompt, TextBatch, taken
+from .cache import ReadPrompt, TextBatch
+from .coverage import (
+    active_default,
+    failed_trial,
+    unfollowed_argument,
+    unfollowed_setting,
+    unsuitable_build,
+)
 from .onednn import evaluating
 from .reader import TreeReader
 from .tree import Tokens
 
 CACHED_TOKENS = 32_768  # in the caches of all texts that are written side by side
 
-# Settings of a request under which decoding is greedy.
-GREEDY_SETTINGS = {
-    "until",
-    "max_gen_toks",
-    "do_sample",
-    "temperature",
-    "eos_token_id",
-    "min_new_tokens",
-}
-# Settings of a model's generation config that do not matter where decoding is greedy.
-HARMLESS_DEFAULTS = {
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "do_sample",
-    "temperature",
-    "top_p",
-    "top_k",
-    "use_cache",
-    "transformers_version",
-    "_from_model_config",
-    "max_length",
-    "max_new_tokens",
-}
-SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
+logger = logging.getLogger(__name__)
 
 
 class PrefixLM(HFLM):
-    """:class:`HFLM` for a decoder-only model in memory; what it cannot do faster, ``HFLM`` does."""
+    """:class:`HFLM` for a decoder-only model, faster where that is known to give the same answers.
+
+    Arguments, settings of requests and models that are not known to be covered are left to
+    ``HFLM``'s own code, and a warning says so once. A model is compared with its own forward pass
+    on the longest of the texts before it reads them.
+
+    Parameters
+    ----------
+    pretrained : str or PreTrainedModel
+    *args, **kwargs
+        As for ``HFLM``.
+    """
+
+    def __init__(self, pretrained: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(pretrained, *args, **kwargs)
+        signature = inspect.signature(HFLM)
+        given = signature.bind(pretrained, *args, **kwargs).arguments
+        self._obstacle = unfollowed_argument(signature, given)
+        if self.backend != "causal":
+            self._obstacle = f"the backend is {self.backend!r}"
+        self._tried_length = 0  # tokens of the longest text on which the model was compared
+        self._reasons_said: set[str] = set()
 
     # Likelihoods
 
@@ -57,14 +65,16 @@ class PrefixLM(HFLM):
     ) -> list[tuple[float, bool]]:
         """Log-likelihood of each continuation, and whether greedy decoding would write it."""
         for request in requests:
-            if request.args == ("", ""):
-                raise empty_continuation_error("", "")
+            context, continuation = request.args
+            if not context and not self.tok_encode(continuation, add_special_tokens=False):
+                raise empty_continuation_error(context, continuation)
         return super().loglikelihood(requests, disable_tqdm)
 
     def _loglikelihood_tokens(
         self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[tuple[float, bool]]:
         """As :meth:`loglikelihood`, of texts and their tokens: (texts, context, continuation)."""
+        self._check_tokens(requests)
         requests_by_tokens: dict[Tokens, list[int]] = {}
         num_scored: dict[Tokens, int] = {}
         for index, (_, context, continuation) in enumerate(requests):
@@ -72,11 +82,7 @@ class PrefixLM(HFLM):
             tokens = tuple(read_tokens[-self.max_length :])
             requests_by_tokens.setdefault(tokens, []).append(index)
             num_scored[tokens] = max(len(continuation), num_scored.get(tokens, 0))
-        for tokens, indices in requests_by_tokens.items():
-            # As in HFLM, an empty continuation has an answer beside a longer one.
-            if num_scored[tokens] == 0:
-                raise empty_continuation_error(*(requests[indices[0]][0] or ("", "")))
-        if not self._can_share():
+        if not self._can_share(num_scored):
             return super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)
 
         reader = TreeReader(self.model, self.device)
@@ -86,10 +92,39 @@ class PrefixLM(HFLM):
                 log_probs = torch.log_softmax(reading.logits, dim=-1, dtype=self.softmax_dtype)
                 for tokens, rows in zip(reading.sequences, reading.logit_rows, strict=True):
                     for index in requests_by_tokens[tokens]:
-                        continuation = requests[index][2]
+                        texts, _, continuation = requests[index]
                         answer_rows = rows[len(rows) - len(continuation) :]
-                        answers[index] = score_continuation(log_probs[answer_rows], continuation)
+                        answer = score_continuation(log_probs[answer_rows], continuation)
+                        answers[index] = answer
+                        if texts is not None:  # as they are in loglikelihood_rolling
+                            self.cache_hook.add_partial("loglikelihood", texts, answer)
         return answers
+
+    def _check_tokens(self, requests: list) -> None:
+        """Name the first request that HFLM refuses to score, by an assertion without a message."""
+        longest_continuations: dict[Tokens, int] = {}
+        for _, context, continuation in requests:
+            tokens = tuple(context + continuation[:-1])
+            longest = max(len(continuation), longest_continuations.get(tokens, 0))
+            longest_continuations[tokens] = longest
+        for texts, context, continuation in requests:
+            context_text, continuation_text = texts or ("", "")
+            if not context:
+                raise ValueError(
+                    f"the context {context_text!r} of {continuation_text[:60]!r} has no token: "
+                    "leave it empty, so that lm-eval begins with the token that begins a text"
+                )
+            num_tokens = len(continuation)
+            if num_tokens > self.max_length:
+                raise ValueError(
+                    f"the continuation {continuation_text[:60]!r} has {num_tokens} tokens and the "
+                    f"model's context {self.max_length} (max_length): shorten it"
+                )
+            if self.backend == "causal" and self.logits_cache:
+                # As in HFLM, an empty continuation has an answer beside a longer one.
+                num_tokens = longest_continuations[tuple(context + continuation[:-1])]
+            if num_tokens == 0:
+                raise empty_continuation_error(context_text, continuation_text)
 
     # Written answers
 
@@ -102,47 +137,46 @@ class PrefixLM(HFLM):
         answers: dict[int, str] = {}
         for indices in requests_by_settings.values():
             group = [requests[index] for index in indices]
-            settings = normalize_gen_kwargs(group[0].args[1], self.max_gen_toks)
-            if self._can_share() and self._is_greedy(settings):
-                with evaluating(self.model):
-                    texts = self._write([request.args[0] for request in group], settings)
-            else:
+            texts = self._write([request.args[0] for request in group], group[0].args[1])
+            if texts is None:
                 texts = super().generate_until(group, disable_tqdm)
             answers.update(zip(indices, texts, strict=True))
         return [answers[index] for index in range(len(requests))]
 
-    def _write(self, prompts: list[str], settings: dict[str, Any]) -> list[str]:
-        """Text after each prompt, up to a stop string, an end token or the limit of new tokens."""
-        end_of_text = self.tok_decode(self.eot_token_id, False)
-        until = handle_stop_sequences(settings["until"], eos=end_of_text)
-        max_new_tokens = settings["max_gen_toks"]
+    def _write(self, prompts: list[str], gen_kwargs: dict[str, Any]) -> list[str] | None:
+        """Text after each prompt, up to a stop string, an end token or the limit of new tokens.
 
+        None where that is left to HFLM.
+        """
+        if not isinstance(gen_kwargs, dict) or not self._can_share():
+            return None
+        settings = normalize_gen_kwargs(gen_kwargs, self.max_gen_toks)
+        max_new_tokens = settings["max_gen_toks"]
+        max_prompt = self.max_length - max_new_tokens
+        if max_prompt < 1:
+            return None  # HFLM refuses it
         encoded: list[Tokens] = []
         for prompt in prompts:
-            max_prompt = self.max_length - max_new_tokens
             ids, _ = self.tok_batch_encode([prompt], "left", max_prompt, self.truncation)
             encoded.append(tuple(ids[0].tolist()))
+        if not self._can_write(settings, encoded):
+            return None
 
+        end_of_text = self.tok_decode(self.eot_token_id, False)
+        until = handle_stop_sequences(settings["until"], eos=end_of_text)
         longest = max(map(len, encoded)) + max_new_tokens
         batch_size = max(1, CACHED_TOKENS // longest)
         if self.batch_size != "auto":
             batch_size = max(self.batch_size, batch_size)
-        read_prompts = self._read_prompts(encoded)
         texts: dict[Tokens, str] = {}
-        while batch := list(islice(read_prompts, batch_size)):
-            texts.update(self._continue(batch, until, settings))
-        return [texts[tokens] for tokens in encoded]
-
-    def _read_prompts(self, prompts: list[Tokens]) -> Iterator[ReadPrompt]:
-        """Each different prompt once, with its part of the cache it was read into."""
-        reader = TreeReader(self.model, self.device)
-        for reading in reader.read(dict.fromkeys(prompts, 1), keep_cache=True):
-            rows = [row for (row,) in reading.logit_rows]  # of the one scored token
-            for tokens, row, places in zip(
-                reading.sequences, rows, reading.cache_places, strict=True
-            ):
-                layers = [taken(layer, places) for layer in reading.cache.layers]
-                yield ReadPrompt(tokens, reading.logits[row], layers)
+        with evaluating(self.model):
+            read_prompts = TreeReader(self.model, self.device).read_prompts(encoded)
+            while batch := list(islice(read_prompts, batch_size)):
+                texts.update(self._continue(batch, until, settings))
+        answers = [texts[tokens] for tokens in encoded]
+        for prompt, answer in zip(prompts, answers, strict=True):
+            self.cache_hook.add_partial("generate_until", (prompt, gen_kwargs), answer)
+        return answers
 
     @torch.no_grad()
     def _continue(
@@ -152,6 +186,7 @@ class PrefixLM(HFLM):
         max_new_tokens = settings["max_gen_toks"]
         end_tokens = self._end_tokens(settings)
         written: list[list[int]] = [[] for _ in prompts]
+        stops = [stop_sequences_criteria(self.tokenizer, until, 0, 1) for _ in prompts]
         reader = TreeReader(self.model, self.device)
         batch = TextBatch(prompts, max_new_tokens)
         logits = torch.stack([prompt.logits for prompt in prompts]).float()  # (B, V)
@@ -166,7 +201,7 @@ class PrefixLM(HFLM):
             unfinished = [
                 row
                 for row, text in enumerate(batch.texts)
-                if not self._has_ended(written[text], end_tokens, until)
+                if not has_ended(written[text], end_tokens, stops[text])
             ]
             if not unfinished or step + 1 == max_new_tokens:
                 break
@@ -178,8 +213,18 @@ class PrefixLM(HFLM):
 
         texts: dict[Tokens, str] = {}
         for prompt, ids in zip(prompts, written, strict=True):
-            texts[prompt.tokens] = postprocess_generated_text(self.tok_decode(ids), until, None)
+            texts[prompt.tokens] = self._answer(ids, until)
         return texts
+
+    def _answer(self, written: list[int], until: list[str]) -> str:
+        """What was written after the thinking, up to a stop string."""
+        end_of_thinking = self.think_end_token
+        if not isinstance(end_of_thinking, int):
+            return postprocess_generated_text(self.tok_decode(written), until, end_of_thinking)
+        if end_of_thinking in written:
+            last = len(written) - 1 - written[::-1].index(end_of_thinking)
+            written = written[last + 1 :]
+        return postprocess_generated_text(self.tok_decode(written).lstrip(), until, None)
 
     def _end_tokens(self, settings: dict[str, Any]) -> list[int]:
         """The tokens that end a text."""
@@ -188,37 +233,43 @@ class PrefixLM(HFLM):
             return [tokens]
         return list(tokens or ())
 
-    def _has_ended(self, written: list[int], end_tokens: list[int], until: list[str]) -> bool:
-        """Whether a text ends with an end token, or holds a stop string."""
-        if written[-1] in end_tokens:
-            return True
-        text = self.tok_decode(written, skip_special_tokens=False)
-        return any(stop in text for stop in until if stop)
-
     # What is left to HFLM
 
-    def _can_share(self) -> bool:
-        """Whether the model is of the usual build, and takes attention masks of our own."""
-        config = self.model.config
-        layer_types = getattr(config, "layer_types", None) or ()
-        layers = getattr(self.model.get_decoder(), "layers", None) or ()
-        return (
-            self.backend == "causal"
-            and config._attn_implementation in ("eager", "sdpa")
-            and SUPPORTED_LAYERS.issuperset(layer_types)
-            and len(layers) > 0
-            and all(hasattr(layer, "self_attn") for layer in layers)
-        )
+    def _can_share(self, texts: Iterable[Tokens] = ()) -> bool:
+        """Whether texts can be read as a tree; where not, a warning says once why."""
+        obstacle = self._obstacle or unsuitable_build(self.model)
+        longest = max(texts, key=len, default=())
+        if obstacle is None and len(longest) > self._tried_length:
+            with evaluating(self.model):
+                obstacle = failed_trial(self.model, self.device, longest)
+            self._obstacle = obstacle
+            self._tried_length = len(longest)
+        if obstacle is not None:
+            self._say_once(obstacle)
+        return obstacle is None
 
-    def _is_greedy(self, settings: dict[str, Any]) -> bool:
-        """Whether the next token is the most likely one, and nothing else changes the logits."""
-        defaults = self.model.generation_config.to_diff_dict()
-        active = {name for name, value in defaults.items() if value not in (None, False, 1)}
-        return (
-            not settings.get("do_sample")
-            and GREEDY_SETTINGS.issuperset(settings)
-            and HARMLESS_DEFAULTS.issuperset(active)
-        )
+    def _can_write(self, settings: dict[str, Any], prompts: list[Tokens]) -> bool:
+        """Whether texts can be written after prompts with these settings, as lm-eval has them."""
+        vocabulary_size = self.model.config.get_text_config().vocab_size
+        obstacle = unfollowed_setting(settings, vocabulary_size) or active_default(self.model)
+        if settings["max_gen_toks"] < 1:
+            obstacle = "a request allows no new token"
+        if not all(prompts):
+            obstacle = "a prompt has no token"
+        if obstacle is None:
+            return self._can_share(prompts)
+        self._say_once(obstacle)
+        return False
+
+    def _say_once(self, obstacle: str) -> None:
+        if obstacle not in self._reasons_said:
+            self._reasons_said.add(obstacle)
+            logger.warning("hf-prefix leaves requests to lm-eval's own hf: %s", obstacle)
+
+
+def has_ended(written: list[int], end_tokens: list[int], stops: StoppingCriteriaList) -> bool:
+    """Whether a text ends with an end token, or lm-eval has seen a stop string in it."""
+    return written[-1] in end_tokens or bool(stops(torch.tensor([written]), None))
 
 
 def score_continuation(log_probs: torch.Tensor, continuation: list[int]) -> tuple[float, bool]:

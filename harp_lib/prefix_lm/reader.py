@@ -1,14 +1,16 @@
 """Forward passes over the tree of tokens, each of which computes what is new and no more."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
-from .cache import TextBatch, continued
+from .cache import ReadPrompt, TextBatch, continued, taken
+from .masks import TreeMasks
 from .tree import Branch, PackedTree, Tokens, fits, sorted_branches
 
 WORTH_CACHING = 16  # tokens; a shorter common beginning is not worth a pass of its own
@@ -53,10 +55,10 @@ class TreeReader:
         for branches, num_cached, cache in self._passes(sorted_branches(num_scored)):
             tree = PackedTree(branches, num_cached)
             positions = tree.positions()  # (T,)
-            masks = None  # a single sequence is causal without one
+            masks = None  # a single sequence has the masks that the model makes
             if len(branches) > 1:
-                distances = positions[:, None] - tree.key_positions()  # (T, S)
-                masks = self.masks(tree.visible()[None], distances)
+                key_positions = tree.key_positions()  # (S,)
+                masks = TreeMasks(tree.visible()[None], positions[None], key_positions[None])
 
             scored_paths = [
                 path[-branch.num_scored :]
@@ -119,11 +121,21 @@ class TreeReader:
         self._logits(torch.tensor([tokens]), positions[None], None, longer, nowhere)
         return longer
 
+    def read_prompts(self, prompts: Iterable[Tokens]) -> Iterator[ReadPrompt]:
+        """Each different prompt once, with its part of the cache it was read into."""
+        for reading in self.read(dict.fromkeys(prompts, 1), keep_cache=True):
+            rows = [row for (row,) in reading.logit_rows]  # of the one scored token
+            for tokens, row, places in zip(
+                reading.sequences, rows, reading.cache_places, strict=True
+            ):
+                layers = [taken(layer, places) for layer in reading.cache.layers]
+                yield ReadPrompt(tokens, reading.logits[row], layers)
+
     def _logits(
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        masks: Any,
+        masks: TreeMasks | None,
         cache: DynamicCache | None,
         scored_places: torch.Tensor,
     ) -> torch.Tensor:
@@ -131,68 +143,52 @@ class TreeReader:
 
         Only these places enter the output head, and the layers on top that do not mix tokens.
         """
-        scored_places = scored_places.to(self.device)
-
-        def narrow(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-            hidden_states = args[0]  # (1, T, d)
-            scored = hidden_states[:, scored_places.to(hidden_states.device)]  # (1, U, d)
-            return (scored, *args[1:]), kwargs
-
         layers = self.model.get_decoder().layers
         modules = [*layers, self.model.get_output_embeddings()]
-        entrance = modules[num_mixing_layers(layers)]
-        with entrance.register_forward_pre_hook(narrow, with_kwargs=True):
-            output = self.model(
-                input_ids=tokens.to(self.device),
-                position_ids=positions.to(self.device),
-                attention_mask=masks,
-                past_key_values=cache,
-                use_cache=cache is not None,
-            )
-        return output.logits[0]
+        with only_places(scored_places, modules[num_mixing_layers(layers)]):
+            return self._forward(tokens, positions, masks, cache)[0]
 
     @torch.no_grad()
     def next_logits(self, batch: TextBatch, tokens: torch.Tensor) -> torch.Tensor:
         """Logits (B, V) after one more token (B,) of each text."""
         positions = batch.positions[:, -1:]  # (B, 1)
-        distances = positions - batch.positions  # (B, S)
-        output = self.model(
-            input_ids=tokens[:, None].to(self.device),
-            position_ids=positions.to(self.device),
-            attention_mask=self.masks(batch.visible[:, None], distances[:, None]),
-            past_key_values=batch.cache,
-            use_cache=True,
-        )
-        return output.logits[:, -1].float()
+        masks = TreeMasks(batch.visible[:, None], positions, batch.positions)
+        return self._forward(tokens[:, None], positions, masks, batch.cache)[:, -1].float()
 
-    def masks(self, visible: torch.Tensor, distances: torch.Tensor) -> Any:
-        """Masks (B, 1, T, S) that are added to attention scores, as the model wants them.
-
-        ``visible`` (B, T, S) says which keys a token may see, ``distances`` how far back they are.
-        A model with several kinds of layers wants a dictionary, with one mask for each kind.
-        """
-        config = self.model.config
-        layer_types = getattr(config, "layer_types", None)
-        window = getattr(config, "sliding_window", None)
-        if not layer_types:
-            return self._mask(visible, distances, window)
-        masks = {}
-        for layer_type in set(layer_types):
-            if layer_type == "sliding_attention":
-                masks[layer_type] = self._mask(visible, distances, window)
-            else:
-                masks[layer_type] = self._mask(visible, distances, None)
-        return masks
-
-    def _mask(
-        self, visible: torch.Tensor, distances: torch.Tensor, window: int | None
+    def _forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        masks: TreeMasks | None,
+        cache: DynamicCache | None,
     ) -> torch.Tensor:
-        """One of the masks: 0 for a visible key, the lowest number for any other."""
-        if window is not None:
-            visible = visible & (distances < window)
-        mask = torch.zeros(visible.shape, dtype=self.model.dtype)
-        mask = mask.masked_fill(~visible, torch.finfo(mask.dtype).min)
-        return mask[:, None].to(self.device)  # (B, 1, T, S)
+        """Logits (B, T, V) of tokens (B, T)."""
+        attention_mask = None
+        if masks is not None:
+            # Without it, transformers would take positions that go back for texts of their own.
+            attention_mask = torch.ones_like(masks.key_positions[:, 0, 0]).to(self.device)
+        with nullcontext() if masks is None else masks.in_use():
+            output = self.model(
+                input_ids=tokens.to(self.device),
+                position_ids=positions.to(self.device),
+                attention_mask=attention_mask,
+                past_key_values=cache,
+                use_cache=cache is not None,
+            )
+        return output.logits
+
+
+@contextmanager
+def only_places(places: torch.Tensor, entrance: nn.Module) -> Iterator[None]:
+    """Context in which some places (U,) of a sequence enter a module, and no others."""
+
+    def narrow(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        hidden_states = args[0]  # (1, T, d)
+        scored = hidden_states[:, places.to(hidden_states.device)]  # (1, U, d)
+        return (scored, *args[1:]), kwargs
+
+    with entrance.register_forward_pre_hook(narrow, with_kwargs=True):
+        yield
 
 
 def num_mixing_layers(layers: nn.ModuleList) -> int:

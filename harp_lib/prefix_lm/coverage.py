@@ -1,0 +1,205 @@
+"""What is known to be covered: settings, generation defaults, and models; HFLM does the rest.
+
+Each function returns what is in the way, as the end of a sentence, or None.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from transformers import GenerationMixin, PreTrainedModel
+
+from .cache import TextBatch
+from .masks import IMPLEMENTATIONS
+from .reader import TreeReader, only_places
+from .tree import Tokens
+
+# Arguments of HFLM that PrefixLM follows. They choose the model or the tokens, or are read here.
+FOLLOWED_ARGUMENTS = {
+    "pretrained",
+    "backend",
+    "revision",
+    "subfolder",
+    "tokenizer",
+    "truncation",
+    "logits_cache",
+    "max_length",
+    "device",
+    "dtype",
+    "softmax_dtype",
+    "batch_size",
+    "max_batch_size",
+    "trust_remote_code",
+    "use_fast_tokenizer",
+    "add_bos_token",
+    "prefix_token_id",
+    "parallelize",
+    "max_memory_per_gpu",
+    "max_cpu_memory",
+    "offload_folder",
+    "delta",
+    "gguf_file",
+    "think_end_token",
+    "enable_thinking",
+    "chat_template_args",
+}
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value >= 0
+
+
+# Settings of a request, as lm-eval normalizes them, and the values with which decoding is greedy.
+FOLLOWED_SETTINGS: dict[str, Callable[[Any], bool]] = {
+    "until": lambda value: all(isinstance(stop, str) for stop in value),
+    "max_gen_toks": _is_count,
+    "do_sample": lambda value: value is False,
+    "temperature": lambda value: True,  # of no effect without sampling
+    "min_new_tokens": _is_count,
+}
+# Settings of a model's generation config that do not matter where decoding is greedy.
+HARMLESS_DEFAULTS = {
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "do_sample",
+    "temperature",
+    "top_p",
+    "top_k",
+    "use_cache",
+    "transformers_version",
+    "_from_model_config",
+    "max_length",
+}
+# What switches other settings off, besides None and False.
+NEUTRAL_DEFAULTS = {
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "num_return_sequences": 1,
+    "min_length": 0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "length_penalty": 1.0,
+    "diversity_penalty": 0.0,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+}
+# Parts of ``generate`` that prepare what the model's forward pass is given, and choose nothing.
+PREPARATIONS = {"prepare_inputs_for_generation", "create_masks_for_generate"}
+# Rotary embeddings in which a token's position is all that matters, and not the text's length.
+STATIC_ROPES = {"default", "linear", "llama3", "yarn", "proportional"}
+
+SHORTEST_TRIAL = 8  # tokens
+# Differences of logits that rounding explains, relative to their spread.
+ROUNDING = 1e-3
+ROUNDING_16_BITS = 0.1
+
+
+def unfollowed_argument(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str | None:
+    """The first argument of HFLM's constructor that is not its default and is not followed."""
+    for name, value in arguments.items():
+        parameter = signature.parameters[name]
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD or name in FOLLOWED_ARGUMENTS:
+            continue
+        if value is not parameter.default and value != parameter.default:
+            return f"{name}={value!r} was given"
+    return None
+
+
+def unsuitable_build(model: Any) -> str | None:
+    """What is unusual about a model, as far as can be seen without running it."""
+    name = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        return f"{name} is no model of transformers"
+    for module in model.modules():
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            return f"{name} is compiled"
+        rope_types = getattr(module, "rope_type", ())
+        if isinstance(rope_types, str):
+            rope_types = (rope_types,)
+        elif isinstance(rope_types, dict):
+            rope_types = rope_types.values()
+        for rope_type in rope_types:
+            if rope_type not in STATIC_ROPES:
+                return f"rotary embeddings of type {rope_type!r} depend on a text's length"
+    decoder = model.get_decoder()
+    layers = getattr(decoder, "layers", None) or ()
+    if len(layers) == 0 or not all(hasattr(layer, "self_attn") for layer in layers):
+        return f"{type(decoder).__name__} has no layers with self_attn"
+    implementation = decoder.config._attn_implementation
+    if implementation not in IMPLEMENTATIONS:
+        return f"the attention implementation {implementation!r} takes no masks of ours"
+    return None
+
+
+def unfollowed_setting(settings: Mapping[str, Any], vocabulary_size: int) -> str | None:
+    """What in a request's settings, normalized by lm-eval, is more than greedy decoding."""
+    for name, value in settings.items():
+        if name == "eos_token_id":
+            tokens = value if isinstance(value, list) and value else [value]
+            is_followed = all(_is_count(token) and token < vocabulary_size for token in tokens)
+        else:
+            is_followed = name in FOLLOWED_SETTINGS and FOLLOWED_SETTINGS[name](value)
+        if not is_followed:
+            return f"a request has {name}={value!r}"
+    return None
+
+
+def active_default(model: PreTrainedModel) -> str | None:
+    """What, besides a request's settings, has a say in the tokens that a model writes."""
+    name = type(model).__name__
+    for part, stock in vars(GenerationMixin).items():
+        is_replaceable = inspect.isfunction(stock) and part not in PREPARATIONS
+        if is_replaceable and getattr(type(model), part) is not stock:
+            return f"{name} has {part} of its own"
+    if model.generation_config is None:
+        return f"{name} has no generation config"
+    for setting, value in model.generation_config.to_diff_dict().items():
+        is_off = value is None or value is False or value == NEUTRAL_DEFAULTS.get(setting)
+        if setting not in HARMLESS_DEFAULTS and not is_off:
+            return f"the model's generation config has {setting}={value!r}"
+    return None
+
+
+@torch.no_grad()
+def failed_trial(model: PreTrainedModel, device: torch.device, tokens: Tokens) -> str | None:
+    """Read a text, and another that leaves it half way, as a tree and with the model's own pass.
+
+    What both find at the last token but one, from a tree, and at the last one, written after it,
+    has to be the same. The text should be as long as any that is read later: a window or another
+    limit may matter from some length on.
+    """
+    length = max(len(tokens), SHORTEST_TRIAL)
+    text = (tokens * SHORTEST_TRIAL)[:length]
+    half = length // 2
+    branch = [token for token in text if token != text[half]] or [text[half] ^ 1]
+    texts = [text, text[:half] + tuple(branch[: half // 2])]
+    reader = TreeReader(model, device)
+    try:
+        expected = torch.stack([last_logits(model, device, text) for text in texts])  # (2, 2, V)
+        prompts = {prompt.tokens: prompt for prompt in reader.read_prompts(t[:-1] for t in texts)}
+        prompts = [prompts[text[:-1]] for text in texts]
+        batch = TextBatch(prompts, 1)
+        batch.add_position()
+        continued = reader.next_logits(batch, torch.tensor([text[-1] for text in texts]))
+        read = torch.stack([prompt.logits.float() for prompt in prompts])
+        logits = torch.stack([read, continued.float()], dim=1)  # (2, 2, V)
+        spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
+        difference = (logits - expected).norm(dim=-1)
+    except Exception as error:
+        return f"reading a tree ended in {type(error).__name__}: {error}"
+    tolerance = ROUNDING_16_BITS if model.dtype.itemsize == 2 else ROUNDING
+    if (difference <= tolerance * spread).all():
+        return None
+    return "a tree of texts has other logits than the texts alone"
+
+
+def last_logits(model: PreTrainedModel, device: torch.device, tokens: Tokens) -> torch.Tensor:
+    """Logits (2, V) at the last two tokens, of the model's own forward pass."""
+    places = torch.tensor([len(tokens) - 2, len(tokens) - 1])
+    with only_places(places, model.get_output_embeddings()):
+        return model(torch.tensor([tokens], device=device)).logits[0].float()
