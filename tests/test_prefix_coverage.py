@@ -1,14 +1,18 @@
 """PrefixLM is HFLM: over all arguments, settings of requests, edges of the context and models."""
 
 import inspect
-import logging
 
 import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    create_causal_mask,
+    create_chunked_causal_mask,
+)
+from transformers.models.llama import modeling_llama
 
 from harp_lib.evaluation.runner import quiet_lm_eval
 from harp_lib.models.registry import SHAPE, tiny_tokenizer
@@ -165,8 +169,6 @@ def test_arguments_are_followed_as_by_stock(folder, monkeypatch, caplog, trees_r
         {"until": "e"},
         {"until": ["e", "<eos>"]},
         {"until": [""]},
-        {"until": None},
-        {"until": [3]},
         {"max_gen_toks": None, "max_new_tokens": 3},
         {"max_tokens": 2},
         {"max_gen_toks": 1},
@@ -178,12 +180,14 @@ def test_arguments_are_followed_as_by_stock(folder, monkeypatch, caplog, trees_r
 def test_settings_of_requests_are_followed(tiny, trees_read, caplog, changes):
     model = tiny()
     assert_equal(*with_tokenizer(model), settings=GREEDY | changes)
-    assert "a request has" not in caplog.text or changes["until"] == [3]
+    assert "leaves requests" not in caplog.text
 
 
 @pytest.mark.parametrize(
     "changes",
     [
+        {"until": None},
+        {"until": ["e", 3]},
         {"do_sample": True, "temperature": 2.0},
         {"do_sample": None, "temperature": 2.0},
         {"num_beams": 3},
@@ -231,14 +235,15 @@ def test_defaults_of_the_model_are_followed_or_left_to_stock(
 
 
 def tokens_as_text(number):
-    """A text of so many tokens."""
+    """A text of so many tokens, which does not end in a blank."""
     tokenizer = tiny_tokenizer()
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    for length in range(number, 5 * number):
-        text = " ".join(letters[(7 * place) % 26] * (1 + place % 3) for place in range(length))
-        ids = tokenizer(text, add_special_tokens=False).input_ids[:number]
+    for start in range(100):
+        words = [
+            chr(97 + (7 * place) % 26) * (1 + place % 3) for place in range(start, 100 + start)
+        ]
+        ids = tokenizer(" ".join(words), add_special_tokens=False).input_ids[:number]
         text = tokenizer.decode(ids)
-        if len(tokenizer(text, add_special_tokens=False).input_ids) == number:
+        if text == text.rstrip() and tokenizer(text, add_special_tokens=False).input_ids == ids:
             return text
     raise AssertionError("no such text")
 
@@ -248,7 +253,7 @@ def test_the_edge_of_the_context(tiny, trees_read, length):
     """Texts that fit exactly, have a token of room, or are cut; and texts written after them."""
     text = tokens_as_text(length)
     models = with_tokenizer(tiny(), max_length=SHORT_CONTEXT)
-    pairs = [(text[:-3], text[-3:]), (text[:4], text[4:20]), (text, "e"), (text, "f")]
+    pairs = [(text, " e"), (text, " f"), (text[:-3], f"{text[-3:]} e f"), (text[:4], text[4:20])]
     for max_new_tokens in (1, SHORT_CONTEXT - 1):
         assert_equal(*models, pairs=pairs, settings=GREEDY | {"max_gen_toks": max_new_tokens})
     rolling = requests_of("loglikelihood_rolling", (text,), ("",))
@@ -338,7 +343,6 @@ EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
     ("kind", "settings"),
     [
         ("gemma3", GEMMA_3),
-        ("llama4_text", {"attention_chunk_size": 7, "head_dim": 16, **EXPERTS}),
         ("gpt_oss", {"sliding_window": 9, "head_dim": 16, **EXPERTS}),
         ("cohere2", {"sliding_window": 9}),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
@@ -347,6 +351,26 @@ EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 )
 def test_patterns_of_attention_are_the_models_own(trees_read, caplog, kind, settings):
     assert_equal(*with_tokenizer(random_model(kind, **settings)))
+    assert trees_read
+    assert "leaves requests" not in caplog.text
+
+
+def chunks(config, **kwargs):
+    config.attention_chunk_size = 7
+    return create_chunked_causal_mask(config, **kwargs)
+
+
+def every_third_token(**kwargs):
+    def pattern(batch_idx, head_idx, q_idx, kv_idx):
+        return (q_idx - kv_idx) % 3 == 0
+
+    return create_causal_mask(**kwargs, and_mask_function=pattern)
+
+
+@pytest.mark.parametrize("make_mask", [chunks, every_third_token])
+def test_a_pattern_need_not_be_known(tiny, monkeypatch, trees_read, caplog, make_mask):
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", make_mask)
+    assert_equal(*with_tokenizer(tiny()))
     assert trees_read
     assert "leaves requests" not in caplog.text
 
@@ -360,12 +384,15 @@ LONG_ROPE = {
 }
 
 
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
 @pytest.mark.parametrize(
     ("kind", "settings", "reason"),
     [
-        ("phi3", {"rope_parameters": LONG_ROPE}, "'longrope' depend on a text's length"),
+        ("phi3", {"rope_parameters": LONG_ROPE, **TOKENS}, "'longrope' depend on a text's length"),
         ("gpt_neo", {"attention_types": [[["local"], 3]], "num_layers": 3}, "no layers with"),
-        ("qwen3_next", {"head_dim": 16, "num_experts": 4}, "reading a tree ended in"),
+        ("qwen3_next", {"head_dim": 16, "num_experts": 4}, "no layers with self_attn"),
         ("t5", {"d_model": 64, "d_kv": 16, "num_layers": 2, "num_heads": 4}, "'seq2seq'"),
     ],
 )
@@ -396,10 +423,24 @@ def texts_longer_than_a_limit_differ(module, args, output):
     return output * (1 + (output.shape[1] > len(tiny_tokenizer()(PROMPT).input_ids) - 4))
 
 
+def one_text_at_a_time(module, args, output):
+    if len(output) > 1:
+        raise IndexError("more than one text")
+
+
+OTHER_LOGITS = "a tree of texts has other logits than the texts alone"
+
+
 @pytest.mark.parametrize(
-    "effect", [neighbours_enter, positions_are_counted, texts_longer_than_a_limit_differ]
+    ("effect", "reason"),
+    [
+        (neighbours_enter, OTHER_LOGITS),
+        (positions_are_counted, OTHER_LOGITS),
+        (texts_longer_than_a_limit_differ, OTHER_LOGITS),
+        (one_text_at_a_time, "reading a tree ended in IndexError: more than one text"),
+    ],
 )
-def test_a_model_that_reads_trees_otherwise_is_found_by_comparing(tiny, caplog, effect):
+def test_a_model_that_reads_trees_otherwise_is_found_by_comparing(tiny, caplog, effect, reason):
     model = tiny()
     model.model.layers[2].register_forward_hook(effect)
     stock, ours = with_tokenizer(model)
@@ -407,7 +448,21 @@ def test_a_model_that_reads_trees_otherwise_is_found_by_comparing(tiny, caplog, 
     choices = requests_of("loglikelihood", *PAIRS)
     assert_close(outcome(ours.loglikelihood, choices), outcome(stock.loglikelihood, choices))
     assert not ours._can_share()
-    assert caplog.text.count("a tree of texts has other logits than the texts alone") == 1
+    assert caplog.text.count(reason) == 1
+
+
+def test_a_generate_with_ways_of_its_own_is_found_by_comparing(tiny, monkeypatch, caplog):
+    """With its cache, a model may see less than in a forward pass."""
+    model = tiny()
+    generate = model.generate
+
+    def unlikeliest_tokens(*args, **kwargs):
+        with model.lm_head.register_forward_hook(lambda module, inputs, output: -output):
+            return generate(*args, **kwargs)
+
+    monkeypatch.setattr(model, "generate", unlikeliest_tokens)
+    assert_equal(*with_tokenizer(model))
+    assert caplog.text.count(OTHER_LOGITS) == 1
 
 
 def test_masks_are_the_models_again_afterwards(tiny):

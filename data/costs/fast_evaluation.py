@@ -27,7 +27,7 @@ Answers = dict[str, list]  # task → the answers to each question, likelihoods 
 class Stock(Runner):
     """Stock lm-eval, with the same prompts."""
 
-    def _can_share(self, texts: Any = ()) -> bool:
+    def _can_share(self, texts: Any = (), is_writing: bool = False) -> bool:
         return False
 
 

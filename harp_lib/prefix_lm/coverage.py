@@ -166,40 +166,81 @@ def active_default(model: PreTrainedModel) -> str | None:
 
 
 @torch.no_grad()
-def failed_trial(model: PreTrainedModel, device: torch.device, tokens: Tokens) -> str | None:
-    """Read a text, and another that leaves it half way, as a tree and with the model's own pass.
+def failed_trial(
+    model: PreTrainedModel, device: torch.device, tokens: Tokens, is_writing: bool
+) -> str | None:
+    """Read two texts as a tree, write a token after each, and compare with the model's own logits.
 
-    What both find at the last token but one, from a tree, and at the last one, written after it,
-    has to be the same. The text should be as long as any that is read later: a window or another
-    limit may matter from some length on.
+    The model's own are those of its forward pass on each text alone, or of its ``generate``.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    device : torch.device
+    tokens : tuple of int
+        One of the texts; the other leaves it half way. It should be as long as any that is read
+        later: a window or another limit may matter from some length on.
+    is_writing : bool
+        Whether to compare with ``generate``.
     """
+    texts = texts_that_part(tokens)
+    prompts = [text[:-1] for text in texts]
+    try:
+        if is_writing:
+            own = [written_logits(model, device, prompt) for prompt in prompts]
+        else:
+            own = [last_logits(model, device, text) for text in texts]
+        reader = TreeReader(model, device)
+        read = {prompt.tokens: prompt for prompt in reader.read_prompts(prompts)}
+        batch = TextBatch([read[prompt] for prompt in prompts], max_new_tokens=1)
+        batch.add_position()
+        next_logits = reader.next_logits(batch, torch.tensor([token for token, _ in own]))
+        is_close = True
+        for prompt, (_, expected), after_token in zip(prompts, own, next_logits, strict=True):
+            logits = torch.stack([read[prompt].logits.float(), after_token])  # (2, V)
+            is_close = is_close and agree(logits, expected, model.dtype)
+    except Exception as error:
+        return f"reading a tree ended in {type(error).__name__}: {error}"
+    return None if is_close else "a tree of texts has other logits than the texts alone"
+
+
+def texts_that_part(tokens: Tokens) -> list[Tokens]:
+    """A text, made longer if it is very short, and another that leaves it half way."""
     length = max(len(tokens), SHORTEST_TRIAL)
     text = (tokens * SHORTEST_TRIAL)[:length]
     half = length // 2
     branch = [token for token in text if token != text[half]] or [text[half] ^ 1]
-    texts = [text, text[:half] + tuple(branch[: half // 2])]
-    reader = TreeReader(model, device)
-    try:
-        expected = torch.stack([last_logits(model, device, text) for text in texts])  # (2, 2, V)
-        prompts = {prompt.tokens: prompt for prompt in reader.read_prompts(t[:-1] for t in texts)}
-        prompts = [prompts[text[:-1]] for text in texts]
-        batch = TextBatch(prompts, 1)
-        batch.add_position()
-        continued = reader.next_logits(batch, torch.tensor([text[-1] for text in texts]))
-        read = torch.stack([prompt.logits.float() for prompt in prompts])
-        logits = torch.stack([read, continued.float()], dim=1)  # (2, 2, V)
-        spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
-        difference = (logits - expected).norm(dim=-1)
-    except Exception as error:
-        return f"reading a tree ended in {type(error).__name__}: {error}"
-    tolerance = ROUNDING_16_BITS if model.dtype.itemsize == 2 else ROUNDING
-    if (difference <= tolerance * spread).all():
-        return None
-    return "a tree of texts has other logits than the texts alone"
+    return [text, text[:half] + tuple(branch[: half // 2])]
 
 
-def last_logits(model: PreTrainedModel, device: torch.device, tokens: Tokens) -> torch.Tensor:
-    """Logits (2, V) at the last two tokens, of the model's own forward pass."""
+def agree(logits: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether logits (N, V) differ by no more than rounding explains, relative to their spread."""
+    tolerance = ROUNDING_16_BITS if dtype.itemsize == 2 else ROUNDING
+    spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
+    return bool(((logits - expected).norm(dim=-1) <= tolerance * spread).all())
+
+
+def last_logits(
+    model: PreTrainedModel, device: torch.device, tokens: Tokens
+) -> tuple[int, torch.Tensor]:
+    """The last token, and logits (2, V) before and after it, of the model's own forward pass."""
     places = torch.tensor([len(tokens) - 2, len(tokens) - 1])
     with only_places(places, model.get_output_embeddings()):
-        return model(torch.tensor([tokens], device=device)).logits[0].float()
+        output = model(torch.tensor([tokens], device=device))
+    return tokens[-1], output.logits[0].float()
+
+
+def written_logits(
+    model: PreTrainedModel, device: torch.device, prompt: Tokens
+) -> tuple[int, torch.Tensor]:
+    """The token that ``generate`` writes after a prompt, and logits (2, V) before and after it."""
+    output = model.generate(
+        torch.tensor([prompt], device=device),
+        do_sample=False,
+        max_new_tokens=2,
+        min_new_tokens=2,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    return int(output.sequences[0, -2]), torch.cat(output.logits).float()

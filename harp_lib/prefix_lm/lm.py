@@ -38,8 +38,8 @@ class PrefixLM(HFLM):
     """:class:`HFLM` for a decoder-only model, faster where that is known to give the same answers.
 
     Arguments, settings of requests and models that are not known to be covered are left to
-    ``HFLM``'s own code, and a warning says so once. A model is compared with its own forward pass
-    on the longest of the texts before it reads them.
+    ``HFLM``'s own code, and a warning says so once. A model is compared with its own forward pass,
+    or its own ``generate``, on the longest of the texts before it reads them as a tree.
 
     Parameters
     ----------
@@ -55,7 +55,8 @@ class PrefixLM(HFLM):
         self._obstacle = unfollowed_argument(signature, given)
         if self.backend != "causal":
             self._obstacle = f"the backend is {self.backend!r}"
-        self._tried_length = 0  # tokens of the longest text on which the model was compared
+        # Tokens of the longest text on which the model was compared, for scoring and for writing.
+        self._tried_lengths = {False: 0, True: 0}
         self._reasons_said: set[str] = set()
 
     # Likelihoods
@@ -235,15 +236,15 @@ class PrefixLM(HFLM):
 
     # What is left to HFLM
 
-    def _can_share(self, texts: Iterable[Tokens] = ()) -> bool:
+    def _can_share(self, texts: Iterable[Tokens] = (), is_writing: bool = False) -> bool:
         """Whether texts can be read as a tree; where not, a warning says once why."""
         obstacle = self._obstacle or unsuitable_build(self.model)
         longest = max(texts, key=len, default=())
-        if obstacle is None and len(longest) > self._tried_length:
+        if obstacle is None and len(longest) > self._tried_lengths[is_writing]:
             with evaluating(self.model):
-                obstacle = failed_trial(self.model, self.device, longest)
+                obstacle = failed_trial(self.model, self.device, longest, is_writing)
             self._obstacle = obstacle
-            self._tried_length = len(longest)
+            self._tried_lengths[is_writing] = len(longest)
         if obstacle is not None:
             self._say_once(obstacle)
         return obstacle is None
@@ -257,7 +258,7 @@ class PrefixLM(HFLM):
         if not all(prompts):
             obstacle = "a prompt has no token"
         if obstacle is None:
-            return self._can_share(prompts)
+            return self._can_share(prompts, is_writing=True)
         self._say_once(obstacle)
         return False
 
