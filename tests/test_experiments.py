@@ -214,7 +214,7 @@ def test_likelihoods_are_those_of_the_whole_model_document_by_document(split, wi
 
     def whole_model(plan):
         with this.pruned(plan):
-            return [total_nll(model, make_batches(document)) for document in text.documents]
+            return [total_nll(model, make_batches(model, document)) for document in text.documents]
 
     for method in ALL:
         result = result_of("baselines", method, f"{FIRST}-{split}")
@@ -366,7 +366,7 @@ def test_gain_and_single_layers():
 
     def likelihood(alphas):
         with temporarily_pruned(model, PruningPlan.value_only(6, alphas)):
-            return pytest.approx(total_nll(model, make_batches(text.windows)), rel=1e-4)
+            return pytest.approx(total_nll(model, make_batches(model, text.windows)), rel=1e-4)
 
     gain = result_of("ablations", "gain", "document-01")
     by_searched = of_quantity(gain, "nll").set_index("searched")["value"]

@@ -195,7 +195,9 @@ def test_cells_are_likelihoods_of_the_whole_changed_model(stored, job):
     nll = nll[nll["corpus"] == corpus]
     for change, context in changes.items():
         with context:
-            expected = [total_nll(model, make_batches(document)) for document in text.documents]
+            expected = [
+                total_nll(model, make_batches(model, document)) for document in text.documents
+            ]
         part = of_change(nll, *change)
         assert part["document"].tolist() == [0, 1, 2]
         assert part["value"].tolist() == pytest.approx(expected, rel=1e-4), change

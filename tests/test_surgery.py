@@ -1,6 +1,7 @@
 """Pruned models against the official logits and hand-made twins; plans that are refused."""
 
 import json
+import textwrap
 
 import pytest
 import torch
@@ -177,8 +178,15 @@ def test_models_that_only_look_like_others_are_refused():
     }
     model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision))
     message = "Gemma3ForConditionalGeneration is not supported: it has other inputs"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as refusal:
         apply_plan(model, PruningPlan.value_only(2, [0.5]))
+    # What the message advises keeps every weight.
+    names = {"model": model.eval(), "AutoModelForCausalLM": AutoModelForCausalLM}
+    exec(textwrap.dedent(str(refusal.value).partition("\n")[2]), names)
+    ids = torch.arange(5, 25)[None]
+    torch.testing.assert_close(logits(names["text"], ids), logits(model, ids))
+    pruned = apply_plan(names["text"], PruningPlan.value_only(2, [0.5]))
+    assert type(pruned).__name__ == "HarpGemma3ForCausalLM"
     model = small_model("hyperclovax", use_post_norm=True)
     with pytest.raises(ValueError, match="is not supported: layer 3 has parts of no known kind"):
         apply_plan(model, PruningPlan.value_only(4, [0.5]))

@@ -18,6 +18,7 @@ from tokenizers.processors import TemplateProcessing
 from harp_lib import perplexity, word_perplexity
 from harp_lib.models.registry import tiny_tokenizer
 from harp_lib.text import perplexity as perplexity_module
+from harp_lib.text import tokens as tokens_module
 from harp_lib.text.corpora import EMBEDDED, SPLITS, calibration_blocks, excerpt, load_corpus
 from harp_lib.text.perplexity import Window, rolling_windows
 
@@ -196,7 +197,7 @@ class TestPerplexity:
         assert max(sizes) <= perplexity_module.LOGITS_PER_BLOCK
 
     def test_documents_and_windows_of_unequal_length(self, tiny, tokens, monkeypatch):
-        monkeypatch.setattr(perplexity_module, "TOKENS_PER_BATCH", 64)
+        monkeypatch.setattr(tokens_module, "TOKENS_PER_BATCH", 64)
         model = tiny()
         documents = [tokens[0], tokens[1], tokens[2, :13], tokens[3, :2], tokens[3, :1]]
         nll = sum(naive_nll(model, ids, len(ids) - 1) for ids in documents[:-1])

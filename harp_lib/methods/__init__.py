@@ -39,8 +39,8 @@ def make_plan(
     model : PreTrainedModel
         A dense model with separate projections. It is unchanged afterwards.
     calibration : Tensor or sequence, optional
-        As in :func:`harp_lib.perplexity`: ``(B, N)`` int64, or 1-D tensors of any length, or
-        windows. It may be None for mag-sp, and for harp if ``alphas`` is given.
+        As in :func:`harp_lib.perplexity`. It may be None for mag-sp, and for harp if ``alphas`` is
+        given.
     kv_groups : int
         Number of key/value groups to remove in all, each with its query heads. HARP removes those
         of whole layers from the top.

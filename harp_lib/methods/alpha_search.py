@@ -28,6 +28,7 @@ from harp_lib.text.perplexity import (
     perplexity_from_nll,
     total_nll,
 )
+from harp_lib.text.tokens import read_ids
 
 ALPHA_GRID = tuple(i / 10 for i in range(11))
 
@@ -116,7 +117,7 @@ def search_alphas(
     _check_grid(grid)
     num_model_layers = len(decoder_layers(model))
     check_plan(model, PruningPlan.value_only(num_model_layers, [1.0] * num_layers))
-    batches = make_batches(tokens)
+    batches = make_batches(model, tokens)
     num_predicted_tokens = sum(batch.num_scored for batch in batches)
     layers_top_down = list(reversed(range(num_model_layers)))[:num_layers]
     reuse_prefix = reuse_prefix and _top_stands_alone(model, layers_top_down)
@@ -235,7 +236,7 @@ def dense_hidden_states(
             module = decoder_layers(model)[layer]
             hooks.enter_context(module.register_forward_pre_hook(partial(keep, layer)))
         for batch in tqdm(batches, desc="hidden states", unit="batch", leave=False, delay=10):
-            model.get_decoder()(input_ids=batch.ids.to(model.device), use_cache=False)
+            model.get_decoder()(input_ids=read_ids(model, batch), use_cache=False)
     return entering
 
 

@@ -16,7 +16,7 @@ from harp_lib.prefix_lm.onednn import evaluating
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
-from harp_lib.text.perplexity import Tokens, make_batches
+from harp_lib.text.tokens import Tokens, make_batches, read_ids
 
 # plan(kv_groups, layers) removes so many key/value groups from these layers, counted together.
 Planner = Callable[[int, Sequence[int]], PruningPlan]
@@ -130,7 +130,7 @@ class LayerStream:
     def __init__(self, model: PreTrainedModel, calibration: Tokens) -> None:
         self.model = model
         self.layers = decoder_layers(model)
-        self.batches = make_batches(calibration)
+        self.batches = make_batches(model, calibration)
         if model not in _streamable:
             self._check_layers()
             _streamable.add(model)
@@ -142,7 +142,7 @@ class LayerStream:
         self._hidden: list[torch.Tensor] = []  # what enters it: (B, N, d) of each batch
         self._arguments: dict[torch.Size, list[tuple[tuple, dict]]] = {}  # of each layer, by shape
         for batch in self.batches:
-            hidden, arguments = self._recorded(batch.ids)
+            hidden, arguments = self._recorded(read_ids(self.model, batch))
             self._hidden.append(hidden)
             self._arguments.setdefault(batch.ids.shape, arguments)
 
@@ -154,7 +154,7 @@ class LayerStream:
         decoder.layers = recorders
         try:
             with evaluating(self.model):
-                decoder(input_ids=ids.to(self.model.device), use_cache=False)
+                decoder(input_ids=ids, use_cache=False)
         finally:
             decoder.layers = self.layers
         return recorders[0].hidden, [recorder.arguments for recorder in recorders]

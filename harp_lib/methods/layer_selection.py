@@ -60,7 +60,7 @@ def _hessian_scores(model: PreTrainedModel, calibration: Tokens, num_layers: int
 
 
 def _similarity_scores(model: PreTrainedModel, calibration: Tokens, num_layers: int) -> list[float]:
-    batches = make_batches(calibration)
+    batches = make_batches(model, calibration)
     influences = [0.0] * num_layers  # summed over tokens
 
     def visit(view: LayerView) -> None:

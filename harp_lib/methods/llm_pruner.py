@@ -114,7 +114,7 @@ def weight_gradients(
     ValueError
         For an empty text, or if a gradient is not finite.
     """
-    batches = make_batches(calibration)
+    batches = make_batches(model, calibration)
     num_predicted_tokens = sum(batch.num_scored for batch in batches)
     weights = {}
     for layer in layers:

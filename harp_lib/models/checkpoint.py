@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib.models.card import CARD_FILE, pruned_card
-from harp_lib.models.load import from_pretrained
+from harp_lib.models.load import floating_dtype, from_pretrained
 from harp_lib.models.pruned_reading import check_checkpoint
 from harp_lib.models.registry import quiet
 from harp_lib.models.savable import check_generation_config, check_savable
@@ -23,7 +23,7 @@ CHECKPOINT_SUFFIXES = {".jinja", ".json", ".md", ".model", ".py", ".safetensors"
 
 
 def save_pruned(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str | Path
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, path: str | Path
 ) -> None:
     """Write a pruned model and its tokenizer as a Hugging Face folder.
 
@@ -39,8 +39,8 @@ def save_pruned(
     ----------
     model : PreTrainedModel
         A model that :func:`harp_lib.apply_plan` pruned.
-    tokenizer : PreTrainedTokenizerBase
-        Its tokenizer.
+    tokenizer : PreTrainedTokenizerBase, optional
+        Its tokenizer, or None: the folder then holds none.
     path : str or Path
         The folder to write.
 
@@ -65,7 +65,8 @@ def save_pruned(
         _check_replaceable(path)
     with complete_or_nothing(path) as folder, quiet():
         model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
         PruningPlan.from_dict(model.config.pruning_plan).to_json(folder / PLAN_FILE)
         (folder / CARD_FILE).write_text(pruned_card(model, path.name), encoding="utf-8")
         check_checkpoint(folder, model)
@@ -111,7 +112,7 @@ def _check_replaceable(path: Path) -> None:
 
 def load_pruned(
     path: str | Path, dtype: str = "auto", **options: Any
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """Load a model, in evaluation mode, and its tokenizer from a folder of :func:`save_pruned`.
 
     No code from the folder is run.
@@ -120,8 +121,8 @@ def load_pruned(
     ----------
     path : str or Path
         The folder.
-    dtype : str
-        As in ``from_pretrained``; by default the dtype that was saved.
+    dtype : str or torch.dtype
+        As in :func:`harp_lib.load_model`; by default the dtype that was saved.
     **options
         Other options of ``from_pretrained``, such as ``device_map``. By default the model is loaded
         on the CPU.
@@ -129,7 +130,7 @@ def load_pruned(
     Returns
     -------
     tuple
-        The model and the tokenizer.
+        The model and the tokenizer, or None in its place if the folder holds none.
 
     Raises
     ------
@@ -146,4 +147,4 @@ def load_pruned(
             "try load_model"
         )
     model_class = getattr(remote, config["architectures"][0])
-    return from_pretrained(str(path), model_class, dtype=dtype, **options)
+    return from_pretrained(str(path), model_class, dtype=floating_dtype(dtype), **options)

@@ -30,6 +30,8 @@ def write_vocabulary(
 
 def _add_tokens(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
     """Write ``size`` tokens and their types; a ValueError for a tokenizer of another kind."""
+    if tokenizer is None:
+        raise ValueError("a GGUF file holds the tokenizer too: give the one of the model")
     if not tokenizer.is_fast:
         raise ValueError(
             f"{type(tokenizer).__name__} is written in Python and cannot be written as GGUF: load "

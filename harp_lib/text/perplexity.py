@@ -4,8 +4,6 @@ import inspect
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,43 +12,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from harp_lib.prefix_lm.forward import head_logits, is_decoder_and_head
 from harp_lib.prefix_lm.onednn import evaluating
 from harp_lib.text.corpora import detokenize
+from harp_lib.text.tokens import Batch, Tokens, Window, context_length, make_batches, read_ids
 
-TOKENS_PER_BATCH = 4096  # in one forward pass of the decoder
 LOGITS_PER_BLOCK = 2**24  # held at a time: 64 MiB in float32
-
-
-class Window(NamedTuple):
-    """A sequence whose last tokens are predicted; the tokens before them are context.
-
-    Attributes
-    ----------
-    ids : (N,)
-        The sequence.
-    scored : int
-        Number of predicted tokens.
-    """
-
-    ids: torch.Tensor
-    scored: int
-
-
-class Batch(NamedTuple):
-    """Sequences of one length whose last ``scored`` tokens are predicted."""
-
-    ids: torch.Tensor  # (B, N)
-    scored: int
-
-    @property
-    def num_scored(self) -> int:
-        return len(self.ids) * self.scored
-
-    @property
-    def targets(self) -> torch.Tensor:
-        """The scored tokens (B·scored,)."""
-        return self.ids[:, -self.scored :].flatten()
-
-
-Tokens = torch.Tensor | Sequence[torch.Tensor] | Sequence[Window]
+DEFAULT_CONTEXT = 2048  # tokens of a window for a family without a context length, as in lm-eval
 
 
 def rolling_windows(
@@ -64,6 +29,8 @@ def rolling_windows(
     """
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+    if tokenizer is None:
+        raise ValueError("texts are cut by a tokenizer: give the one of the model")
     prefix = tokenizer.bos_token_id
     if prefix is None:
         prefix = tokenizer.eos_token_id
@@ -83,16 +50,24 @@ def perplexity(model: PreTrainedModel, tokens: Tokens) -> float:
     ----------
     model : PreTrainedModel
         Dense or pruned; unchanged afterwards.
-    tokens : Tensor or sequence
-        ``(B, N)`` int64, a list of 1-D tensors of any length, or a list of :class:`Window`. Every
-        token of a tensor but the first is predicted, and the last ``scored`` tokens of a window.
+    tokens : Tensor, mapping or sequence
+        Token ids: a tensor or lists ``(B, N)`` or ``(N,)`` of any integer type, what a tokenizer
+        returns, a list of any of these, or a list of :class:`Window`. Every token of a sequence but
+        the first is predicted, and the last ``scored`` tokens of a window. Padding is left out:
+        what an ``attention_mask`` hides, or, without one, the model's pad tokens at the ends.
 
     Raises
     ------
     ValueError
-        If there is no token to predict.
+        If there is no token to predict, a sequence is longer than the model's context, ids are
+        beyond its vocabulary, or ``tokens`` are no tokens.
+
+    Notes
+    -----
+    It is ``exp(model(ids, labels=ids).loss)`` for a tensor, except for families that do not shift
+    the labels (Bart and its kin) or add other losses.
     """
-    batches = make_batches(tokens)
+    batches = make_batches(model, tokens)
     num_predicted_tokens = sum(batch.num_scored for batch in batches)
     return perplexity_from_nll(total_nll(model, batches), num_predicted_tokens)
 
@@ -104,45 +79,15 @@ def word_perplexity(
 
     Each document (a raw page) is detokenised as the task does, scored in rolling windows of the
     model's context length, and the summed negative log-likelihood is divided by the words of the
-    documents as they came.
+    documents as they came. Families without a context length read 2,048 tokens at a time.
     """
     if isinstance(documents, str):
         documents = [documents]
+    context = context_length(model.config) or DEFAULT_CONTEXT
     pages = [detokenize(document) for document in documents]
-    windows = rolling_windows(tokenizer, pages, model.config.max_position_embeddings)
+    windows = rolling_windows(tokenizer, pages, context)
     num_words = sum(len(re.split(r"\s+", document)) for document in documents)
-    return perplexity_from_nll(total_nll(model, make_batches(windows)), num_words)
-
-
-def make_batches(tokens: Tokens) -> list[Batch]:
-    """Join neighbouring sequences of equal shape, at most ``TOKENS_PER_BATCH`` tokens at a time.
-
-    A ValueError is raised if there is no token to predict.
-    """
-    windows = [_as_window(sequence) for sequence in tokens]
-    windows = [window for window in windows if window.scored > 0]
-    if not windows:
-        raise ValueError(
-            "the corpus is empty: no sequence has two tokens or more, "
-            "so there is nothing to predict"
-        )
-    batches = []
-    for (length, scored), group in groupby(windows, key=_shape):
-        ids = torch.stack([window.ids for window in group])  # (B, N)
-        sequences_per_batch = max(1, TOKENS_PER_BATCH // length)
-        batches += [Batch(part, scored) for part in ids.split(sequences_per_batch)]
-    return batches
-
-
-def _as_window(sequence: torch.Tensor | Window) -> Window:
-    """A window in which every token but the first is predicted, unless it is a window already."""
-    if isinstance(sequence, Window):
-        return sequence
-    return Window(torch.as_tensor(sequence), len(sequence) - 1)
-
-
-def _shape(window: Window) -> tuple[int, int]:
-    return len(window.ids), window.scored
+    return perplexity_from_nll(total_nll(model, make_batches(model, windows)), num_words)
 
 
 @torch.no_grad()
@@ -153,7 +98,7 @@ def total_nll(model: PreTrainedModel, batches: Sequence[Batch]) -> float:
         has_parts = is_decoder_and_head(model)
         for batch in batches:
             if has_parts:
-                output = model.get_decoder()(input_ids=batch.ids.to(model.device), use_cache=False)
+                output = model.get_decoder()(input_ids=read_ids(model, batch), use_cache=False)
                 nll += head_nll(model, output.last_hidden_state, batch)
             else:
                 nll += _own_nll(model, batch)
@@ -202,7 +147,7 @@ def _own_nll(model: PreTrainedModel, batch: Batch) -> float:
     sequences_per_pass = max(1, LOGITS_PER_BLOCK // (batch.ids.shape[1] * num_words))
     for ids in batch.ids.split(sequences_per_pass):
         part = batch._replace(ids=ids)
-        logits = _before_scored(_own_logits(model, ids), part)  # (B·scored, V)
+        logits = _before_scored(_own_logits(model, read_ids(model, part)), part)  # (B·scored, V)
         nll += _summed_nll(logits.float(), part.targets.to(logits.device))
     return nll
 
@@ -216,7 +161,7 @@ def _own_logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     if "use_cache" in inspect.signature(model.forward).parameters:
         options["use_cache"] = False
     try:
-        return model(input_ids=ids.to(model.device), **options).logits
+        return model(input_ids=ids, **options).logits
     except (TypeError, ValueError, AttributeError) as error:
         raise ValueError(
             f"{type(model).__name__} is not supported: its forward pass cannot be called with "
@@ -226,8 +171,8 @@ def _own_logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
 
 def _before_scored(values: torch.Tensor, batch: Batch) -> torch.Tensor:
     """Values (B·scored, …) of the tokens that predict the scored ones, from values (B, N, …)."""
-    # The token before the scored ones predicts the first of them.
-    return values[:, -batch.scored - 1 : -1].flatten(0, 1)
+    first = batch.ids.shape[1] - batch.scored - 1  # it predicts the first of the scored tokens
+    return values[:, first : first + batch.scored].flatten(0, 1)
 
 
 def _summed_nll(logits: torch.Tensor, targets: torch.Tensor) -> float:
