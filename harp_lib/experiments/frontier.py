@@ -146,12 +146,13 @@ class _Evaluation:
         if one.change.method in WITH_FIT:
             self.job.result(Cell(one.name, "fit", inputs, fit_cell(one), one.coordinates))
         names = self._evaluated_on(one.change)
+        measures = [head_nll]
+        if PASSKEY in names:
+            measures.append(head_hits)  # which takes as long again
 
         @cache
         def measured() -> list[list[float]]:
-            return self._together(names).measured_within(
-                one.context(), one.lowest, head_nll, head_hits
-            )
+            return self._together(names).measured_within(one.context(), one.lowest, *measures)
 
         start = 0
         for name in names:
@@ -191,10 +192,11 @@ class _Evaluation:
     ) -> Result:
         """The documents of one text; of pass keys also whether all tokens of the key are found."""
         text = self.texts[name]
-        nll, hits = measured()
+        nll, *hits = measured()
         rows = document_rows(nll[start:end], text.tokens)
         if name == PASSKEY:
-            for document, found in enumerate(hits[start:end]):
+            [found_tokens] = hits
+            for document, found in enumerate(found_tokens[start:end]):
                 exact = float(found == text.tokens[document])
                 rows.append({"document": document, "quantity": "exact", "value": exact})
             rows = [row | self.places[row["document"]] for row in rows]
