@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -317,13 +317,24 @@ def model_digest(model: PreTrainedModel) -> str:
     digest = hashlib.sha256(json.dumps(architecture, sort_keys=True, default=str).encode())
     for name, weight in model.state_dict().items():
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        # Offloaded weights are on the meta device here and contribute their shape only.
-        if not weight.is_meta:
-            integer = getattr(torch, f"int{8 * weight.itemsize}")
-            # Sums of each row's bits are fast, and they are exact on any device.
-            row_sums = weight.contiguous().view(integer).sum(dim=-1)
-            digest.update(row_sums.cpu().numpy().tobytes())
+        for part in _plain_parts(weight):
+            # Offloaded weights are on the meta device here and contribute their shape only.
+            if not part.is_meta:
+                integer = getattr(torch, f"int{8 * part.itemsize}")
+                # Sums of each row's bits are fast, and they are exact on any device.
+                row_sums = part.contiguous().view(integer).sum(dim=-1)
+                digest.update(row_sums.cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _plain_parts(weight: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that a weight consists of: itself, or integers and scales of a quantized one."""
+    if not hasattr(weight, "__tensor_flatten__"):
+        yield weight
+        return
+    names, _ = weight.__tensor_flatten__()
+    for name in names:
+        yield from _plain_parts(getattr(weight, name))
 
 
 class Journal:
