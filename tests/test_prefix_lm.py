@@ -121,6 +121,7 @@ def assert_same_answers(model, seed):
         assert is_greedy == stock_is_greedy
     expected_texts = stock.generate_until(prompts, disable_tqdm=True)
     assert ours.generate_until(prompts, disable_tqdm=True) == expected_texts
+    assert not ours._reasons_said, "nothing is left to HFLM"
 
 
 @pytest.mark.parametrize("tokens", [32, 1024])

@@ -88,12 +88,16 @@ NEUTRAL_DEFAULTS = {
     "epsilon_cutoff": 0.0,
     "eta_cutoff": 0.0,
 }
-# Parts of ``generate`` that prepare what the model's forward pass is given, and choose nothing.
+# Parts of ``generate`` that prepare what the model's forward pass is given, and choose nothing; so
+# do those that make caches.
 PREPARATIONS = {"prepare_inputs_for_generation", "create_masks_for_generate"}
 # Rotary embeddings in which a token's position is all that matters, and not the text's length.
 STATIC_ROPES = {"default", "linear", "llama3", "yarn", "proportional"}
 
-SHORTEST_TRIAL = 8  # tokens
+# Tokens of the texts on which a tree is compared with the model's own logits.
+SHORTEST_TRIAL = 8
+LONGEST_TRIAL = 1024
+LATEST_BRANCH = 64
 # Differences of logits that rounding explains, relative to their spread.
 ROUNDING = 1e-3
 ROUNDING_16_BITS = 0.1
@@ -153,8 +157,9 @@ def active_default(model: PreTrainedModel) -> str | None:
     """What, besides a request's settings, has a say in the tokens that a model writes."""
     name = type(model).__name__
     for part, stock in vars(GenerationMixin).items():
-        is_replaceable = inspect.isfunction(stock) and part not in PREPARATIONS
-        if is_replaceable and getattr(type(model), part) is not stock:
+        is_preparation = part in PREPARATIONS or "cache" in part
+        is_stock = not inspect.isfunction(stock) or getattr(type(model), part) is stock
+        if not is_preparation and not is_stock:
             return f"{name} has {part} of its own"
     if model.generation_config is None:
         return f"{name} has no generation config"
@@ -178,8 +183,9 @@ def failed_trial(
     model : PreTrainedModel
     device : torch.device
     tokens : tuple of int
-        One of the texts; the other leaves it half way. It should be as long as any that is read
-        later: a window or another limit may matter from some length on.
+        One of the texts, of which the first LONGEST_TRIAL tokens are read; the other leaves it on
+        the way. It should be as long as any that is read later: a window or another limit may
+        matter from some length on.
     is_writing : bool
         Whether to compare with ``generate``.
     """
@@ -205,12 +211,12 @@ def failed_trial(
 
 
 def texts_that_part(tokens: Tokens) -> list[Tokens]:
-    """A text, made longer if it is very short, and another that leaves it half way."""
-    length = max(len(tokens), SHORTEST_TRIAL)
+    """A text, made longer if it is very short, and another that leaves it before its end."""
+    length = min(max(len(tokens), SHORTEST_TRIAL), LONGEST_TRIAL)
     text = (tokens * SHORTEST_TRIAL)[:length]
-    half = length // 2
-    branch = [token for token in text if token != text[half]] or [text[half] ^ 1]
-    return [text, text[:half] + tuple(branch[: half // 2])]
+    place = min(length // 2, LATEST_BRANCH)
+    branch = [token for token in text if token != text[place]] or [text[place] ^ 1]
+    return [text, text[:place] + tuple(branch[: place // 2])]
 
 
 def agree(logits: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:

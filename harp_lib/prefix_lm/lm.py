@@ -19,6 +19,7 @@ from transformers import StoppingCriteriaList
 
 from .cache import ReadPrompt, TextBatch
 from .coverage import (
+    LONGEST_TRIAL,
     active_default,
     failed_trial,
     unfollowed_argument,
@@ -39,7 +40,8 @@ class PrefixLM(HFLM):
 
     Arguments, settings of requests and models that are not known to be covered are left to
     ``HFLM``'s own code, and a warning says so once. A model is compared with its own forward pass,
-    or its own ``generate``, on the longest of the texts before it reads them as a tree.
+    or its own ``generate``, on the longest of the texts (at most 1,024 tokens) before it reads them
+    as a tree.
 
     Parameters
     ----------
@@ -239,7 +241,7 @@ class PrefixLM(HFLM):
     def _can_share(self, texts: Iterable[Tokens] = (), is_writing: bool = False) -> bool:
         """Whether texts can be read as a tree; where not, a warning says once why."""
         obstacle = self._obstacle or unsuitable_build(self.model)
-        longest = max(texts, key=len, default=())
+        longest = max(texts, key=len, default=())[:LONGEST_TRIAL]
         if obstacle is None and len(longest) > self._tried_lengths[is_writing]:
             with evaluating(self.model):
                 obstacle = failed_trial(self.model, self.device, longest, is_writing)
