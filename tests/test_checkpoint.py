@@ -182,6 +182,19 @@ def rename_a_weight(model):
     model._weight_conversions = [WeightRenaming("lm_head.kernel", "lm_head.weight")]
 
 
+def damage_the_file(model):
+    """One row of the embedding, of a token that no short text has."""
+    save = model.save_pretrained
+
+    def save_and_damage(folder):
+        save(folder)
+        weights = load_file(folder / "model.safetensors")
+        weights["model.embed_tokens.weight"][1] += 1
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+    model.save_pretrained = save_and_damage
+
+
 def hook_a_module(model):
     model.model.norm.register_forward_hook(double)
 
@@ -199,6 +212,7 @@ def warm_without_sampling(model):
     [
         (ignore_a_weight, "cannot be loaded again: .*lacks 1 weights, model.layers.1.self_attn.q"),
         (rename_a_weight, "cannot be loaded again: .*lacks 1 weights, lm_head.weight for one"),
+        (damage_the_file, "embed_tokens.weight is another weight when it is loaded again"),
         (hook_a_module, "computes other outputs than the model in memory: they differ by"),
         (turn_further, "computes other outputs than the model in memory: they differ by"),
         (warm_without_sampling, r"Mend generation_config.json in owner/name .*\.do_sample = True"),

@@ -1,5 +1,6 @@
 """What transformers and PEFT look up by ``model_type`` is found for pruned models as well."""
 
+import copy
 import json
 
 import pytest
@@ -8,6 +9,7 @@ import transformers
 from helpers import small_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers.conversion_mapping import get_model_conversion_mapping
 
 from harp_lib import PruningPlan, apply_plan, load_pruned, save_pruned
 from harp_lib.models.registry import tiny_tokenizer
@@ -118,12 +120,24 @@ def test_the_type_is_the_dense_models_in_memory_and_another_in_the_file(tmp_path
     assert values["model_type"] == "harp_llama"
     assert values["auto_map"]["AutoModelForCausalLM"] == "remote.HarpLlamaForCausalLM"
     assert remote.REFUSAL in values["hidden_act"]
+    harp_class = remote.HarpLlamaConfig
+    assert harp_class.get_config_dict(tmp_path / "pruned")[0]["model_type"] == "llama"
     for config in (
         load_pruned(tmp_path / "pruned")[0].config,
         AutoConfig.from_pretrained(tmp_path / "pruned", trust_remote_code=True),
+        harp_class.from_json_file(tmp_path / "pruned" / "config.json"),
     ):
         assert config.model_type == "llama"
         assert config.hidden_act == "silu"
+
+
+def test_conversions_have_the_scope_that_they_have_in_the_dense_model(tmp_path):
+    scopes = []
+    dense = mixture("mixtral", tmp_path / "dense")
+    for model in (dense, apply_plan(copy.deepcopy(dense), PLAN)):
+        conversions = get_model_conversion_mapping(model)
+        scopes.append([(repr(transform), transform.scope_prefix) for transform in conversions])
+    assert scopes[0] == scopes[1]
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2"])
