@@ -18,18 +18,20 @@ def write_vocabulary(
 
     A ValueError if llama.cpp would tokenize in another way.
     """
+    _check_kind(tokenizer, size)
+    special = _special_vocabulary(tokenizer, folder / "tokenizer")
     trial = GGUFWriter(folder / "vocabulary.gguf", "llama")
     for target in (trial, writer):
         _add_tokens(target, tokenizer, size)
-        _add_special_tokens(target, tokenizer, folder / "tokenizer")
+        special.add_to_gguf(target, quiet=True)
     trial.write_header_to_file()
     trial.write_kv_data_to_file()
     trial.close()
     check_tokens(FileTokenizer(GGUFReader(folder / "vocabulary.gguf")), tokenizer)
 
 
-def _add_tokens(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
-    """Write ``size`` tokens and their types; a ValueError for a tokenizer of another kind."""
+def _check_kind(tokenizer: PreTrainedTokenizerBase, size: int) -> None:
+    """Raise a ValueError if ``tokenizer`` is of another kind, or has more than ``size`` tokens."""
     if tokenizer is None:
         raise ValueError("a GGUF file holds the tokenizer too: give the one of the model")
     if not tokenizer.is_fast:
@@ -37,10 +39,9 @@ def _add_tokens(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: in
             f"{type(tokenizer).__name__} is written in Python and cannot be written as GGUF: load "
             "the tokenizer with use_fast=True"
         )
-    state = _backend_state(tokenizer)
-    bpe = state["model"]
-    if bpe["type"] != "BPE":
-        raise ValueError(f"a tokenizer of type {bpe['type']} cannot be written as GGUF; BPE can")
+    kind = _backend_state(tokenizer)["model"]["type"]
+    if kind != "BPE":
+        raise ValueError(f"a tokenizer of type {kind} cannot be written as GGUF; BPE can")
     num_tokens = 1 + max(tokenizer.get_vocab().values())
     if num_tokens > size:
         raise ValueError(
@@ -48,6 +49,12 @@ def _add_tokens(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: in
             f"model.resize_token_embeddings({num_tokens}) before pruning makes room for tokens "
             "that were added"
         )
+
+
+def _add_tokens(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
+    """Write ``size`` tokens and their types."""
+    state = _backend_state(tokenizer)
+    bpe = state["model"]
     tokens = [f"[PAD{index}]" for index in range(size)]
     types = [TokenType.UNUSED] * size
     for token, index in bpe["vocab"].items():
@@ -71,10 +78,8 @@ def _add_tokens(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: in
     writer.add_token_types(types)
 
 
-def _add_special_tokens(
-    writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, folder: Path
-) -> None:
-    """Write ids of special tokens, chat template and byte-level merges, as llama.cpp reads them.
+def _special_vocabulary(tokenizer: PreTrainedTokenizerBase, folder: Path) -> SpecialVocab:
+    """Ids of special tokens, chat template and byte-level merges, as llama.cpp reads them.
 
     The tokenizer is saved to ``folder``, from which the ``gguf`` package reads.
     """
@@ -90,7 +95,7 @@ def _add_special_tokens(
         "bos": tokenizer.bos_token_id in ids[:1],
         "eos": tokenizer.eos_token_id in ids[-1:],
     }
-    special.add_to_gguf(writer, quiet=True)
+    return special
 
 
 def _backend_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
