@@ -182,11 +182,20 @@ SHAPES = {
 
 
 def make(tiny, name):
-    """A tiny model of the registry, or a small one of ``SHAPES`` or of a model type."""
+    """A tiny model of the registry, or a small one of ``SHAPES`` or of a model type.
+
+    It is in float64, so that twins whose sums run in another order agree on every processor.
+    """
     if name in FAMILIES:
-        return tiny(name)
+        return in_float64(tiny(name))
     model_type, particulars = SHAPES.get(name, (name, {}))
-    return small_model(model_type, **particulars)
+    return in_float64(small_model(model_type, **particulars))
+
+
+def in_float64(model):
+    """The same model in float64, with experts by a kernel that takes it."""
+    model.config._experts_implementation = "eager"
+    return model.double()
 
 
 def logits(model, ids):

@@ -291,9 +291,10 @@ def compensated_bias(
         return linear.bias
     device = linear.weight.device
     columns = linear.weight.index_select(1, torch.tensor(removed, device=device))  # (d, removed)
-    bias = columns.float() @ torch.tensor(means, device=device, dtype=torch.float32)  # (d,)
+    precision = torch.promote_types(columns.dtype, torch.float32)  # bfloat16 is too coarse for sums
+    bias = columns.to(precision) @ torch.tensor(means, device=device, dtype=precision)  # (d,)
     if linear.bias is not None:
-        bias = linear.bias.float() + bias
+        bias = linear.bias.to(precision) + bias
     return bias.to(linear.weight.dtype)
 
 
