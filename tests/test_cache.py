@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers import assert_same, generate
+from helpers import ROUNDING, assert_same, generate
 from transformers import DynamicCache, GenerationConfig, QuantizedCache, StaticCache
 from transformers.generation import ContinuousBatchingConfig
 
@@ -70,7 +70,7 @@ def test_left_padding_changes_nothing(tiny, tokens, family, which):
         single = generate(model, alone[None], use_cache=False)
         assert torch.equal(together.sequences[row, 40:], single.sequences[0, len(alone) :])
         for a, b in zip(together.logits, single.logits, strict=True):
-            torch.testing.assert_close(a[row], b[0], atol=2e-5, rtol=1e-4)
+            torch.testing.assert_close(a[row], b[0], **ROUNDING)
 
 
 @pytest.mark.parametrize("which", PRUNED)
@@ -83,12 +83,12 @@ def test_a_text_in_pieces_cropped_and_reordered_equals_the_text_at_once(tiny, to
         parts = [
             model(part, past_key_values=cache).logits for part in tokens.split([20, 1, 27], dim=1)
         ]
-        torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(torch.cat(parts, dim=1), whole, **ROUNDING)
         assert cache.get_seq_length() == tokens.shape[1]
         cache.crop(-8)
         cache.reorder_cache(order)
         again = model(tokens[order, -8:], past_key_values=cache).logits
-    torch.testing.assert_close(again, whole[order, -8:], atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(again, whole[order, -8:], **ROUNDING)
 
 
 @pytest.mark.parametrize("how", ["reset", "copied", "repeated"])
@@ -107,7 +107,7 @@ def test_what_is_done_to_a_cache_leaves_it_right(tiny, tokens, which, how):
             cache.batch_repeat_interleave(2)
             cache.batch_select_indices(torch.tensor([0, 2, 4, 6]))
         continued = model(tokens[:, 30:], past_key_values=cache).logits
-        torch.testing.assert_close(continued, model(tokens).logits[:, 30:], atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(continued, model(tokens).logits[:, 30:], **ROUNDING)
 
 
 @pytest.mark.parametrize("which", ["first", "all", "groups"])
@@ -121,7 +121,7 @@ def test_a_cache_made_from_tensors_is_right_or_refused(tiny, tokens, which):
         if which == "groups":
             continued = model(tokens[:, 30:], past_key_values=rebuilt).logits
             expected = model(tokens).logits[:, 30:]
-            torch.testing.assert_close(continued, expected, atol=2e-5, rtol=1e-4)
+            torch.testing.assert_close(continued, expected, **ROUNDING)
         else:
             with pytest.raises(ValueError, match="no longer knows how many tokens layer 0"):
                 model(tokens[:, 30:], past_key_values=rebuilt)
@@ -144,7 +144,7 @@ def test_a_static_cache_that_the_config_laid_out_is_right_or_refused(tiny, token
                 model(part, past_key_values=cache).logits for part in tokens.split([36, 12], dim=1)
             ]
             expected = model(tokens).logits
-        torch.testing.assert_close(torch.cat(parts, dim=1), expected, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(torch.cat(parts, dim=1), expected, **ROUNDING)
 
 
 @pytest.mark.parametrize("which", PRUNED)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import FAMILIES, with_embeddings_everywhere
+from helpers import FAMILIES, ROUNDING, with_embeddings_everywhere
 
 from harp_lib.methods.calibration import InputStatistics, LayerStream, gathering, input_statistics
 from harp_lib.pruning.architecture import decoder_layers
@@ -85,7 +85,7 @@ def test_a_stream_holds_what_enters_a_layer(tiny, name, order):
         sequences = [sequence for batch in batches for sequence in batch]
         for ids, states in zip(MIXED, sequences, strict=True):
             expected = states_entering(model, ids, layer)
-            torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(states, expected, **ROUNDING)
         # A caller's change of the list stays with the caller.
         batches[0] = torch.zeros_like(batches[0])
 
@@ -98,7 +98,7 @@ def test_the_last_layer_leaves_what_the_final_norm_reads(tiny, name):
     leaving = [sequence for batch in stream.leaving(5, stream.entering(5)) for sequence in batch]
     for ids, states in zip(MIXED, leaving, strict=True):
         expected = model.model(ids[None]).last_hidden_state[0]
-        torch.testing.assert_close(model.model.norm(states), expected)
+        torch.testing.assert_close(model.model.norm(states), expected, **ROUNDING)
 
 
 def test_running_a_layer_leaves_the_stream_below_it(tiny):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import ROUNDING
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from harp_lib import config
@@ -180,7 +181,7 @@ def test_variants_compute_what_their_plans_say(family):
             expected = model(ids, use_cache=False).logits[:, -1]
         cache = timing.prefill(variant.model, ids[:, :-1])
         logits = timing.decode(variant.model, cache, ids[:, -1:])
-        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(logits, expected, **ROUNDING)
         shared = weights & {id(weight) for weight in variant.model.parameters()}
         assert len(shared) > 30, "the weights are not copied"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import ROUNDING
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils import logging
 
@@ -67,7 +68,7 @@ def test_linear_layers_by_onednn_give_the_same_and_leave_gradients_alone():
     ids = torch.arange(5, 45).reshape(2, 20)
     expected = model(ids).logits
     with evaluating(model), torch.no_grad(), CalledOperations() as called:
-        torch.testing.assert_close(model(ids).logits, expected.detach(), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model(ids).logits, expected.detach(), **ROUNDING)
     if torch.backends.mkldnn.is_available():
         assert any("mkldnn._linear_pointwise.default" in name for name in called.names)
     with evaluating(model):

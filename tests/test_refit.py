@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import ROUNDING
 
 from harp_lib import apply_plan, load_pruned, refit_values, save_pruned
 from harp_lib.methods import refit
@@ -87,7 +88,7 @@ def test_a_refit_is_applied_and_saved(tiny, tokens, tmp_path):
     with temporarily_pruned(model, result.plan, weights=result.weights):
         expected = model(tokens).logits
     apply_plan(model, result.plan, weights=result.weights)
-    torch.testing.assert_close(model(tokens).logits, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(model(tokens).logits, expected, **ROUNDING)
     save_pruned(model, tiny_tokenizer(), tmp_path / "refit")
     loaded, _ = load_pruned(tmp_path / "refit")
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)

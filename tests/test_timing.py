@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import ROUNDING
 from torch import nn
 
 from harp_lib import PruningPlan, apply_plan
@@ -153,7 +154,7 @@ def test_a_filled_cache_is_like_that_of_a_prefill(tiny, tokens, family, plan):
     with torch.no_grad():
         output = model(next_ids, past_key_values=continued(filled), use_cache=True)
     one_by_one = decode(model, continued(filled), next_ids)
-    torch.testing.assert_close(one_by_one, output.logits[:, -1], atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(one_by_one, output.logits[:, -1], **ROUNDING)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
