@@ -49,13 +49,20 @@ def stock_model(config: PreTrainedConfig) -> PreTrainedModel:
 @lru_cache(maxsize=32)
 def _build(config_class: type[PreTrainedConfig], content: str) -> PreTrainedModel:
     """A model on the meta device; a ValueError if key/value groups cannot be removed from it."""
-    config = config_class.from_dict(json.loads(content))
+    config = config_class.from_dict(json.loads(content, object_hook=_infinity))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     num_layers = len(decoder_layers(model))
     first_group = LayerPlan(removed_groups=(0,))
     check_fits(model, PruningPlan(num_layers, dict.fromkeys(range(num_layers), first_group)))
     return model
+
+
+def _infinity(values: dict) -> dict | float:
+    """A number that JSON does not have, as transformers writes it, or ``values`` themselves."""
+    if values.keys() == {"__float__"}:
+        return float(values["__float__"])
+    return values
 
 
 @contextmanager

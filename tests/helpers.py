@@ -265,8 +265,15 @@ class IdentityAttention(torch.nn.Module):
             for part in position_embeddings
         )
         alone = hidden_states.reshape(batch * length, 1, width)
+        positions = {}
+        if "position_ids" in kwargs:  # Ministral 3 scales queries by them
+            positions["position_ids"] = torch.zeros(batch * length, 1, dtype=torch.long)
         output, _ = self.attention(
-            alone, position_embeddings=first_position, attention_mask=None, past_key_values=None
+            alone,
+            position_embeddings=first_position,
+            attention_mask=None,
+            past_key_values=None,
+            **positions,
         )
         return output.view(batch, length, width), None
 

@@ -131,13 +131,14 @@ def test_plans_for_something_else_are_refused(tiny, tokens):
         (
             "phi3",
             {"pad_token_id": 0},
-            "Phi3ForCausalLM is not supported: layer 1 has no self_attn with separate",
+            r"layer 1 has no self_attn with separate v_proj, .*\(it has o_proj, qkv_proj\)",
         ),
-        ("mamba", {}, "MambaForCausalLM is not supported"),
+        ("mamba", {}, r"MambaForCausalLM .*\(the layer has norm, mixer\)"),
+        ("bert", {"is_decoder": True}, r"no list of layers \(it has embeddings, encoder"),
         (
             "bitnet",
             {},
-            "BitNetForCausalLM is not supported: in layer 1, attention on a single token is not",
+            "in layer 1, attention on a single token is not W_V W_O.*attn_sub_norm",
         ),
     ],
 )

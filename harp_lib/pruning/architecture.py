@@ -50,10 +50,12 @@ Calls = dict[nn.Module, tuple[tuple, dict[str, Any]]]
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """The decoder layers of ``model``, from the bottom; a ValueError if it has no such list."""
-    layers = getattr(model.get_decoder(), "layers", None)
+    decoder = model.get_decoder()
+    layers = getattr(decoder, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ValueError(
-            f"{type(model).__name__} is not supported: its decoder has no list of layers"
+            f"{type(model).__name__} is not supported: its decoder has no list of layers "
+            f"(it has {_names_of_parts(decoder)})"
         )
     return layers
 
@@ -83,6 +85,25 @@ def has_known_parts(layer: nn.Module) -> bool:
     """Whether ``self_attn`` is the only part that mixes tokens, with no unknown norm after it."""
     norms = {name for name, _ in layer.named_children() if name not in OTHER_PARTS}
     return norms in KNOWN_NORMS
+
+
+def _names_of_parts(module: nn.Module, known: Iterable[str] = ()) -> str:
+    """The names of the modules and weights that ``module`` has beside ``known`` ones, joined."""
+    names = [name for name, _ in module.named_children()]
+    names += [name for name, _ in module.named_parameters(recurse=False)]
+    return ", ".join(name for name in names if name not in known)
+
+
+def _in_place_of(projections: Iterable[str], layer: nn.Module) -> str:
+    """What ``layer`` has in place of an attention with these linear maps, in words."""
+    attention = getattr(layer, "self_attn", None)
+    if attention is None:
+        return f"the layer has {_names_of_parts(layer)}"
+    for name in projections:
+        projection = getattr(attention, name, None)
+        if projection is not None and not isinstance(projection, nn.Linear):
+            return f"its {name} is a {type(projection).__name__}"
+    return f"it has {_names_of_parts(attention)}"
 
 
 def all_linear(module: nn.Module | None, parts: Iterable[str]) -> bool:
@@ -135,7 +156,9 @@ def _check_parts(model: PreTrainedModel, index: int) -> None:
     """Raise a ValueError if a layer that becomes value-only has parts of an unknown kind."""
     layer = decoder_layers(model)[index]
     if not has_known_parts(layer):
-        parts = ", ".join(sorted(name for name, _ in layer.named_children()))
+        known = {*OTHER_PARTS, *set().union(*KNOWN_NORMS)}
+        # Parts may be known one by one, and not all of them together.
+        parts = _names_of_parts(layer, known) or _names_of_parts(layer, OTHER_PARTS)
         raise ValueError(
             f"{type(model).__name__} is not supported: layer {index} has parts of no known kind "
             f"({parts})"
@@ -174,7 +197,7 @@ def check_fits(model: PreTrainedModel, plan: PruningPlan) -> None:
         if not all_linear(attention, needed_parts):
             raise ValueError(
                 f"{name} is not supported: layer {index} has no self_attn with separate "
-                f"{', '.join(needed_parts)} (fused projections, or no attention)"
+                f"{', '.join(needed_parts)} ({_in_place_of(needed_parts, layers[index])})"
             )
         if layer_plan.removed_groups:
             _check_groups(attention, index, layer_plan)
@@ -277,15 +300,25 @@ def _difference(layer: nn.Module, index: int, layer_plan: LayerPlan, calls: Call
         columns = indices_of_groups(layer_plan.removed_groups, group_width(attention))
         twin = masked(attention, "o_proj", columns, layer_plan.group_means)
         if not _agree(pruned, twin, calls[attention]):
-            return "attention without some of its heads is not the same as with these heads masked"
+            return (
+                "attention without some of its heads is not the same as with these heads masked"
+                f"{_beside_projections(attention)}"
+            )
     if layer_plan.alpha is not None:
         pruned = pruned_attention(attention, index, LayerPlan(alpha=1.0))
         # The first token attends to itself alone, also in stock attention.
         if not _agree(pruned, attention, calls[attention], num_tokens=1):
             return (
-                "attention on a single token is not W_V W_O (a gate, a sink or a norm in between)"
+                "attention on a single token is not W_V W_O, but has a gate, a sink or a norm"
+                f"{_beside_projections(attention)}"
             )
     return None
+
+
+def _beside_projections(attention: nn.Module) -> str:
+    """What the attention has beside its four projections, in parentheses, if anything."""
+    parts = _names_of_parts(attention, ATTENTION_PARTS)
+    return f" ({parts})" if parts else ""
 
 
 def _agree(
