@@ -3,8 +3,12 @@
 ``pytest -m slow`` goes through all of them, in about fifteen minutes.
 """
 
+import copy
+
 import families
 import pytest
+
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -67,3 +71,16 @@ def test_wrong_results_are_seen(monkeypatch):
     apply_plan = families.apply_plan
     monkeypatch.setattr(families, "apply_plan", prune_another_layer)
     assert families.outcome(families.check_harp, model).startswith("WRONG: pruned against masked")
+
+
+@pytest.mark.parametrize("removed", [(0,), (0, 1)], ids=["one group", "all groups"])
+def test_a_state_space_part_beside_attention_is_left_alone(removed):
+    """Falcon-H1's layers have both, and one cache entry for the two."""
+    model = families.build("falcon_h1")
+    loss = LayerPlan(removed_groups=removed)
+    masked = copy.deepcopy(model)
+    for layer in (0, 3):
+        families._mask(families.decoder_layers(masked)[layer].self_attn, loss)
+    families.apply_plan(model, PruningPlan(4, {0: loss, 3: loss}))
+    families.same(families.logits(model), families.logits(masked), "pruned against masked")
+    families.check_use(model)
