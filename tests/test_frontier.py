@@ -123,6 +123,7 @@ def test_alpha_is_also_searched_on_the_text_that_a_refit_reads(stored, job):
 def test_a_model_can_be_searched_again_and_do_without_rivals(monkeypatch, tmp_path):
     monkeypatch.setattr(config, "RESULTS", tmp_path)
     profile = load_profile("smoke", models=["tiny-gemma2"]) | {"dtype": "bfloat16"}
+    profile["frontier"]["without_rivals"] = ["tiny-gemma2"]
     run("frontier", profile=profile)
     cells = read_results("smoke", "frontier")
     methods = {cell["coordinates"].get("method") for cell in cells.values()}
