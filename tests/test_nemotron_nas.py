@@ -228,8 +228,9 @@ def test_smollm2_writes_the_same(smollm2, tmp_path):
     apply_plan(model, PruningPlan.value_only(30, [0.3, 0.5, 0.7, 0.1, 0.3, 0.6]))
     save_nemotron_nas(model, tokenizer, tmp_path / "nas")
     ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
-    # In float32, rounding alone changes logits of up to 28 by 7e-5, here as in MLX-LM.
-    assert_mlx_agrees(model.double(), tmp_path / "nas", ids, num_caches=24)
+    # In float32, rounding alone changes logits of up to 28 by 7e-5, here as in MLX-LM, whose sums
+    # run in another order on another processor.
+    assert_mlx_agrees(model.double(), tmp_path / "nas", ids, num_caches=24, tolerance=1e-3)
 
 
 @pytest.mark.parametrize(
