@@ -7,13 +7,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from transformers import GenerationMixin, PreTrainedModel
 
-from .cache import TextBatch
 from .masks import IMPLEMENTATIONS
-from .reader import TreeReader, only_places
-from .tree import Tokens
 
 # Arguments of HFLM that PrefixLM follows. They choose the model or the tokens, or are read here.
 FOLLOWED_ARGUMENTS = {
@@ -94,14 +90,6 @@ PREPARATIONS = {"prepare_inputs_for_generation", "create_masks_for_generate"}
 # Rotary embeddings in which a token's position is all that matters, and not the text's length.
 STATIC_ROPES = {"default", "linear", "llama3", "yarn", "proportional"}
 
-# Tokens of the texts on which a tree is compared with the model's own logits.
-SHORTEST_TRIAL = 8
-LONGEST_TRIAL = 1024
-LATEST_BRANCH = 64
-# Differences of logits that rounding explains, relative to their spread.
-ROUNDING = 1e-3
-ROUNDING_16_BITS = 0.1
-
 
 def unfollowed_argument(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str | None:
     """The first argument of HFLM's constructor that is not its default and is not followed."""
@@ -168,85 +156,3 @@ def active_default(model: PreTrainedModel) -> str | None:
         if setting not in HARMLESS_DEFAULTS and not is_off:
             return f"the model's generation config has {setting}={value!r}"
     return None
-
-
-@torch.no_grad()
-def failed_trial(
-    model: PreTrainedModel, device: torch.device, tokens: Tokens, is_writing: bool
-) -> str | None:
-    """Read two texts as a tree, write a token after each, and compare with the model's own logits.
-
-    The model's own are those of its forward pass on each text alone, or of its ``generate``.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-    device : torch.device
-    tokens : tuple of int
-        One of the texts, of which the first LONGEST_TRIAL tokens are read; the other leaves it on
-        the way. It should be as long as any that is read later: a window or another limit may
-        matter from some length on.
-    is_writing : bool
-        Whether to compare with ``generate``.
-    """
-    texts = texts_that_part(tokens)
-    prompts = [text[:-1] for text in texts]
-    try:
-        if is_writing:
-            own = [written_logits(model, device, prompt) for prompt in prompts]
-        else:
-            own = [last_logits(model, device, text) for text in texts]
-        reader = TreeReader(model, device)
-        read = {prompt.tokens: prompt for prompt in reader.read_prompts(prompts)}
-        batch = TextBatch([read[prompt] for prompt in prompts], max_new_tokens=1)
-        batch.add_position()
-        next_logits = reader.next_logits(batch, torch.tensor([token for token, _ in own]))
-        is_close = True
-        for prompt, (_, expected), after_token in zip(prompts, own, next_logits, strict=True):
-            logits = torch.stack([read[prompt].logits.float(), after_token])  # (2, V)
-            is_close = is_close and agree(logits, expected, model.dtype)
-    except Exception as error:
-        return f"reading a tree ended in {type(error).__name__}: {error}"
-    return None if is_close else "a tree of texts has other logits than the texts alone"
-
-
-def texts_that_part(tokens: Tokens) -> list[Tokens]:
-    """A text, made longer if it is very short, and another that leaves it before its end."""
-    length = min(max(len(tokens), SHORTEST_TRIAL), LONGEST_TRIAL)
-    text = (tokens * SHORTEST_TRIAL)[:length]
-    place = min(length // 2, LATEST_BRANCH)
-    branch = [token for token in text if token != text[place]] or [text[place] ^ 1]
-    return [text, text[:place] + tuple(branch[: place // 2])]
-
-
-def agree(logits: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether logits (N, V) differ by no more than rounding explains, relative to their spread."""
-    tolerance = ROUNDING_16_BITS if dtype.itemsize == 2 else ROUNDING
-    spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)
-    return bool(((logits - expected).norm(dim=-1) <= tolerance * spread).all())
-
-
-def last_logits(
-    model: PreTrainedModel, device: torch.device, tokens: Tokens
-) -> tuple[int, torch.Tensor]:
-    """The last token, and logits (2, V) before and after it, of the model's own forward pass."""
-    places = torch.tensor([len(tokens) - 2, len(tokens) - 1])
-    with only_places(places, model.get_output_embeddings()):
-        output = model(torch.tensor([tokens], device=device))
-    return tokens[-1], output.logits[0].float()
-
-
-def written_logits(
-    model: PreTrainedModel, device: torch.device, prompt: Tokens
-) -> tuple[int, torch.Tensor]:
-    """The token that ``generate`` writes after a prompt, and logits (2, V) before and after it."""
-    output = model.generate(
-        torch.tensor([prompt], device=device),
-        do_sample=False,
-        max_new_tokens=2,
-        min_new_tokens=2,
-        pad_token_id=0,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    return int(output.sequences[0, -2]), torch.cat(output.logits).float()

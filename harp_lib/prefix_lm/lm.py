@@ -19,9 +19,7 @@ from transformers import StoppingCriteriaList
 
 from .cache import ReadPrompt, TextBatch
 from .coverage import (
-    LONGEST_TRIAL,
     active_default,
-    failed_trial,
     unfollowed_argument,
     unfollowed_setting,
     unsuitable_build,
@@ -29,6 +27,7 @@ from .coverage import (
 from .onednn import evaluating
 from .reader import TreeReader
 from .tree import Tokens
+from .trial import obstacle_to_trees
 
 CACHED_TOKENS = 32_768  # in the caches of all texts that are written side by side
 
@@ -41,7 +40,7 @@ class PrefixLM(HFLM):
     Arguments, settings of requests and models that are not known to be covered are left to
     ``HFLM``'s own code, and a warning says so once. A model is compared with its own forward pass,
     or its own ``generate``, on the longest of the texts (at most 1,024 tokens) before it reads them
-    as a tree.
+    as a tree: once for each way in which the model is built, and again for longer texts.
 
     Parameters
     ----------
@@ -57,8 +56,6 @@ class PrefixLM(HFLM):
         self._obstacle = unfollowed_argument(signature, given)
         if self.backend != "causal":
             self._obstacle = f"the backend is {self.backend!r}"
-        # Tokens of the longest text on which the model was compared, for scoring and for writing.
-        self._tried_lengths = {False: 0, True: 0}
         self._reasons_said: set[str] = set()
 
     # Likelihoods
@@ -241,12 +238,9 @@ class PrefixLM(HFLM):
     def _can_share(self, texts: Iterable[Tokens] = (), is_writing: bool = False) -> bool:
         """Whether texts can be read as a tree; where not, a warning says once why."""
         obstacle = self._obstacle or unsuitable_build(self.model)
-        longest = max(texts, key=len, default=())[:LONGEST_TRIAL]
-        if obstacle is None and len(longest) > self._tried_lengths[is_writing]:
-            with evaluating(self.model):
-                obstacle = failed_trial(self.model, self.device, longest, is_writing)
-            self._obstacle = obstacle
-            self._tried_lengths[is_writing] = len(longest)
+        if obstacle is None:
+            longest = max(texts, key=len, default=())
+            obstacle = obstacle_to_trees(self.model, self.device, longest, is_writing)
         if obstacle is not None:
             self._say_once(obstacle)
         return obstacle is None
