@@ -97,7 +97,8 @@ def assert_equal(stock, ours, pairs=PAIRS, settings=GREEDY):
     """Both score and write the same."""
     rolling = requests_of("loglikelihood_rolling", (PROMPT,), (PROMPT[:20],))
     choices = requests_of("loglikelihood", *pairs)
-    prompts = requests_of("generate_until", *((text, settings) for text, _ in pairs if text))
+    different_texts = dict.fromkeys(text for text, _ in pairs if text)
+    prompts = requests_of("generate_until", *((text, settings) for text in different_texts))
     assert_close(
         outcome(ours.loglikelihood_rolling, rolling), outcome(stock.loglikelihood_rolling, rolling)
     )
@@ -248,7 +249,7 @@ def tokens_as_text(number):
     raise AssertionError("no such text")
 
 
-@pytest.mark.parametrize("length", [SHORT_CONTEXT + beyond for beyond in (-2, -1, 0, 1, 2, 30)])
+@pytest.mark.parametrize("length", [SHORT_CONTEXT + beyond for beyond in (-2, -1, 0, 1, 30)])
 def test_the_edge_of_the_context(tiny, trees_read, length):
     """Texts that fit exactly, have a token of room, or are cut; and texts written after them."""
     text = tokens_as_text(length)
