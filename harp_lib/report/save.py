@@ -142,8 +142,8 @@ def provenance_line(profile: str, read: dict[str, Cells]) -> Markdown:
         versions = sorted({cell["versions"].get(package, UNKNOWN) for cell in cells})
         packages.append(f"{package} {' and '.join(versions)}")
     return Markdown(
-        f"<small>Profile `{profile}`: {len(cells)} cells of {', '.join(read)}, {hours:.1f} hours of "
-        f"computing between {days[0]} and {days[-1]}, with {', '.join(packages)}, on "
+        f"<small>Profile `{profile}`: {len(cells)} cells of {', '.join(read)}, {hours:.1f} hours "
+        f"of computing between {days[0]} and {days[-1]}, with {', '.join(packages)}, on "
         f"{'; '.join(machines)}. The commit of each cell is in the file beside each figure.</small>"
     )
 
