@@ -1,11 +1,15 @@
 """Executed notebooks: what they have of their sources, and how they are drawn without a model."""
 
+import ast
+import re
+
 import matplotlib.pyplot as plt
 import nbformat
 import pytest
 from helpers import Checkout
 
 from harp_lib import config, notebooks
+from harp_lib.report import judge
 
 
 @pytest.fixture
@@ -168,3 +172,122 @@ def test_a_cell_that_needs_a_model_is_found(code, error, toys, monkeypatch):
     add_cells("01_open", ("model = 1", "model"), (code,))
     with pytest.raises(error):
         run_without_models("01_open", "small", monkeypatch)
+
+
+# ---- the parts of an opened notebook
+
+
+@pytest.mark.parametrize("name", notebooks.opened())
+def test_an_opened_notebook_has_its_parts(name):
+    source = notebooks.read(name)
+    code = [cell for cell in source.cells if cell.cell_type == "code"]
+    assert source.metadata.kernelspec.name == "python3"
+    assert not any(cell.outputs or cell.execution_count for cell in code)
+    assert "**The answer.**" in source.cells[0].source
+    assert code[-1].source == "results.provenance()"
+    prose = "\n".join(prose_of(source))
+    heads = re.findall(r"^## .*$", prose, flags=re.MULTILINE)
+    assert heads[-3:] == ["## Verdict", "## Exercises", "## Where these numbers come from"]
+    everything = "\n".join(notebooks.code_of(source))
+    found = len(re.findall(r"\*\*What we found", prose))
+    assert everything.count("results.check(") >= 1
+    assert len(re.findall(r"results\.(?:save|table)\(", everything)) >= 2
+    assert found >= 2
+
+
+@pytest.mark.parametrize("name", notebooks.opened())
+def test_the_parameters_are_plain_literals(name):
+    (cell,) = [
+        cell
+        for cell in notebooks.read(name).cells
+        if notebooks.PARAMETERS in cell.metadata.get("tags", [])
+    ]
+    parameters = {}
+    for node in ast.parse(cell.source).body:
+        parameters[node.targets[0].id] = ast.literal_eval(node.value)
+    expected = {"profile": "mini", "models": None, "datasets": None, "force": False, "seed": 0}
+    if name[:2] in ("05", "06", "07"):
+        expected["limit"] = None
+    assert parameters == expected
+
+
+def literals(method, name):
+    """The first arguments of a method of ``results`` in a notebook; of figures, the second."""
+    place = 1 if method in ("save", "table") else 0
+    found = []
+    for code in notebooks.code_of(notebooks.read(name)):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == f"results.{method}":
+                found.append(ast.literal_eval(node.args[place]))
+    return found
+
+
+def test_names_of_figures_and_tables_are_literals_and_their_own():
+    names = []
+    for name in notebooks.opened():
+        names += literals("save", name) + literals("table", name)
+    assert sorted(set(names)) == sorted(names)
+
+
+@pytest.mark.parametrize("name", notebooks.opened())
+def test_an_opened_notebook_judges_its_claims(name):
+    code = "\n".join(notebooks.code_of(notebooks.read(name)))
+    judged = set(re.findall(r'"([a-z0-9]+(?:-[a-z0-9]+)+)"', code)) & set(judge.claims())
+    due = {
+        claim
+        for claim, entry in judge.claims().items()
+        if entry["notebook"] == name[:2] and "effect" in entry
+    }
+    assert judged == due
+    assert "results.verdict()" in code
+
+
+# ---- what a reader writes by hand
+
+
+def by_hand(name, models, replace="", by=""):
+    """Run what a notebook computes by hand, up to the first rows that are read after it.
+
+    In its code ``replace`` is replaced ``by`` something else. Returns how many assertions held.
+    """
+    names = {"profile": "smoke", "models": models, "datasets": None, "force": False, "seed": 0}
+    num_assertions = 0
+    changed = 0
+    for cell in notebooks.read(name).cells:
+        tags = cell.metadata.get("tags", [])
+        if cell.cell_type != "code" or notebooks.PARAMETERS in tags:
+            continue
+        if notebooks.LOADS_A_MODEL not in tags and num_assertions:
+            break
+        source = re.sub(r"^experiments\.run\(.*$", "", cell.source, flags=re.MULTILINE)
+        changed += bool(replace) and replace in source
+        exec(compile(source.replace(replace, by), name, "exec"), names)
+        num_assertions += cell.source.count("assert")
+    plt.close("all")
+    assert not replace or changed, f"{name} does not compute {replace}"
+    return num_assertions
+
+
+@pytest.mark.parametrize("models", [["tiny-llama"], ["tiny-gemma2"]])
+@pytest.mark.parametrize("name", notebooks.opened())
+def test_what_a_reader_writes_by_hand_is_what_the_library_does(name, models):
+    assert by_hand(name, models) > 0
+
+
+MISTAKES = [
+    ("01_similarity", "(cosines.sum() - N)", "cosines.sum()"),
+    ("01_similarity", "(H - H.mean(dim=0))", "(H - H[0])"),
+    ("02_norm_change", "(A_hat @ H).norm(dim=(1, 2))", "(A_hat.mT @ H).norm(dim=(1, 2))"),
+    ("03_alpha_search", "alpha * attention.o_proj", "attention.o_proj"),
+    ("03_alpha_search", "hidden + layer.mlp", "layer.mlp"),
+    ("03_alpha_search", "alphas[above]", "0.5"),
+    ("08_efficiency", "3 * 2 * n * d * d_ff", "2 * 2 * n * d * d_ff"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"), [row for row in MISTAKES if row[0] in notebooks.opened()]
+)
+def test_a_mistake_by_hand_is_found(name, right, wrong):
+    with pytest.raises(AssertionError):
+        by_hand(name, ["tiny-llama"], right, wrong)
