@@ -98,7 +98,7 @@ def too_long(notebook):
             text = paragraph.split("**", 2)[2]
             words = len(text.split())
             numbers = len(numbers_in(INTERVAL.sub("", text)))
-            sentences = len(re.findall(r"[.:?](?=\s|$)", text.strip()))
+            sentences = len(re.findall(r"[.?!](?=\s|$)", text.strip()))
             if words > MOST_WORDS or numbers > MOST_NUMBERS or sentences > MOST_SENTENCES:
                 found.append((words, numbers, sentences, paragraph[:80]))
     return found
