@@ -9,6 +9,7 @@ import pytest
 from helpers import Checkout
 
 from harp_lib import config, notebooks
+from harp_lib.experiments import NOTEBOOKS, UNITS
 from harp_lib.report import judge
 
 
@@ -146,6 +147,7 @@ def run_without_models(name, profile, monkeypatch):
             if notebooks.PARAMETERS in cell.metadata.get("tags", []):
                 names["profile"] = profile
     plt.close("all")
+    return names
 
 
 @pytest.mark.parametrize("name", notebooks.opened())
@@ -153,7 +155,9 @@ def test_an_opened_notebook_needs_no_model_to_draw(name, tmp_path, monkeypatch):
     """Its checks hold in the committed results, too."""
     monkeypatch.setattr(config, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(config, "FIGURES", tmp_path / "figures")
-    run_without_models(name, "small", monkeypatch)
+    names = run_without_models(name, "small", monkeypatch)
+    declared = {UNITS[unit].store for unit in NOTEBOOKS.get(name[:2], UNITS)}
+    assert set(names["results"].read) <= declared, "data/experiments.yaml says what it reads"
     assert list((tmp_path / "figures" / "small").glob("*.png"))
     assert list((tmp_path / "figures" / "small" / "tables").glob("*.csv"))
 
