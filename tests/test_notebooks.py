@@ -65,7 +65,7 @@ def test_the_stamp_depends_on_code_parameters_and_cells_alone(toys):
 def test_a_notebook_shows_the_cells_of_its_units(tmp_path, monkeypatch):
     monkeypatch.setattr(config, "RESULTS", tmp_path)
     stores = {name.partition("/")[0] for name in notebooks.cells_shown("small", "02_norm_change")}
-    assert stores == {"theory", "norm_change", "paper_ratios"}
+    assert stores == {"norm_change", "frontier"}
     everything = notebooks.cells_shown("small", "00_start_here")
     for name in notebooks.names():
         assert notebooks.cells_shown("small", name).items() <= everything.items()

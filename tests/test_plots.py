@@ -23,8 +23,6 @@ from harp_lib.report.score_tables import at_a_glance
 from harp_lib.results import values_of
 
 FIGURES = {
-    "02": ("norm_change", "value_norms", "stream_norms", "rescaling_perplexity"),
-    "03": ("alpha_curves", "alpha_by_layer", "alpha_held_out"),
     "04": ("baseline_groups", "baseline_change"),
     "05": ("teaser_left", "score_differences", "margin_lost", "bits_lost"),
     "06": (
@@ -236,8 +234,6 @@ def title_of(corpus: str) -> str:
 
 
 PERPLEXITIES = {  # a figure: its store, and what the names of the stored tasks end with
-    "alpha_curves": ("alpha_search", "test"),
-    "alpha_held_out": ("alpha_search", "validation"),
     "baseline_change": ("baselines", "validation"),
 }
 
@@ -375,10 +371,6 @@ def test_what_a_reader_writes_by_hand_is_what_the_library_does(number, models):
 @pytest.mark.parametrize(
     ("number", "right", "wrong"),
     [
-        ("02", "(A_hat @ H).norm(dim=(1, 2))", "(A_hat.mT @ H).norm(dim=(1, 2))"),
-        ("03", "alpha * attention.o_proj", "attention.o_proj"),
-        ("03", "hidden + layer.mlp", "layer.mlp"),
-        ("03", "alphas[above]", "0.5"),
         ("04", "w.abs().mean(dim=0) * norms", "w.abs().mean(dim=0)"),
         ("05", "right > other", "right < other"),
         ("06", "to_itself(layer.self_attn)", "layer.self_attn.forward"),

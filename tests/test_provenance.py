@@ -24,8 +24,8 @@ def sources_of(file):
 
 
 def test_a_figure_names_the_cells_that_were_read_and_what_they_were_computed_with(mini):
-    report.show("alpha_curves", mini)
-    sources = sources_of(config.FIGURES / "mini" / "alpha_curves.json")
+    report.show("baseline_groups", mini)
+    sources = sources_of(config.FIGURES / "mini" / "baseline_groups.json")
     assert sources["profile"] == "mini"
     source, function = sources["made by"].split(": ")
     assert f"def {function}(" in (config.CHECKOUT / source).read_text(encoding="utf-8")
@@ -34,23 +34,23 @@ def test_a_figure_names_the_cells_that_were_read_and_what_they_were_computed_wit
     for run in sources["runs"]:
         assert {"commit", "device", "hardware", "versions"} <= set(run)
         named.update(run["cells"])
-    searches = read_results("mini", "alpha_search")
-    assert {"/".join(("alpha_search", *key)) for key in searches} <= set(named)
-    folder = config.REFERENCE / "mini" / "alpha_search"
-    listed = json.loads((folder / "run-search.json").read_bytes())["cells"]
+    plans = read_results("mini", "baselines")
+    assert {"/".join(("baselines", *key)) for key in plans} <= set(named)
+    folder = config.REFERENCE / "mini" / "baselines"
+    listed = json.loads((folder / "run-baselines.json").read_bytes())["cells"]
     for *key, digest in listed:
-        assert named["/".join(("alpha_search", *key))] == digest
+        assert named["/".join(("baselines", *key))] == digest
 
 
 def test_every_file_of_a_figure_and_a_table_is_there(mini):
-    report.show("alpha_curves", mini)
+    report.show("baseline_groups", mini)
     report.show("pruning_ratios", mini)
     for file in (config.FIGURES / "mini").rglob("*.json"):
         for name in sources_of(file)["files"]:
             assert (file.parent / name).is_file()
 
 
-@pytest.mark.parametrize("name", ["alpha_curves", "pruning_ratios"])
+@pytest.mark.parametrize("name", ["baseline_groups", "pruning_ratios"])
 def test_a_caption_links_to_files_that_exist(mini, monkeypatch, name):
     page = config.FIGURES.parent / "notebooks" / "executed" / "mini"
     page.mkdir(parents=True)
@@ -65,10 +65,10 @@ def test_a_caption_links_to_files_that_exist(mini, monkeypatch, name):
 
 
 def test_drawing_twice_gives_equal_files(mini):
-    report.show("alpha_curves", mini)
+    report.show("baseline_groups", mini)
     files = sorted((config.FIGURES / "mini").rglob("*.*"))
     before = [file.read_bytes() for file in files]
-    report.show("alpha_curves", mini)
+    report.show("baseline_groups", mini)
     assert [file.read_bytes() for file in files] == before
 
 
