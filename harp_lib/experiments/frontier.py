@@ -76,6 +76,7 @@ def reasons(job: Job) -> None:
     """Likelihood of documents with each way to choose alpha in the layers that HARP prunes."""
     top = _top(job, job.num_pruned)
     changes = [Change(DENSE), Change(HARP, top, TOP, texts=1), *_reasons(job, job.num_pruned)]
+    changes.append(Change(NO_ATTENTION, top, TOP))
     changes.append(Change(ALPHA_FIT, top, TOP, texts=2, samples=_samples(job)))
     _evaluate(job, changes)
 
