@@ -360,7 +360,12 @@ class Bench:
         with TemporaryDirectory() as folder:
             for name, model in models.items():
                 file = Path(folder, name)
-                save_gguf(model, self.job.tokenizer, file)
+                plan = self.variants[name].plan
+                if plan is None:
+                    save_gguf(model, self.job.tokenizer, file)
+                else:  # a file is written of a model whose config says how it was pruned
+                    pruned = surgery.apply_plan(copy.deepcopy(models[DENSE]), plan)
+                    save_gguf(pruned, self.job.tokenizer, file)
                 engine = LlamaCpp(file, tokens + self.steps + 1)
                 timed[name] = partial(engine.write, prompt, self.steps)
             answers = timing.interleaved(timed, repetitions, bar, repetitions > 1)
