@@ -113,7 +113,7 @@ def dot_panels(
     figure, axes = plt.subplots(1, len(panels), figsize=(7.5, height), sharey=True, squeeze=False)
     for ax, (name, part) in zip(axes[0], panels, strict=True):
         dots(ax, part, y, hue, palette)
-        ax.set_title(name)
+        ax.set_title(name, loc="center")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", bbox_to_anchor=(0.5, 0.98), ncol=4)
     return axes[0]
