@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from helpers import CHECKOUT, IdentityAttention, multiply_branch
+from helpers import CHECKOUT, VISION, IdentityAttention, multiply_branch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from torch import nn
@@ -163,14 +163,6 @@ PARTICULARS = {
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
     "stablelm": {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
     "starcoder2": {"use_bias": True},
-}
-VISION = {
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
 }
 IDS = 5 + torch.arange(2 * 40).reshape(2, 40) * 37 % 500  # longer than the sliding window
 

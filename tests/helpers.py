@@ -30,6 +30,14 @@ TIMED = ("seconds", "time", "device", "versions", "texts")
 """Entries of a cell in which two runs may differ."""
 TIMED_QUANTITIES = ("seconds", "prompt", "generation", "peak_bytes")
 """Quantities of rows in which two runs may differ."""
+VISION = {  # the smallest vision tower of a multimodal model
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 
 
 class Checkout:

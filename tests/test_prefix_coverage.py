@@ -4,6 +4,7 @@ import inspect
 
 import pytest
 import torch
+from helpers import VISION
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
@@ -324,14 +325,7 @@ GEMMA_3 = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "initializer_range": 0.2,
     },
-    "vision_config": {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": 28,
-        "patch_size": 14,
-    },
+    "vision_config": VISION,
     "mm_tokens_per_image": 4,
     "image_token_id": 511,
     "boi_token_id": 510,

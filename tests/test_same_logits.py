@@ -188,3 +188,4 @@ def test_a_few_positions_are_enough_for_a_short_context(tmp_path):
     model = small_model("llama", max_position_embeddings=16)
     apply_plan(model, PruningPlan.value_only(4, [0.5]))
     save_nemotron_nas(model, tiny_tokenizer(), tmp_path / "nas")
+    assert (tmp_path / "nas" / "model.safetensors").is_file()

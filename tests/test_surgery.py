@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 import torch
-from helpers import FAMILIES, SHAPES, logits, make, small_model, with_twins
+from helpers import FAMILIES, SHAPES, VISION, logits, make, small_model, with_twins
 from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
@@ -169,15 +169,7 @@ def test_models_that_only_look_like_others_are_refused():
         "num_hidden_layers": 2,
         "head_dim": 8,
     }
-    vision = {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": 28,
-        "patch_size": 14,
-    }
-    model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision))
+    model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=VISION))
     message = "Gemma3ForConditionalGeneration is not supported: it has other inputs"
     with pytest.raises(ValueError, match=message) as refusal:
         apply_plan(model, PruningPlan.value_only(2, [0.5]))

@@ -63,7 +63,7 @@ class TreeMasks:
 
         Raises
         ------
-        NotImplementedError
+        RuntimeError
             At the end, if the model did not ask for a mask.
         """
         thread = get_ident()
@@ -87,4 +87,4 @@ class TreeMasks:
                 for implementation in IMPLEMENTATIONS:
                     del ALL_MASK_ATTENTION_FUNCTIONS[implementation]
         if not self.num_made:
-            raise NotImplementedError("its attention takes no masks of ours")
+            raise RuntimeError("its attention takes no masks of ours")

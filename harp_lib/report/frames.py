@@ -1,6 +1,5 @@
 """What a notebook reads, shows and concludes: stored rows as pandas frames, and where they go."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
@@ -91,13 +90,6 @@ class Results:
         if store not in self.read:
             self.read[store] = read_results(self.profile, store)
         return self.read[store]
-
-    def has(self, store: str) -> bool:
-        """Whether anything is stored of an experiment."""
-        try:
-            return bool(self.cells(store))
-        except FileNotFoundError:
-            return False
 
     def rows(self, store: str, *quantities: str) -> pd.DataFrame:
         """Stored numbers, one in each row.
@@ -261,9 +253,3 @@ class Results:
             If the claims belong to several notebooks, or one of the notebook's is missing.
         """
         return save.write_verdict(self._judgements, self.folder)
-
-
-def in_order(frame: pd.DataFrame, column: str, order: Iterable[str]) -> pd.DataFrame:
-    """The rows sorted by the place of a column's values in a list; ties stay as they are."""
-    places = {value: place for place, value in enumerate(order)}
-    return frame.sort_values(column, key=lambda values: values.map(places), kind="stable")

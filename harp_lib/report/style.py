@@ -13,7 +13,6 @@ from harp_lib import config
 from harp_lib.names import CATALOGUE, METHOD_TITLES, short_name
 
 DENSE = "#4d4d4d"  # the dense model, and lines that nothing is measured for
-UNCLEAR = "#b0b0b0"  # a difference whose interval holds zero
 SHADE = "#ececec"  # the layers that HARP prunes
 METHOD_COLOURS = {"dense": DENSE} | {
     METHOD_TITLES[name]: method.colour for name, method in CATALOGUE.items()
