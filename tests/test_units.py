@@ -7,6 +7,7 @@ import pytest
 
 from harp_lib import config, report
 from harp_lib.experiments import NOTEBOOKS, UNITS, compute, models_of, run
+from harp_lib.notebooks import opened
 
 MODEL = "tiny-gemma2"
 OF_OTHERS = {"refit_scores"}  # shown in 09, where notebooks 05 and 07 have been run
@@ -52,6 +53,8 @@ def test_a_notebook_runs_what_is_computed_for_it_and_shows_nothing_else(number):
     (notebook,) = config.NOTEBOOKS.glob(f"{number}_*.ipynb")
     assert calls(notebook, "experiments.run") == [NOTEBOOKS[number]]
     stores = {UNITS[unit].store for asked in NOTEBOOKS[number] for unit in with_needs(asked)}
+    if notebook.stem in opened():  # what it reads is compared in test_notebooks
+        return
     shown = [name for (name,) in calls(notebook, "report.show")]
     assert shown
     for name in set(shown) - OF_OTHERS:
