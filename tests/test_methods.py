@@ -270,9 +270,26 @@ def test_harp_has_no_planner_of_ranges(tiny, tokens):
         planner("harp", tiny(), tokens)
 
 
-def test_an_option_of_another_method_is_refused(tiny, tokens):
-    with pytest.raises(ValueError, match="harp does not take squared; it is for mag-sp"):
-        make_plan("harp", tiny(), tokens, kv_groups=4, squared=True)
+@pytest.mark.parametrize(
+    ("method", "option", "message"),
+    [
+        ("harp", "squared", "harp does not take squared; it is for flap$"),
+        ("mag-sp", "squared", "mag-sp does not take squared; it is for flap$"),
+        ("flap", "square", "flap does not take square; it takes layers, squared$"),
+        ("harp", "evenly", r"harp does not take evenly; it is for harp\+flap$"),
+        ("harp+flap", "even", "it takes alphas, target_fraction, evenly$"),
+    ],
+)
+def test_a_wrong_option_is_refused_and_the_right_ones_are_named(
+    method, option, message, tiny, tokens
+):
+    with pytest.raises(ValueError, match=message):
+        make_plan(method, tiny(), tokens, kv_groups=4, **{option: True})
+
+
+def test_a_wrong_option_of_a_planner_is_refused(tiny, tokens):
+    with pytest.raises(ValueError, match="wanda-sp does not take squared; it is for flap"):
+        planner("wanda-sp", tiny(), tokens, squared=True)
 
 
 def test_numbers_of_numpy_are_taken(tiny, tokens):

@@ -13,7 +13,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from harp_lib.accounting import attention_window
 from harp_lib.prefix_lm.onednn import evaluating
-from harp_lib.pruning.architecture import branch_exit, check_plan, decoder_layers, output_norm
+from harp_lib.pruning.architecture import (
+    branch_exit,
+    check_plan,
+    decoder_layers,
+    first_of,
+    hidden_states_of,
+    output_norm,
+)
 from harp_lib.pruning.layers import LoneAttention
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.theory import visible_positions
@@ -103,14 +110,14 @@ def _watch(
     seen: dict[str, torch.Tensor] = {}
 
     def after_attention(module: nn.Module, args: tuple, kwargs: dict, output: tuple) -> None:
-        seen["projected"] = args[0] if args else kwargs["hidden_states"]
+        seen["projected"] = hidden_states_of(args, kwargs)
         seen["weights"] = output[1]  # (B, H, N, N)
 
     def after_branch(module: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
-        seen["branch"] = multiplier * _first(output)
+        seen["branch"] = multiplier * first_of(output)
 
     def after_layer(module: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
-        leaving = _first(output)
+        leaving = first_of(output)
         entering = args[0].to(leaving.device)  # a model may be spread over several devices
         projected = seen["projected"]
         weights = seen["weights"]
@@ -132,13 +139,6 @@ def _watch(
     hooks.enter_context(attention.register_forward_hook(after_attention, with_kwargs=True))
     hooks.enter_context(branch_exit(layer).register_forward_hook(after_branch))
     hooks.enter_context(layer.register_forward_hook(after_layer))
-
-
-def _first(output: torch.Tensor | tuple) -> torch.Tensor:
-    """The hidden states that a module returns, alone or before other things."""
-    if isinstance(output, tuple):
-        return output[0]
-    return output
 
 
 def _value_states(attention: nn.Module, projected: torch.Tensor, num_heads: int) -> torch.Tensor:

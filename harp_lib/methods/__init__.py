@@ -3,6 +3,7 @@
 A new method is a file of this folder and an entry of ``data/methods.yaml`` that describes it.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from harp_lib.methods.calibration import Planner, check_budget, equal_parts
-from harp_lib.names import BASELINES, CATALOGUE, METHODS, with_property
+from harp_lib.names import BASELINES, CATALOGUE, METHODS
 from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
@@ -72,23 +73,20 @@ def make_plan(
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
-    arguments = {"layers": layers, "alphas": alphas, "target_fraction": target_fraction}
-    _check_arguments(method, {**arguments, **options})
+    arguments = {"layers": layers, "alphas": alphas, "target_fraction": target_fraction, **options}
+    given = {name: value for name, value in arguments.items() if value is not None}
+    _check_options(method, given)
+    given.pop("layers", None)
     layers = _layers_to_plan(method, model, layers)
     _check_text(method, calibration, alphas)
     make = _function_of(method)
-    properties = CATALOGUE[method]
-    if properties.is_baseline:
-        groups = [num_groups(decoder_layers(model)[layer].self_attn) for layer in layers]
-        check = check_budget if properties.one_threshold else equal_parts
-        check(kv_groups, groups)
-        plan = make(model, calibration, layers, **options)
-        return plan(kv_groups, layers)
-    if properties.takes_alphas:
-        options["alphas"] = alphas
-    if properties.removes_channels:
-        options["target_fraction"] = target_fraction
-    return make(model, calibration, kv_groups, **options)
+    if not CATALOGUE[method].is_baseline:
+        return make(model, calibration, kv_groups, **given)
+    groups = [num_groups(decoder_layers(model)[layer].self_attn) for layer in layers]
+    check = check_budget if CATALOGUE[method].one_threshold else equal_parts
+    check(kv_groups, groups)
+    plan = make(model, calibration, layers, **given)
+    return plan(kv_groups, layers)
 
 
 def planner(
@@ -118,24 +116,30 @@ def planner(
         raise ValueError(
             f"{method!r} has no layer range to plan for; choose from {', '.join(BASELINES)}"
         )
+    _check_options(method, options)
     layers = _layers_to_plan(method, model, None)
     _check_text(method, calibration, None)
     make = _function_of(method)
     return make(model, calibration, layers, **options)
 
 
-def _check_arguments(method: str, arguments: dict[str, Any]) -> None:
-    """Raise a ValueError at the first argument that is given and that the method does not take."""
-    removing_channels = with_property("removes_channels")
-    methods_that_take = {
-        "alphas": with_property("takes_alphas"),
-        "target_fraction": removing_channels,
-        "evenly": removing_channels,
-    }
-    for name, value in arguments.items():
-        allowed = methods_that_take.get(name, BASELINES)
-        if value is not None and method not in allowed:
-            raise ValueError(f"{method} does not take {name}; it is for {', '.join(allowed)}")
+def _options_of(method: str) -> list[str]:
+    """What a method's function takes beside the model, the text and the number of groups."""
+    parameters = inspect.signature(_function_of(method)).parameters
+    return [name for name in parameters if name not in ("model", "calibration", "kv_groups")]
+
+
+def _check_options(method: str, given: dict[str, Any]) -> None:
+    """Raise a ValueError at the first option that the method does not take."""
+    for name in given:
+        if name in _options_of(method):
+            continue
+        others = [other for other in METHODS if name in _options_of(other)]
+        if others:
+            raise ValueError(f"{method} does not take {name}; it is for {', '.join(others)}")
+        raise ValueError(
+            f"{method} does not take {name}; it takes {', '.join(_options_of(method))}"
+        )
 
 
 def _layers_to_plan(method: str, model: PreTrainedModel, layers: Sequence[int] | None) -> list[int]:

@@ -121,7 +121,8 @@ def search_alphas(
     num_predicted_tokens = sum(batch.num_scored for batch in batches)
     layers_top_down = list(reversed(range(num_model_layers)))[:num_layers]
     reuse_prefix = reuse_prefix and _top_stands_alone(model, layers_top_down)
-    journal = Journal(resume, _search_inputs(model, batches, grid, reuse_prefix))
+    text = [(batch.ids.tolist(), batch.scored) for batch in batches]
+    journal = Journal(resume, [__version__, model_digest(model), grid, reuse_prefix, text])
 
     begin = time.perf_counter()
     entering: dict[int, list[torch.Tensor]] = {}
@@ -197,14 +198,6 @@ def greedy_search(
                 bar.update()
             chosen_alphas[layer] = min(grid, key=perplexities[layer].get)
     return chosen_alphas, perplexities
-
-
-def _search_inputs(
-    model: PreTrainedModel, batches: list[Batch], grid: list[float], reuse_prefix: bool
-) -> list:
-    """Everything that a candidate's likelihood depends on, as JSON can hold it."""
-    text = [(batch.ids.tolist(), batch.scored) for batch in batches]
-    return [__version__, model_digest(model), grid, reuse_prefix, text]
 
 
 def _check_grid(grid: list[float]) -> None:

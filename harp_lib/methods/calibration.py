@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from harp_lib.prefix_lm.forward import few_tokens, same_logits
 from harp_lib.prefix_lm.onednn import evaluating
-from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.architecture import decoder_layers, first_of
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.text.tokens import Tokens, make_batches, read_ids
@@ -168,7 +168,7 @@ class LayerStream:
         leaving_the_top = []
 
         def keep(module: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
-            leaving_the_top.append(_first(output))
+            leaving_the_top.append(first_of(output))
 
         ids = few_tokens(self.model)
         with evaluating(self.model):
@@ -177,7 +177,7 @@ class LayerStream:
             try:
                 hidden, arguments = self._recorded(ids)  # (1, 3, d)
                 for layer, (args, kwargs) in zip(self.layers, arguments, strict=True):
-                    hidden = _first(layer(hidden, *args, **kwargs))
+                    hidden = first_of(layer(hidden, *args, **kwargs))
                 agrees = same_logits(hidden, leaving_the_top[0])
             except (AttributeError, TypeError, IndexError, RuntimeError) as error:
                 if isinstance(error, torch.OutOfMemoryError):
@@ -213,7 +213,7 @@ class LayerStream:
         with evaluating(self.model):
             for batch, hidden in zip(self.batches, entering, strict=True):
                 args, kwargs = self._arguments[batch.ids.shape][layer]
-                yield _first(self.layers[layer](hidden, *args, **kwargs))
+                yield first_of(self.layers[layer](hidden, *args, **kwargs))
 
     def run(self, layer: int) -> None:
         """Run a layer on the whole text for the hooks that are set on it.
@@ -222,13 +222,6 @@ class LayerStream:
         """
         for _ in self.leaving(layer, self.entering(layer)):
             pass
-
-
-def _first(output: torch.Tensor | tuple) -> torch.Tensor:
-    """The hidden states that a layer returns, alone or before other things."""
-    if isinstance(output, tuple):
-        return output[0]
-    return output
 
 
 def check_budget(kv_groups: int, groups: Sequence[int]) -> None:

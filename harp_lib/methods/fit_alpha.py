@@ -10,8 +10,12 @@ from transformers import PreTrainedModel
 
 from harp_lib.methods.alpha_search import AlphaSearch
 from harp_lib.methods.calibration import LayerStream
-from harp_lib.methods.refit import hidden_states_of
-from harp_lib.pruning.architecture import check_plan, decoder_layers, output_norm
+from harp_lib.pruning.architecture import (
+    check_plan,
+    decoder_layers,
+    hidden_states_of,
+    output_norm,
+)
 from harp_lib.pruning.layers import LoneAttention
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_value_only

@@ -19,7 +19,7 @@ def harp_plan(
     model: PreTrainedModel,
     calibration: Tokens | None,
     kv_groups: int,
-    alphas: Sequence[float] | None,
+    alphas: Sequence[float] | None = None,
 ) -> PruningPlan:
     """HARP's plan: the topmost layers, which hold ``kv_groups`` in all, become value-only.
 
@@ -40,8 +40,8 @@ def harp_flap_plan(
     model: PreTrainedModel,
     calibration: Tokens,
     kv_groups: int,
-    alphas: Sequence[float] | None,
-    target_fraction: float | None,
+    alphas: Sequence[float] | None = None,
+    target_fraction: float | None = None,
     evenly: bool = False,
 ) -> PruningPlan:
     """HARP's plan, and the FFN channels that FLAP removes from the model as HARP prunes it.

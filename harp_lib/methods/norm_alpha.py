@@ -9,7 +9,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib.methods.calibration import LayerStream
-from harp_lib.pruning.architecture import branch_exit
+from harp_lib.pruning.architecture import branch_exit, first_of
 from harp_lib.pruning.surgery import temporarily_value_only
 
 
@@ -86,9 +86,7 @@ class _Sums:
         self._entering = args[0][:, 1:].double()  # (B, N - 1, d)
 
     def _add(self, module: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
-        if isinstance(output, tuple):
-            output = output[0]
-        branch = self.multiplier * output[:, 1:].double()  # (B, N - 1, d)
+        branch = self.multiplier * first_of(output)[:, 1:].double()  # (B, N - 1, d)
         self.stream += self._entering.square().sum().item()
         self.product += (self._entering * branch).sum().item()
         self.branch += branch.square().sum().item()

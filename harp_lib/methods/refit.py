@@ -15,7 +15,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib.methods.calibration import LayerStream
-from harp_lib.pruning.architecture import check_plan, decoder_layers
+from harp_lib.pruning.architecture import check_plan, decoder_layers, hidden_states_of
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.text.perplexity import Tokens
@@ -132,11 +132,6 @@ def explained_by_layer(model: PreTrainedModel, tokens: Tokens) -> list[float]:
 def with_one(x: torch.Tensor) -> torch.Tensor:
     """Features (B, N, d + 1) of tokens (B, N, d): the token, and a one for the bias."""
     return torch.cat([x, torch.ones_like(x[..., :1])], dim=-1)
-
-
-def hidden_states_of(args: tuple, kwargs: dict) -> torch.Tensor:
-    """Hidden states (B, N, d) that a module is called with, by position or by name."""
-    return args[0] if args else kwargs["hidden_states"]
 
 
 class Moments:

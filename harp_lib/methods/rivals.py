@@ -14,8 +14,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from harp_lib.methods.calibration import LayerStream
-from harp_lib.methods.refit import Moments, hidden_states_of, with_one
-from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.methods.refit import Moments, with_one
+from harp_lib.pruning.architecture import decoder_layers, first_of, hidden_states_of
 
 WINDOW = 32  # latest tokens that a token sees
 SINKS = 4  # first tokens, which every token sees
@@ -76,14 +76,10 @@ def nbl(model: PreTrainedModel, weights: Mapping[int, torch.Tensor]) -> Iterator
         for index, weight in weights.items():
             layer = decoder_layers(model)[index]
             instead = partial(_linear_attention, weight, with_one)
-            hooks.enter_context(layer.input_layernorm.register_forward_hook(_identity))
+            norm = layer.input_layernorm
+            hooks.enter_context(norm.register_forward_hook(lambda norm, args, output: args[0]))
             hooks.enter_context(layer.self_attn.register_forward_hook(instead, with_kwargs=True))
         yield
-
-
-def _identity(module: nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
-    """Forward hook by which a module gives what it is given."""
-    return args[0]
 
 
 def _linear_attention(
@@ -117,8 +113,7 @@ def _least_squares(
         entering = hidden_states_of(args, kwargs)
         if states is not None:
             entering = next(remaining_states)
-        leaving = output[0] if isinstance(output, tuple) else output
-        moments.add(entering, leaving)
+        moments.add(entering, first_of(output))
 
     with module.register_forward_hook(gather, with_kwargs=True):
         stream.run(index)

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
 from harp_lib.models.plain_llama import PlainLlama
-from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.architecture import decoder_layers, first_of
 
 NUM_TOKENS = 16
 # Relative error of logits. Rounding of float32 costs a hundredth of it, and a norm's epsilon of
@@ -128,7 +128,7 @@ def _model_forward(
     stream = []
 
     def record(output: Any) -> None:
-        hidden = output[0] if isinstance(output, tuple) else output  # (1, N, d)
+        hidden = first_of(output)  # (1, N, d)
         stream.append(hidden[0].float().cpu())
 
     with ExitStack() as stack:

@@ -81,6 +81,18 @@ def branch_exit(layer: nn.Module) -> nn.Module:
     return output_norm(layer) or layer.self_attn
 
 
+def hidden_states_of(args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
+    """Hidden states (B, N, d) that a module is called with, by position or by name."""
+    return args[0] if args else kwargs["hidden_states"]
+
+
+def first_of(output: torch.Tensor | tuple) -> torch.Tensor:
+    """Hidden states (B, N, d) that a module returns, alone or before other things."""
+    if isinstance(output, tuple):
+        return output[0]
+    return output
+
+
 def has_known_parts(layer: nn.Module) -> bool:
     """Whether ``self_attn`` is the only part that mixes tokens, with no unknown norm after it."""
     norms = {name for name, _ in layer.named_children() if name not in OTHER_PARTS}
@@ -336,16 +348,9 @@ def _agree(
         raise
     except (RuntimeError, TypeError, AttributeError, ValueError):
         return False  # the slices do not fit together
-    expected = _first_tokens(expected, num_tokens)
-    output = _first_tokens(output, num_tokens)
+    expected = first_of(expected)[:, :num_tokens].float()
+    output = first_of(output)[:, :num_tokens].float()
     if not expected.isfinite().all():
         return True  # such weights do not tell anything about the architecture
     error = (output - expected).norm()
     return bool(error <= TOLERANCE * expected.norm().clamp_min(1e-12))
-
-
-def _first_tokens(output: torch.Tensor | tuple, num_tokens: int | None) -> torch.Tensor:
-    """Output of a module (B, N, d), or the first element of a tuple, for some tokens in float32."""
-    if isinstance(output, tuple):
-        output = output[0]
-    return output[:, :num_tokens].float()
