@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS, BENCHMARKS, LONGBENCH
-from harp_lib.experiments.job import document_rows
+from harp_lib.experiments.texts import document_rows
 from harp_lib.names import BASELINES
 from harp_lib.report import claims, data
 from harp_lib.report.claims import score_tests

@@ -12,7 +12,7 @@ from made_up_scores import MODEL, scored
 
 from harp_lib import config
 from harp_lib.config import load_profile
-from harp_lib.experiments.job import document_rows
+from harp_lib.experiments.texts import document_rows
 from harp_lib.names import METHODS
 from harp_lib.report import claims, data, figures_costs, figures_scores, plots, score_tables, scores
 from harp_lib.report.claims.findings import Finding

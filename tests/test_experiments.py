@@ -338,7 +338,7 @@ def test_where_all_pages_are_searched_there_is_no_second_sample(tmp_path, monkey
         }
         this = job.Job("alpha_search", profile, MODEL)
         assert this.second_sample(FIRST) is None
-        assert this.unread(FIRST, 10_000, 32).corpus.split == "validation"
+        assert this.unsearched(FIRST, 10_000, 32).corpus.split == "validation"
     profile = settings()
     profile["alpha_search"] |= {"documents": 10_000, "tokens": 16}
     profile["corpora"] = [FIRST]
@@ -348,13 +348,13 @@ def test_where_all_pages_are_searched_there_is_no_second_sample(tmp_path, monkey
 def test_where_held_out_pages_are_too_few_test_pages_follow_that_no_search_reads():
     this = the_job()
     held_out = this.text(FIRST, "validation", (10_000, 32)).corpus
-    more = this.unread(FIRST, 10_000, 32).corpus
+    more = this.unsearched(FIRST, 10_000, 32).corpus
     assert more.documents[: len(held_out.documents)] == held_out.documents
     others = more.documents[len(held_out.documents) :]
     assert len(others) > 0
     for searched in (this.text(FIRST, "test").corpus, this.second_sample(FIRST).corpus):
         assert not [page for page in searched.documents if page.startswith(others)]
-    few = this.unread(FIRST, 3, 32).corpus
+    few = this.unsearched(FIRST, 3, 32).corpus
     assert (few.documents, few.split) == (held_out.documents[:3], "validation")
 
 

@@ -167,7 +167,7 @@ def best_explained(job, count):
 def test_cells_are_likelihoods_of_the_whole_changed_model(stored, job):
     model = job.model
     corpus = job.corpora[0]
-    text = job.unread(corpus, 3, 64)
+    text = job.unsearched(corpus, 3, 64)
     tokens = fitted_blocks(job, 2, 4, 0)
     chosen = best_explained(job, 3)
     refit = refit_values(model, tokens, 3, chosen)

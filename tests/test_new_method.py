@@ -47,7 +47,7 @@ def synthetic_stores():
     its own.
     """
     from harp_lib.evaluation.benchmarks import BENCHMARKS, LONGBENCH
-    from harp_lib.experiments.job import document_rows
+    from harp_lib.experiments.texts import document_rows
     from harp_lib.names import METHOD_TITLES
     from harp_lib.results import columns_of
 

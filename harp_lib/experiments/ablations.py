@@ -5,8 +5,9 @@ from dataclasses import replace
 from functools import partial
 
 from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS, BENCHMARKS, DISCRIMINATIVE
-from harp_lib.experiments.job import HELD_OUT, Job, Text, described
+from harp_lib.experiments.job import HELD_OUT, Job
 from harp_lib.experiments.scores import measure_likelihoods, score
+from harp_lib.experiments.texts import Text, described
 from harp_lib.methods.layer_selection import SCORED, layer_scores, lowest_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.results import Cell, Result
@@ -57,7 +58,7 @@ def layers(job: Job) -> None:
         cells.append(_document_cell("gain", document, inputs, compute))
     job.results("gain", cells)
 
-    text = job.unread(corpus, *settings["single_layer"])
+    text = job.unsearched(corpus, *settings["single_layer"])
     cells = []
     for document in range(len(text.documents)):
         inputs = text.inputs | {

@@ -5,25 +5,30 @@ from), and the calibration text (how many kinds, how many tokens, which draw).
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from harp_lib import accounting
-from harp_lib.experiments.job import REFIT, Job, scalar_rows
+from harp_lib import accounting, config
+from harp_lib.experiments.job import REFIT, SEARCHED, Job, alphas_of
 from harp_lib.experiments.passkeys import CALIBRATION_DIGITS, passkeys
+from harp_lib.experiments.search import search_cell, search_rows
+from harp_lib.experiments.texts import described, scalar_rows
+from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.fit_alpha import fit_alpha_by_layer
 from harp_lib.methods.norm_alpha import norm_alpha_by_layer
-from harp_lib.methods.refit import Refit, refit_values
+from harp_lib.methods.refit import RIDGE, Refit, refit_values
 from harp_lib.methods.rivals import RIVALS, nbl, nbl_maps
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
+from harp_lib.results import Cell, Result
 
+STORE = "frontier"
 DENSE = "dense"
 NO_ATTENTION = "alpha-0"
 CONSTANT = {NO_ATTENTION: 0.0, "alpha-0.5": 0.5, "alpha-1": 1.0}  # alpha, the same in all layers
@@ -41,12 +46,13 @@ TOP = "top"
 WITHOUT_TEXT = (DENSE, NO_ATTENTION, "windowed")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Change:
-    """What is changed, without how it is computed.
+    """One change of a job's model.
 
     Attributes
     ----------
+    job : Job
     method : str
     layers : tuple of int
         Rising.
@@ -64,6 +70,7 @@ class Change:
         Pass keys in the calibration text.
     """
 
+    job: Job
     method: str
     layers: tuple[int, ...] = ()
     ranking: str = ""
@@ -73,118 +80,143 @@ class Change:
     without: int | None = None
     prompts: int = 0
 
-
-class Prepared:
-    """A change of one job's model: its name, its coordinates, and the context in which it holds."""
-
-    def __init__(self, job: Job, change: Change, alphas: Callable[[], dict[int, float]]) -> None:
-        self.job = job
-        self.change = change
-        self.searched_alphas = alphas  # of the top layers, by layer
-
     @property
     def lowest(self) -> int:
         """The lowest layer in which something changes; the number of layers if nothing does."""
-        return min(self.change.layers, default=self.job.num_layers)
+        return min(self.layers, default=self.job.num_layers)
 
     @cached_property
     def calibration(self) -> list[torch.Tensor]:
         """The calibration text, a piece of ``(tokens,)`` after the other."""
-        change = self.change
-        pieces = list(fitted_blocks(self.job, change.texts, change.samples, change.seed))
-        if change.prompts:
+        pieces = list(fitted_blocks(self.job, self.texts, self.samples, self.seed))
+        if self.prompts:
             settings = self.job.profile["frontier"]["passkey"]
             prompts, _ = passkeys(self.job, settings["lengths"], 3, 2, CALIBRATION_DIGITS)
-            pieces += [window.ids for window in prompts.windows[: change.prompts]]
+            pieces += [window.ids for window in prompts.windows[: self.prompts]]
         return pieces
 
     @property
     def calibration_tokens(self) -> int:
-        if self.change.method in (HARP, IN_FLOAT32, IN_PAIRS):
+        if self.method in (HARP, IN_FLOAT32, IN_PAIRS):
             settings = self.job.profile["alpha_search"]
             return settings["documents"] * settings["tokens"]
-        if not self.change.texts:
+        if not self.texts:
             return 0
         return sum(len(piece) for piece in self.calibration)
 
     @property
     def name(self) -> str:
         """What the folder of its cells is called; for people, never parsed."""
-        change = self.change
-        if change.method == DENSE:
+        if self.method == DENSE:
             return DENSE
-        name = f"{change.method}-{change.ranking}-{len(change.layers):02d}"
-        if change.texts:
-            name += f"-{change.texts}x{self.calibration_tokens}"
-        if change.seed:
-            name += f"-seed-{change.seed}"
-        if change.without is not None:
-            name += f"-without-{change.without:02d}"
-        if change.prompts:
+        name = f"{self.method}-{self.ranking}-{len(self.layers):02d}"
+        if self.texts:
+            name += f"-{self.texts}x{self.calibration_tokens}"
+        if self.seed:
+            name += f"-seed-{self.seed}"
+        if self.without is not None:
+            name += f"-without-{self.without:02d}"
+        if self.prompts:
             name += "-prompts"
         return name
 
     @property
     def coordinates(self) -> dict[str, Any]:
         """The columns of its cells."""
-        change = self.change
         coordinates = {
-            "method": change.method,
-            "texts": change.texts,
+            "method": self.method,
+            "texts": self.texts,
             "calibration_tokens": self.calibration_tokens,
-            "seed": change.seed,
-            "prompts": change.prompts,
-            "layers": len(change.layers),
+            "seed": self.seed,
+            "prompts": self.prompts,
+            "layers": len(self.layers),
         }
-        if change.ranking:
-            coordinates["ranking"] = change.ranking
-        if change.without is not None:
-            coordinates["without"] = change.without
+        if self.ranking:
+            coordinates["ranking"] = self.ranking
+        if self.without is not None:
+            coordinates["without"] = self.without
         return coordinates
+
+    def inputs(self, **others: Any) -> dict[str, Any]:
+        """What its cells depend on."""
+        own = {"change": self.coordinates, "which": list(self.layers)}
+        return common_inputs(self.job) | others | own
 
     def context(self) -> AbstractContextManager:
         """The context in which the model is changed."""
         model = self.job.model
-        layers = self.change.layers
-        method = self.change.method
-        if method == DENSE:
-            return temporarily_pruned(model, PruningPlan(self.job.num_layers, {}))
-        if method in CONSTANT:
-            constant = dict.fromkeys(layers, CONSTANT[method])
-            return temporarily_pruned(model, self._value_only(constant))
-        if method in (HARP, *OTHER_SEARCHES):
-            searched = self.searched_alphas()
-            return temporarily_pruned(
-                model, self._value_only({layer: searched[layer] for layer in layers})
-            )
-        if method in (ALPHA_FIT, ALPHA_NORM):
-            return temporarily_pruned(model, self._value_only(self.fitted_alphas))
-        if method == NBL:
+        if self.method == NBL:
             return nbl(model, self.fitted_maps)
-        if method == REFIT:
+        if self.method == REFIT:
             return temporarily_pruned(model, self.refit.plan, weights=self.refit.weights)
-        stream = None
-        if self.change.texts:
-            stream = LayerStream(model, self.calibration)
-        return RIVALS[method](model, stream, layers)
+        if self.method in RIVALS:
+            stream = None
+            if self.texts:
+                stream = LayerStream(model, self.calibration)
+            return RIVALS[self.method](model, stream, self.layers)
+        plan = PruningPlan.value_only(self.job.num_layers, self._alphas())
+        return temporarily_pruned(model, plan)
+
+    def _alphas(self) -> dict[int, float]:
+        """Alpha of each layer that becomes value-only."""
+        if self.method in CONSTANT:
+            return dict.fromkeys(self.layers, CONSTANT[self.method])
+        if self.method in (ALPHA_FIT, ALPHA_NORM):
+            return self.fitted_alphas
+        if self.method == DENSE:
+            return {}
+        searched = self.searched_alphas()
+        return {layer: searched[layer] for layer in self.layers}
+
+    def searched_alphas(self) -> dict[int, float]:
+        """Alpha of the top layers by HARP's search, or by another search with its own cell."""
+        if self.method not in OTHER_SEARCHES:
+            return searched_alphas(self.job)
+        job = self.job
+        count = len(self.layers)
+        if self.method == ALPHA_SEARCH:
+            text = fitted_blocks(job, self.texts, self.samples, self.seed)  # (samples, tokens)
+            tokens = text[:, 1:].numel()
+            inputs = self.inputs()
+        else:
+            searched = job.text(job.corpora[0], SEARCHED)
+            text = searched.windows
+            tokens = sum(searched.tokens)
+            inputs = self.inputs(searched=described(searched.corpus))
+
+        def compute() -> Result:
+            if self.method == ALPHA_SEARCH:
+                # A search of more layers goes on where one of fewer has ended.
+                folder = config.RESULTS / job.profile["name"] / ".search"
+                journal = folder / f"{config.slug(job.name)}.jsonl"
+                search = search_alphas(job.model, text, count, resume=journal)
+            elif self.method == IN_PAIRS:
+                twice = [window for window in text for _ in range(2)]
+                search = search_alphas(job.model, twice, count)
+            else:
+                exact = replace(job, profile=job.profile | {"dtype": "float32"})
+                search = search_alphas(exact.model, text, count)
+            return {"rows": search_rows(search, tokens)}
+
+        return alphas_of(job.result(Cell(self.name, "search", inputs, compute, self.coordinates)))
 
     @cached_property
     def fitted_alphas(self) -> dict[int, float]:
         stream = LayerStream(self.job.model, self.calibration)
-        fit = norm_alpha_by_layer if self.change.method == ALPHA_NORM else fit_alpha_by_layer
-        return fit(self.job.model, stream, self.change.layers)
+        fit = norm_alpha_by_layer if self.method == ALPHA_NORM else fit_alpha_by_layer
+        return fit(self.job.model, stream, self.layers)
 
     @cached_property
     def fitted_maps(self) -> dict[int, torch.Tensor]:
         stream = LayerStream(self.job.model, self.calibration)
-        return nbl_maps(self.job.model, stream, self.change.layers)
+        return nbl_maps(self.job.model, stream, self.layers)
 
     @cached_property
     def refit(self) -> Refit:
         """HARP's own layers refitted on one kind of text are kept for other notebooks too."""
-        if self.change.texts == 1:
+        if self.texts == 1:
             return self.job.refit()
-        layers = self.change.layers
+        layers = self.layers
         return refit_values(self.job.model, self.calibration, len(layers), layers)
 
     def forget(self) -> None:
@@ -192,24 +224,65 @@ class Prepared:
         for name in ("fitted_alphas", "fitted_maps", "refit", "calibration"):
             self.__dict__.pop(name, None)
 
-    def fit_rows(self) -> list[dict[str, Any]]:
+    def fit(self) -> Result:
         """What a fit found and took, and the shares of the dense model's costs that are left."""
         begin = time.perf_counter()
         rows = []
-        if self.change.method in (ALPHA_FIT, ALPHA_NORM):
+        if self.method in (ALPHA_FIT, ALPHA_NORM):
             rows += _rows_by_layer("alpha", self.fitted_alphas)
-        elif self.change.method == NBL:
+        elif self.method == NBL:
             _ = self.fitted_maps
         else:
             rows += _rows_by_layer("explained", self.refit.explained)
         seconds = time.perf_counter() - begin
-        if self.change.method == REFIT:
+        if self.method == REFIT:
             seconds = self.refit.seconds  # it may be an earlier one
-        rows += scalar_rows(seconds=seconds)
-        return rows + scalar_rows(**costs_left(self.job, self.change))
+        rows += scalar_rows(seconds=seconds, **costs_left(self))
+        return {"rows": rows}
 
-    def _value_only(self, alphas: dict[int, float]) -> PruningPlan:
-        return PruningPlan.value_only(self.job.num_layers, alphas)
+
+def common_inputs(job: Job) -> dict[str, Any]:
+    """What the cells of every change and ranking depend on."""
+    return {
+        **job.inputs,
+        "calibration": job.profile["frontier"]["calibration"],
+        "seed": job.seed,
+        "ridge": RIDGE,
+        "context": job.context,
+        "read": [described(job.corpus(name)) for name in job.corpora],
+    }
+
+
+def searched_alphas(job: Job) -> dict[int, float]:
+    """Alpha of the top layers, as many as are changed at most, by HARP's search.
+
+    Of greedy searches, the longer one begins like the shorter one.
+    """
+    corpus = job.corpora[0]
+    count = max(counts(job))
+    if count <= job.num_pruned:
+        return job.alphas(corpus)
+    return alphas_of(found(job, search_cell(job, HARP, job.text(corpus, SEARCHED), count)))
+
+
+def found(job: Job, cell: Cell) -> Result:
+    """A search or a ranking: computed by the unit ``frontier``, and read by ``frontier_scores``."""
+    if job.store == STORE:
+        return job.result(cell)
+    return job.read(STORE, cell.method, cell.name)
+
+
+def counts(job: Job) -> list[int]:
+    """How many layers are changed, falling."""
+    shares = job.profile["frontier"]["shares"].get(job.name)
+    if not shares:
+        return [job.num_pruned]
+    return layers_of(job, shares)
+
+
+def layers_of(job: Job, shares: Sequence[float]) -> list[int]:
+    """Numbers of layers that are such shares of all, falling."""
+    return sorted({max(1, round(share * job.num_layers)) for share in shares}, reverse=True)
 
 
 def _rows_by_layer(quantity: str, values: dict[int, float]) -> list[dict[str, Any]]:
@@ -241,12 +314,13 @@ def _blocks(job: Job, texts: int, begin: int, samples: int, seed: int) -> torch.
     return torch.cat(blocks)
 
 
-def costs_left(job: Job, change: Change) -> dict[str, float]:
+def costs_left(change: Change) -> dict[str, float]:
     """Shares of the dense model's operations, bytes of cache and parameters, counted.
 
     Prefill is of HARP's tail-only kind, and output projections are folded. NBL has a matrix (d, d)
     in place of values (d, K·Dh) and output projection (K·Dh, d).
     """
+    job = change.job
     tokens = job.profile["baselines"]["cost_tokens"]
     config = job.model.config
     plan = PruningPlan.value_only(job.num_layers, dict.fromkeys(change.layers, 1.0))
@@ -282,13 +356,3 @@ def _num_in_tail(layers: Iterable[int], num_layers: int) -> int:
     while num_layers - 1 - count in set(layers):
         count += 1
     return count
-
-
-def fit_result(prepared: Prepared) -> dict[str, Any]:
-    """The result of a cell that says what a fit found and took."""
-    return {"rows": prepared.fit_rows()}
-
-
-def fit_cell(prepared: Prepared) -> Callable[[], dict[str, Any]]:
-    """What computes that cell."""
-    return partial(fit_result, prepared)

@@ -1,7 +1,7 @@
-"""What every experiment needs: the model, its texts, likelihoods under a plan, and the stores."""
+"""What every experiment needs: the model, its texts, its plans, and the stores."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -13,17 +13,16 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib import config
-from harp_lib.methods.alpha_search import AlphaSearch, model_digest
-from harp_lib.methods.calibration import LayerStream
+from harp_lib.experiments.texts import Text, described, without
+from harp_lib.methods.alpha_search import model_digest
 from harp_lib.methods.refit import RIDGE, Refit, refit_values
 from harp_lib.models.load import load_model, release_memory
-from harp_lib.prefix_lm.forward import is_decoder_and_head
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.results import Cell, Result, ResultStore, digest, read_cell, rows_of
 from harp_lib.text.corpora import Corpus, calibration_blocks, excerpt, load_corpus
-from harp_lib.text.perplexity import Window, head_nll, rolling_windows
+from harp_lib.text.perplexity import rolling_windows
 
 REFIT = "harp+refit"
 CALIBRATION = "train"
@@ -133,7 +132,7 @@ class Job:
 
     def text(
         self, name: str, split: str, size: tuple[int | None, int | None] | None = None
-    ) -> "Text":
+    ) -> Text:
         """The beginning of the first documents of a corpus.
 
         ``size`` is their number and the tokens of each; by default as many as alpha is searched on,
@@ -146,11 +145,11 @@ class Job:
             size = (settings["documents"], settings["tokens"])
         return self._read(excerpt(self.corpus(name, split), self.tokenizer, *size))
 
-    def _read(self, corpus: Corpus) -> "Text":
+    def _read(self, corpus: Corpus) -> Text:
         windows = [rolling_windows(self.tokenizer, [text], self.context) for text in corpus.texts]
         return Text(corpus, windows, self)
 
-    def second_sample(self, name: str) -> "Text | None":
+    def second_sample(self, name: str) -> Text | None:
         """The next documents of the corpus and split that alpha is searched on, as many.
 
         None if none is left.
@@ -163,8 +162,12 @@ class Job:
             return None
         return self._read(sample) if sample.documents else None
 
-    def unread(self, name: str, documents: int, tokens: int) -> "Text":
-        """Held-out documents; where there are too few, then test pages that no search reads."""
+    def unsearched(self, name: str, documents: int, tokens: int) -> Text:
+        """Documents that no search for alpha reads.
+
+        They are held-out ones and, where there are too few of these, test pages behind the two
+        samples that alpha is searched on.
+        """
         held_out = self.text(name, HELD_OUT, (documents, tokens))
         missing = documents - len(held_out.documents)
         second = self.second_sample(name)
@@ -222,26 +225,16 @@ class Job:
 
     def alphas(self, corpus: str, method: str = "harp") -> dict[int, float]:
         """The alphas searched on a corpus, by layer, the top layer first."""
-        rows = rows_of(self.read("alpha_search", method, f"search-{corpus}"))
-        alphas = rows[rows["quantity"] == "alpha"].sort_values("layer", ascending=False)
-        layers = alphas["layer"].astype(int).tolist()
-        return dict(zip(layers, alphas["value"].tolist(), strict=True))
-
-    def refit_blocks(self, kinds: int = 1) -> torch.Tensor:
-        """Calibration text that layers are refitted on, ``(samples, tokens)`` int64.
-
-        It is of the baselines' kind, or of two kinds, as much in all.
-        """
-        samples, tokens = self.profile["baselines"]["calibration"][REFIT]
-        corpora = [self.corpus(name) for name in self.corpora[:kinds]]
-        return torch.cat([self.blocks(corpus, samples // kinds, tokens) for corpus in corpora])
+        return alphas_of(self.read("alpha_search", method, f"search-{corpus}"))
 
     def refit(self) -> Refit:
         """HARP's layers refitted: once, and kept beside the results."""
         file = self._refit_file
         began = self.store_of(self.store).began.timestamp()
         if not file.is_file() or (self.force and file.stat().st_mtime < began):
-            refitted = refit_values(self.model, self.refit_blocks(), self.num_pruned)
+            size = self.profile["baselines"]["calibration"][REFIT]
+            blocks = self.blocks(self.corpus(self.corpora[0]), *size)
+            refitted = refit_values(self.model, blocks, self.num_pruned)
             file.parent.mkdir(parents=True, exist_ok=True)
             partial = file.with_suffix(f".{os.getpid()}")
             torch.save(vars(refitted) | {"plan": refitted.plan.to_dict()}, partial)
@@ -269,140 +262,9 @@ class Job:
         return temporarily_pruned(self.model, plan, weights=weights)
 
 
-def without(corpus: Corpus, *read: Corpus) -> Corpus:
-    """The documents of a corpus that begin with none of those that were read, which may be cut."""
-    beginnings = tuple(text for excerpted in read for text in excerpted.documents)
-    others = tuple(text for text in corpus.documents if not text.startswith(beginnings))
-    return replace(corpus, documents=others)
-
-
-def described(corpus: Corpus) -> dict[str, Any]:
-    """What a cell records of a text that it was computed from."""
-    return {
-        "corpus": corpus.name,
-        "split": corpus.split,
-        "source": corpus.source,
-        "sha256": corpus.sha256,
-    }
-
-
-class Text:
-    """A corpus as one model reads it: the windows of each document."""
-
-    def __init__(self, corpus: Corpus, documents: list[list[Window]], job: Job) -> None:
-        self.corpus = corpus
-        self.documents = documents
-        self.job = job
-        self.windows = [window for document in documents for window in document]
-        # How many tokens of each document are predicted.
-        self.tokens = [sum(window.scored for window in document) for document in documents]
-
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """What a cell depends on that is computed from this text."""
-        return self.job.inputs | {"context": self.job.context} | described(self.corpus)
-
-    @property
-    def coordinates(self) -> dict[str, Any]:
-        """The columns of a cell that is computed from this text."""
-        return {"corpus": self.corpus.name, "split": self.corpus.split}
-
-    def __getitem__(self, documents: slice) -> "Text":
-        """Some of its documents."""
-        return Text(self.corpus, self.documents[documents], self.job)
-
-    @cached_property
-    def stream(self) -> LayerStream:
-        return LayerStream(self.job.model, self.windows)
-
-    def passing(self, first: int, changed: AbstractContextManager) -> Iterator[list[torch.Tensor]]:
-        """The residual stream, of each batch ``(B, N, d)``, within a context.
-
-        First what enters layer ``first``, then what each layer from there on puts out.
-        """
-        hidden = self.stream.entering(first)
-        yield hidden
-        with changed:
-            for layer in range(first, self.job.num_layers):
-                hidden = list(self.stream.leaving(layer, hidden))
-                yield hidden
-
-    def by_document(self, values: Iterable[float]) -> list[float]:
-        """Of a value for each window, the sums over documents."""
-        windows = iter(values)
-        return [
-            sum(next(windows) for window in document if window.scored)
-            for document in self.documents
-        ]
-
-    def nll(self, plan: PruningPlan) -> list[float]:
-        """Negative log-likelihood of each document under ``plan``, in nats.
-
-        What lies below the lowest pruned layer is run once for all plans that begin there or
-        higher: ask for those that begin lowest first, and for the dense model last.
-        """
-        lowest = min(plan.layers, default=self.job.num_layers)
-        return self.nll_within(self.job.pruned(plan), lowest)
-
-    def nll_within(self, changed: AbstractContextManager, first: int) -> list[float]:
-        """The same within a context in which something else happens from layer ``first`` on."""
-        [nll] = self.measured_within(changed, first, head_nll)
-        return nll
-
-    def measured_within(
-        self, changed: AbstractContextManager, first: int, *measures: Callable[..., float]
-    ) -> list[list[float]]:
-        """Each measure of the decoder's output, summed over the windows of each document.
-
-        ``measure(model, hidden, batch)`` is given one window at a time, ``hidden`` (1, N, d), as
-        :func:`head_nll` is.
-        """
-        for hidden in self.passing(first, changed):
-            leaving_the_top = hidden
-        model = self.job.model
-        if not is_decoder_and_head(model):
-            raise ValueError(
-                f"{type(model).__name__} is not supported in experiments: its logits are not its "
-                "output head on its decoder's output"
-            )
-        norm = model.get_decoder().norm
-        by_window = [[] for _ in measures]
-        for batch, states in zip(self.stream.batches, leaving_the_top, strict=True):
-            for ids, state in zip(batch.ids.split(1), states.split(1), strict=True):
-                for values, measure in zip(by_window, measures, strict=True):
-                    values.append(measure(model, norm(state), batch._replace(ids=ids)))
-        return [self.by_document(values) for values in by_window]
-
-    def nll_rows(self, plan: PruningPlan) -> Result:
-        """The result of a cell: :meth:`nll`, and predicted tokens, of each document."""
-        return {"rows": document_rows(self.nll(plan), self.tokens)}
-
-
-def document_rows(nll: Sequence[float], tokens: Sequence[int]) -> list[dict[str, Any]]:
-    """A row for each document and quantity: ``nll`` in nats, and how many ``tokens`` it is of."""
-    rows = []
-    for quantity, values in (("nll", nll), ("tokens", tokens)):
-        for document, value in enumerate(values):
-            rows.append({"document": document, "quantity": quantity, "value": value})
-    return rows
-
-
-def scalar_rows(**values: float) -> list[dict[str, Any]]:
-    """A row for each quantity that has no coordinate of its own."""
-    return [{"quantity": quantity, "value": value} for quantity, value in values.items()]
-
-
-def search_rows(search: AlphaSearch, tokens: int) -> list[dict[str, Any]]:
-    """The best alpha of each layer, the perplexity of every candidate, and what a search took.
-
-    ``tokens`` are predicted for each candidate.
-    """
-    rows = []
-    for depth, alpha in enumerate(search.alphas):
-        layer = search.num_model_layers - 1 - depth
-        rows.append({"quantity": "alpha", "layer": layer, "value": alpha})
-    for layer, perplexities in search.perplexities.items():
-        for alpha, value in perplexities.items():
-            rows.append({"quantity": "perplexity", "layer": layer, "alpha": alpha, "value": value})
-    rows += scalar_rows(seconds=search.seconds, layer_passes=search.layer_passes, tokens=tokens)
-    return rows
+def alphas_of(search: Result) -> dict[int, float]:
+    """The alphas that a search has found, by layer, the top layer first."""
+    rows = rows_of(search)
+    alphas = rows[rows["quantity"] == "alpha"].sort_values("layer", ascending=False)
+    layers = alphas["layer"].astype(int).tolist()
+    return dict(zip(layers, alphas["value"].tolist(), strict=True))

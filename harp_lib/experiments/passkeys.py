@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
-from harp_lib.experiments.job import HELD_OUT, Job, Text
+from harp_lib.experiments.job import HELD_OUT, Job
+from harp_lib.experiments.texts import Text
 from harp_lib.text.corpora import Corpus
 from harp_lib.text.perplexity import Window
 

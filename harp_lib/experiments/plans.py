@@ -1,15 +1,14 @@
-"""Notebooks 03 and 04: alpha searched, baselines tuned, every method planned at one budget.
+"""Notebook 04: baselines tuned, and every method planned at one budget.
 
 Each plan is evaluated on held-out text, and what it costs is counted.
 """
 
 import functools
-import itertools
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,12 +19,9 @@ from harp_lib.experiments.job import (
     HELD_OUT,
     SEARCHED,
     Job,
-    Text,
-    document_rows,
-    search_rows,
 )
+from harp_lib.experiments.texts import document_rows
 from harp_lib.methods import make_plan, planner
-from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.names import BASELINES, CATALOGUE, EVALUATED, Method
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
@@ -41,7 +37,6 @@ OTHER_READINGS = {
 Upstream squares FLAP's scores of W_O once more than the paper prints. HARP+FLAP with as many FFN
 channels from each layer is a control: it tells what the rule costs by which FLAP chooses channels.
 """
-RESAMPLED = "harp-resampled"  # HARP, with alpha searched on a second sample of the same corpus
 # Samples, and tokens of each, of a baseline that the profile does not name.
 CALIBRATION_SIZE = (128, 128)
 
@@ -53,72 +48,6 @@ def entry_of(method: str) -> Method | None:
     """
     name, _ = OTHER_READINGS.get(method, (method, {}))
     return CATALOGUE.get(name)
-
-
-# Notebook 03: the search for alpha
-
-
-def search(job: Job) -> None:
-    """Algorithm 1 on each corpus: alphas, perplexity of every candidate, seconds, layer passes.
-
-    Where documents are left, the search is run again on a second sample of the same corpus. What
-    that changes is the noise against which an alpha of another corpus has to be seen.
-    """
-    for corpus in job.corpora:
-        job.result(_search_cell(job, "harp", corpus, job.text(corpus, SEARCHED)))
-        second = job.second_sample(corpus)
-        if second is not None:
-            job.result(_search_cell(job, RESAMPLED, corpus, second))
-
-
-def _search_cell(job: Job, method: str, corpus: str, text: Text) -> Cell:
-    """One search, which goes on where it was interrupted."""
-    cache_device = job.profile["alpha_search"]["cache_device"]
-
-    def compute(kept: Path) -> Result:
-        search = search_alphas(
-            job.model, text.windows, job.num_pruned, resume=kept, cache_device=cache_device
-        )
-        return {"rows": search_rows(search, sum(text.tokens))}
-
-    inputs = text.inputs | {"num_layers": job.num_pruned}
-    return Cell(
-        method, f"search-{corpus}", inputs, compute, coordinates={"corpus": corpus}, resumes=True
-    )
-
-
-def alpha(job: Job) -> None:
-    """Dense, alpha = 1, alpha = 0 and each searched alpha on every text, document by document.
-
-    The alpha of a second sample is evaluated on held-out text of its own corpus.
-    """
-    searched = {f"searched-on-{corpus}": job.alphas(corpus) for corpus in job.corpora}
-    layers = job.alphas(job.corpora[0])
-    for corpus, split in itertools.product(job.corpora, (SEARCHED, HELD_OUT)):
-        text = job.text(corpus, split)  # one text at a time in memory
-        plans = {
-            "alpha-1": dict.fromkeys(layers, 1.0),
-            "alpha-0": dict.fromkeys(layers, 0.0),
-            **searched,
-        }
-        if split == HELD_OUT and job.second_sample(corpus) is not None:
-            plans[f"resampled-on-{corpus}"] = job.alphas(corpus, RESAMPLED)
-        plans["dense"] = {}
-        cells = []
-        for method, alphas in plans.items():
-            plan = PruningPlan.value_only(job.num_layers, alphas)
-            inputs = text.inputs | {"alphas": alphas}
-            cells.append(_perplexity_cell(text, method, inputs, plan))
-        job.results(f"perplexities, {corpus}", cells)
-
-
-def _perplexity_cell(text: Text, method: str, inputs: dict[str, Any], plan: PruningPlan) -> Cell:
-    """Likelihood of a text under a plan, document by document."""
-    name = f"{text.corpus.name}-{text.corpus.split}"
-    return Cell(method, name, inputs, partial(text.nll_rows, plan), text.coordinates)
-
-
-# Notebook 04: plans of every method at one budget
 
 
 class Setting:
@@ -379,9 +308,9 @@ def baselines(job: Job) -> None:
                 **job.plan_inputs(plan),
                 "documents": len(text.documents),
             }
-            cell = _perplexity_cell(text, method, inputs, plan)
+            cell = text.nll_cell(method, inputs, plan)
             if method in in_notebook_03:
                 read = partial(job.read, "alpha_search", in_notebook_03[method], cell.name)
-                cell = Cell(method, cell.name, inputs, read, text.coordinates)
+                cell = replace(cell, compute=read)
             cells.append(cell)
         job.results(f"perplexities, {corpus}", cells)

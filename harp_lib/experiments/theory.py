@@ -11,14 +11,9 @@ from transformers import PreTrainedModel
 
 from harp_lib import theory as measures
 from harp_lib.evaluation.probe import LayerView, observe_layers
-from harp_lib.experiments.job import (
-    HELD_OUT,
-    SEARCHED,
-    Job,
-    Text,
-    document_rows,
-)
+from harp_lib.experiments.job import HELD_OUT, SEARCHED, Job
 from harp_lib.experiments.random_matrices import check_on_draws, norm_sweep, uniformity_sweep
+from harp_lib.experiments.texts import Text, document_rows
 from harp_lib.models.load import random_model
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan

@@ -1,0 +1,144 @@
+"""The texts of an experiment as one model reads them, and their likelihoods under a plan."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from harp_lib.methods.calibration import LayerStream
+from harp_lib.prefix_lm.forward import is_decoder_and_head
+from harp_lib.pruning.plan import PruningPlan
+from harp_lib.results import Cell, Result
+from harp_lib.text.corpora import Corpus
+from harp_lib.text.perplexity import Window, head_nll
+
+if TYPE_CHECKING:  # a job makes texts
+    from harp_lib.experiments.job import Job
+
+
+def without(corpus: Corpus, *read: Corpus) -> Corpus:
+    """The documents of a corpus that begin with none of those that were read, which may be cut."""
+    beginnings = tuple(text for excerpted in read for text in excerpted.documents)
+    others = tuple(text for text in corpus.documents if not text.startswith(beginnings))
+    return replace(corpus, documents=others)
+
+
+def described(corpus: Corpus) -> dict[str, Any]:
+    """What a cell records of a text that it was computed from."""
+    return {
+        "corpus": corpus.name,
+        "split": corpus.split,
+        "source": corpus.source,
+        "sha256": corpus.sha256,
+    }
+
+
+class Text:
+    """A corpus as one model reads it: the windows of each document."""
+
+    def __init__(self, corpus: Corpus, documents: list[list[Window]], job: "Job") -> None:
+        self.corpus = corpus
+        self.documents = documents
+        self.job = job
+        self.windows = [window for document in documents for window in document]
+        # How many tokens of each document are predicted.
+        self.tokens = [sum(window.scored for window in document) for document in documents]
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What a cell depends on that is computed from this text."""
+        return self.job.inputs | {"context": self.job.context} | described(self.corpus)
+
+    @property
+    def coordinates(self) -> dict[str, Any]:
+        """The columns of a cell that is computed from this text."""
+        return {"corpus": self.corpus.name, "split": self.corpus.split}
+
+    def __getitem__(self, documents: slice) -> "Text":
+        """Some of its documents."""
+        return Text(self.corpus, self.documents[documents], self.job)
+
+    @cached_property
+    def stream(self) -> LayerStream:
+        return LayerStream(self.job.model, self.windows)
+
+    def passing(self, first: int, changed: AbstractContextManager) -> Iterator[list[torch.Tensor]]:
+        """The residual stream, of each batch ``(B, N, d)``, within a context.
+
+        First what enters layer ``first``, then what each layer from there on puts out.
+        """
+        hidden = self.stream.entering(first)
+        yield hidden
+        with changed:
+            for layer in range(first, self.job.num_layers):
+                hidden = list(self.stream.leaving(layer, hidden))
+                yield hidden
+
+    def by_document(self, values: Iterable[float]) -> list[float]:
+        """Sum the values of windows within each document; the result has one for each document."""
+        windows = iter(values)
+        return [
+            sum(next(windows) for window in document if window.scored)
+            for document in self.documents
+        ]
+
+    def nll(self, plan: PruningPlan) -> list[float]:
+        """Negative log-likelihood of each document under ``plan``, in nats.
+
+        What lies below the lowest pruned layer is run once for all plans that begin there or
+        higher: ask for those that begin lowest first, and for the dense model last.
+        """
+        lowest = min(plan.layers, default=self.job.num_layers)
+        [nll] = self.measured_within(self.job.pruned(plan), lowest, head_nll)
+        return nll
+
+    def measured_within(
+        self, changed: AbstractContextManager, first: int, *measures: Callable[..., float]
+    ) -> list[list[float]]:
+        """Each measure of the decoder's output, summed over the windows of each document.
+
+        The model is changed by the context ``changed``, from layer ``first`` on.
+        ``measure(model, hidden, batch)`` is given one window at a time, ``hidden`` (1, N, d), as
+        :func:`head_nll` is.
+        """
+        for hidden in self.passing(first, changed):
+            leaving_the_top = hidden
+        model = self.job.model
+        if not is_decoder_and_head(model):
+            raise ValueError(
+                f"{type(model).__name__} is not supported in experiments: its logits are not its "
+                "output head on its decoder's output"
+            )
+        norm = model.get_decoder().norm
+        by_window = [[] for _ in measures]
+        for batch, states in zip(self.stream.batches, leaving_the_top, strict=True):
+            for ids, state in zip(batch.ids.split(1), states.split(1), strict=True):
+                for values, measure in zip(by_window, measures, strict=True):
+                    values.append(measure(model, norm(state), batch._replace(ids=ids)))
+        return [self.by_document(values) for values in by_window]
+
+    def nll_cell(self, method: str, inputs: dict[str, Any], plan: PruningPlan) -> Cell:
+        """The cell of a method: :meth:`nll`, and predicted tokens, of each document."""
+
+        def compute() -> Result:
+            return {"rows": document_rows(self.nll(plan), self.tokens)}
+
+        name = f"{self.corpus.name}-{self.corpus.split}"
+        return Cell(method, name, inputs, compute, self.coordinates)
+
+
+def document_rows(nll: Sequence[float], tokens: Sequence[int]) -> list[dict[str, Any]]:
+    """A row for each document and quantity: ``nll`` in nats, and how many ``tokens`` it is of."""
+    rows = []
+    for quantity, values in (("nll", nll), ("tokens", tokens)):
+        for document, value in enumerate(values):
+            rows.append({"document": document, "quantity": quantity, "value": value})
+    return rows
+
+
+def scalar_rows(**values: float) -> list[dict[str, Any]]:
+    """A row for each quantity that has no coordinate of its own."""
+    return [{"quantity": quantity, "value": value} for quantity, value in values.items()]
