@@ -11,7 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from harp_lib import config
 from harp_lib.accounting import paper_configs, parameters, prefill_flops
 from harp_lib.evaluation import timing
-from harp_lib.experiments import compute, efficiency
+from harp_lib.experiments import compute
+from harp_lib.experiments.variants import make_variants, random_shape, thinned_plan
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.results import ResultStore, read_cell, rows_of
@@ -37,8 +38,10 @@ def model_of(*arguments):
 def profile(tmp_path, monkeypatch):
     """The profile paper's way, at a small width: at full width a layer takes half a gigabyte."""
     monkeypatch.setattr(config, "RESULTS", tmp_path)
-    monkeypatch.setattr(efficiency, "paper_configs", lambda: {SHAPE: config_of("llama", 2, 32)})
-    monkeypatch.setattr(efficiency, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(
+        "harp_lib.experiments.variants.paper_configs", lambda: {SHAPE: config_of("llama", 2, 32)}
+    )
+    monkeypatch.setattr("harp_lib.experiments.variants.multiplies_bfloat16", lambda: True)
     settings = {
         "shapes": {MODEL: {"config": SHAPE, "layers": 8}},
         "prefill": {16: 2, 48: 3, 64: 1, 10**6: 1},
@@ -163,7 +166,7 @@ def test_a_length_that_fails_is_kept_and_tried_again(profile, monkeypatch):
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_variants_compute_what_their_plans_say(family):
     model = model_of(family)
-    variants = efficiency.make_variants(model, PLAN)
+    variants = make_variants(model, PLAN)
     # Alpha is in no variant: it takes no time.
     without_alpha = PruningPlan.value_only(6, [1.0, 0.0])
     plans = {
@@ -188,7 +191,7 @@ def test_variants_compute_what_their_plans_say(family):
 
 def test_only_the_tail_variant_spares_positions(monkeypatch):
     """HARP is timed as the paper runs it: every position passes every layer."""
-    for name, variant in efficiency.make_variants(model_of("llama"), PLAN).items():
+    for name, variant in make_variants(model_of("llama"), PLAN).items():
         gate = variant.model.model.layers[5].mlp.gate_proj
         positions = []
 
@@ -217,7 +220,7 @@ def test_only_the_tail_variant_spares_positions(monkeypatch):
     ],
 )
 def test_what_a_model_cannot_have_is_left_out(family, groups, alphas, names):
-    variants = efficiency.make_variants(model_of(family, groups), PruningPlan.value_only(6, alphas))
+    variants = make_variants(model_of(family, groups), PruningPlan.value_only(6, alphas))
     assert list(variants) == names
     for variant in variants.values():
         timing.prefill(variant.model, torch.arange(12)[None])
@@ -227,7 +230,7 @@ def test_what_a_model_cannot_have_is_left_out(family, groups, alphas, names):
 def test_thinning_is_even_and_does_the_same_work_on_pairs(model, layers, pruned):
     shape = paper_configs()[model]
     plan = PruningPlan.value_only(layers, dict.fromkeys(range(layers - pruned, layers), 0.5))
-    thinned = efficiency.thinned_plan(shape, plan)
+    thinned = thinned_plan(shape, plan)
     groups = shape.num_key_value_heads
     per_layer = []
     for layer in range(layers):
@@ -247,22 +250,22 @@ def test_thinning_is_even_and_does_the_same_work_on_pairs(model, layers, pruned)
 
 def test_a_shape_is_left_out_where_it_cannot_be_timed(profile, monkeypatch, capsys):
     with monkeypatch.context() as patch:
-        patch.setattr(efficiency, "multiplies_bfloat16", lambda: False)
+        patch.setattr("harp_lib.experiments.variants.multiplies_bfloat16", lambda: False)
         assert compute("efficiency", profile, MODEL)["computed"] == 0
     printed = capsys.readouterr().out
     assert printed == f"{MODEL} is left out: this processor has no instructions for bfloat16\n"
     with monkeypatch.context() as patch:
         memory = SimpleNamespace(available=100_000)
-        patch.setattr(efficiency.psutil, "virtual_memory", lambda: memory)
+        patch.setattr("harp_lib.experiments.variants.psutil.virtual_memory", lambda: memory)
         assert compute("efficiency", profile, MODEL)["computed"] == 0
     assert "GiB of memory, and 0.0 GiB are free" in capsys.readouterr().out
     assert compute("efficiency", profile, MODEL)["computed"] == 7
 
 
 def test_a_random_shape_has_the_published_alphas(profile):
-    model, plan = efficiency.random_shape(SHAPE, 8, "bfloat16", 0)
-    again, _ = efficiency.random_shape(SHAPE, 8, "bfloat16", 0)
-    other, _ = efficiency.random_shape(SHAPE, 8, "bfloat16", 1)
+    model, plan = random_shape(SHAPE, 8, "bfloat16", 0)
+    again, _ = random_shape(SHAPE, 8, "bfloat16", 0)
+    other, _ = random_shape(SHAPE, 8, "bfloat16", 1)
     assert plan.alphas == {7: 0.8, 6: 0.2}, "a quarter of eight layers, from the top"
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
     assert parameters(model.config) == model.num_parameters()

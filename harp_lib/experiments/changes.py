@@ -186,7 +186,7 @@ class Change:
 
         def compute() -> Result:
             if self.method == ALPHA_SEARCH:
-                # A search of more layers goes on where one of fewer has ended.
+                # A longer greedy search begins like a shorter one, so all are kept in one file.
                 folder = config.RESULTS / job.profile["name"] / ".search"
                 journal = folder / f"{config.slug(job.name)}.jsonl"
                 search = search_alphas(job.model, text, count, resume=journal)

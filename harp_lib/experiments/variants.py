@@ -1,0 +1,127 @@
+"""The variants of a model that notebook 08 times, and models of the paper with random weights."""
+
+import copy
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import psutil
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from harp_lib import config as paths
+from harp_lib.accounting import count_groups, paper_configs, parameters
+from harp_lib.models.load import random_model
+from harp_lib.pruning import remote, surgery
+from harp_lib.pruning.architecture import check_plan, decoder_layers
+from harp_lib.pruning.layers import repeats_values
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
+
+DENSE = "dense"
+PLAIN_HARP = "harp"
+TAIL = "harp-tail"
+FOLDED = "harp-folded"
+THINNED = "thinned"
+# Memory of all variants of a model in its weights: groups are sliced out of a copy.
+MEMORY_OF_VARIANTS = 1.2
+
+
+class Variant(NamedTuple):
+    """A model that is ready to be timed, and how it was pruned; no plan: dense."""
+
+    model: PreTrainedModel
+    plan: PruningPlan | None = None
+    fold_output: bool = False
+    tail_only: bool = False  # a prefill sends its last position alone through the top layers
+
+
+def make_variants(model: PreTrainedModel, plan: PruningPlan) -> dict[str, Variant]:
+    """The dense model, HARP's plan carried out in three ways, and as many groups taken evenly.
+
+    All share the weights of ``model``: what a variant has of its own are sliced and folded
+    projections. Alpha is left out. In a pruned model it is in the weights and takes no time; only
+    where it is 0 does the rest of the attention go too, and that it does here. A variant that a
+    model cannot have is left out.
+    """
+    plans = {PLAIN_HARP: plan, TAIL: plan}
+    layers = decoder_layers(model)
+    if any(
+        alpha and repeats_values(layers[layer].self_attn) for layer, alpha in plan.alphas.items()
+    ):
+        plans[FOLDED] = plan
+    thinned = thinned_plan(model.config, plan)
+    with suppress(ValueError):  # as of a norm over all heads
+        check_plan(model, thinned)
+        plans[THINNED] = thinned
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    variants = {DENSE: Variant(model)}
+    for name, variant_plan in plans.items():
+        twin = copy.deepcopy(model, dict(shared))
+        surgery.swap_modules(twin, variant_plan, fold_output=name == FOLDED)
+        if name == TAIL:
+            # The forward pass of a saved checkpoint; the other variants run every position.
+            twin.__class__ = remote.pruned_class(type(twin))
+        variants[name] = Variant(twin, variant_plan, name == FOLDED, name == TAIL)
+    return variants
+
+
+def thinned_plan(config: PreTrainedConfig, plan: PruningPlan) -> PruningPlan:
+    """The plan that takes as many groups as ``plan``, as evenly as whole groups allow."""
+    total, kept = np.array(count_groups(config, plan)).T  # of each layer
+    # Groups that are gone from the bottom up to the top of each layer.
+    gone = total.cumsum() * (total - kept).sum() // total.sum()
+    layers = {}
+    for layer, count in enumerate(np.diff(gone, prepend=0).tolist()):
+        if count:
+            layers[layer] = LayerPlan(removed_groups=tuple(range(count)))
+    return PruningPlan(plan.num_layers, layers, THINNED)
+
+
+def random_shape(
+    name: str, layers: int, dtype: str, seed: int
+) -> tuple[PreTrainedModel, PruningPlan]:
+    """A model of the paper with random weights, and HARP's plan of the published alphas.
+
+    No time depends on the weights. It has the first ``layers`` of the model's layers. If these are
+    not all, HARP prunes the same share of them.
+    """
+    config = _shape_config(name, layers)
+    printed = pd.read_csv(paths.PAPER / "alpha_search.csv")
+    printed = printed.query("model == @name and task == 'wikitext'")
+    alphas = printed.sort_values("layer", ascending=False)["value"].tolist()
+    count = max(1, round(len(alphas) * layers / paper_configs()[name].num_hidden_layers))
+    plan = PruningPlan.value_only(layers, alphas[:count])
+    return random_model(config, dtype, seed), plan
+
+
+def _shape_config(name: str, layers: int) -> PreTrainedConfig:
+    """The config of a model of the paper, cut to its first layers."""
+    config = paper_configs()[name]
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    return config
+
+
+def obstacle(name: str, layers: int, dtype: str) -> str | None:
+    """Why a random shape cannot be timed on this machine; None if it can.
+
+    Where bfloat16 is emulated, its times are those of the emulation.
+    """
+    if torch.cuda.is_available():
+        return None
+    if dtype == "bfloat16" and not multiplies_bfloat16():
+        return "this processor has no instructions for bfloat16"
+    weights = parameters(_shape_config(name, layers)) * getattr(torch, dtype).itemsize
+    needed = MEMORY_OF_VARIANTS * weights / 2**30
+    free = psutil.virtual_memory().available / 2**30
+    if needed > free:
+        return f"it takes {needed:.1f} GiB of memory, and {free:.1f} GiB are free"
+    return None
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions for matrices of bfloat16: AMX, or AVX-512 BF16."""
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
