@@ -84,7 +84,7 @@ def _settings(options: Namespace) -> dict[str, Any]:
         from harp_lib.evaluation.benchmarks import check_rows
 
         check_rows(options.datasets)
-    profile = config.load_profile(options.profile, **overrides, as_written=True)
+    profile = config.read_profile(options.profile, **overrides)
     seed = max(values.get("seed", 0) for values in parameters.values())
     jobs = options.jobs or 1
     threads = _threads_per_job(jobs)

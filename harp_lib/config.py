@@ -50,9 +50,11 @@ def load_profile(
     models: list[str] | None = None,
     datasets: str | None = None,
     limit: int | None = None,
-    as_written: bool = False,
 ) -> dict[str, Any]:
     """Read a profile, and replace its models, its data source or its numbers of rows where given.
+
+    Where there is no GPU, its ``dtype`` becomes float32, because many processors emulate bfloat16,
+    which takes 4 to 15 times as long. What ``dtype_of`` says of single models is kept.
 
     Parameters
     ----------
@@ -64,10 +66,6 @@ def load_profile(
         ``"embedded"``, ``"hub"`` or a folder of benchmarks, in place of the profile's.
     limit : int, optional
         Rows of each task, in place of the profile's.
-    as_written : bool
-        Keep the profile's ``dtype``. Otherwise it becomes float32 where there is no GPU, because
-        many processors emulate bfloat16, which takes 4 to 15 times as long. What ``dtype_of`` says
-        of single models is always kept.
 
     Returns
     -------
@@ -79,12 +77,22 @@ def load_profile(
     ValueError
         If there is no such profile or data source; the message lists what may be chosen.
     """
-    profile = _read_profile(name)
-    if not as_written:
-        import torch
+    import torch
 
-        if not torch.cuda.is_available():
-            profile["dtype"] = "float32"
+    profile = read_profile(name, models, datasets, limit)
+    if not torch.cuda.is_available():
+        profile["dtype"] = "float32"
+    return profile
+
+
+def read_profile(
+    name: str,
+    models: list[str] | None = None,
+    datasets: str | None = None,
+    limit: int | None = None,
+) -> dict[str, Any]:
+    """:func:`load_profile` with the file's ``dtype``, and without torch, which takes seconds."""
+    profile = _read_file(name)
     profile["name"] = name
     if models:
         _replace_models(profile, models)
@@ -99,7 +107,7 @@ def load_profile(
     return profile
 
 
-def _read_profile(name: str) -> dict[str, Any]:
+def _read_file(name: str) -> dict[str, Any]:
     import yaml
 
     file = PROFILES / f"{name}.yaml"
@@ -157,18 +165,16 @@ def profile_for(model: str, profile: dict[str, Any]) -> dict[str, Any]:
     for section in SECTIONS_WITH_TASKS:
         tasks = {}
         for name, settings in profile[section]["tasks"].items():
-            rows = settings["rows"]
-            if isinstance(rows, dict) and model not in rows:
-                continue
-            tasks[name] = {key: _value_for(model, value) for key, value in settings.items()}
+            if _value_for(model, settings["rows"], default=0) != 0:
+                tasks[name] = {key: _value_for(model, value) for key, value in settings.items()}
         profile_of_model[section] = {**profile[section], "tasks": tasks}
     return profile_of_model
 
 
-def _value_for(model: str, setting: Any) -> Any:
-    """A model's value of a setting; None if there is one for each model, but not for this one."""
+def _value_for(model: str, setting: Any, default: Any = None) -> Any:
+    """A model's value of a setting, the default if it has one for others but not for this one."""
     if isinstance(setting, dict):
-        return setting.get(model)
+        return setting.get(model, default)
     return setting
 
 

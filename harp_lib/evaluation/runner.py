@@ -5,7 +5,7 @@ Prompts, few-shot format, filters and metrics stay lm-eval's own; LongBench's be
 
 import logging
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ def quiet_lm_eval() -> Iterator[None]:
     datasets_show_bars = datasets.is_progress_bar_enabled()
     logger.setLevel(logging.ERROR)
     datasets.disable_progress_bars()
-    lm_eval.api.task.tqdm = _without_bar
+    lm_eval.api.task.tqdm = lambda items, **options: items  # no bar
     try:
         with warnings.catch_warnings():
             # LongBench wants the slow matcher that this module warns of.
@@ -50,11 +50,6 @@ def quiet_lm_eval() -> Iterator[None]:
         lm_eval.api.task.tqdm = progress_bar
         if datasets_show_bars:
             datasets.enable_progress_bars()
-
-
-def _without_bar(items: Iterable, **options: Any) -> Iterable:
-    """In place of tqdm."""
-    return items
 
 
 class Runner(PrefixLM):

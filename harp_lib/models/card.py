@@ -1,6 +1,6 @@
 """Model cards (``README.md``) of folders with a pruned model, as the hub reads them."""
 
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from harp_lib.pruning.remote import auto_class_of
 CARD_FILE = "README.md"
 PAPER = "[High-Layer Attention Pruning with Rescaling](https://arxiv.org/abs/2507.01900)"
 TAGS = ["harp", "pruned"]
-PIPELINES = {  # the hub's name of what a class is for
+PIPELINES = {  # what the hub calls the task of a class
     "AutoModel": "feature-extraction",
     "AutoModelForCausalLM": "text-generation",
     "AutoModelForQuestionAnswering": "question-answering",
@@ -27,36 +27,61 @@ PIPELINES = {  # the hub's name of what a class is for
 }
 
 
+LOADING = """\
+## How to load it
+
+```python
+from transformers import {auto_class}, AutoTokenizer
+
+model = {auto_class}.from_pretrained("{name}", trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=True)
+```"""
+FOR_LLAMA_CPP = """\
+For llama.cpp, Ollama and LM Studio, write a GGUF file:
+
+```python
+from harp_lib import load_pruned, save_gguf
+
+save_gguf(*load_pruned("{name}"), "{name}.gguf")
+```"""
+FOR_VLLM = """\
+For vLLM and MLX-LM, write a folder that they read without a plugin:
+
+```python
+from harp_lib import load_pruned, save_nemotron_nas
+
+save_nemotron_nas(*load_pruned("{name}"), "{name}-nas")
+```"""
+NEMOTRON_NAS = """\
+The format is `nemotron-nas`: {layers} layers are written as {blocks} blocks, {caches} of which \
+have attention and a KV cache. Widths are filled up with zeros, which count as parameters above.
+
+## How to load it
+
+Stock vLLM and stock MLX-LM run this folder; transformers has no class for it.
+
+```bash
+vllm serve ./{name} --trust-remote-code
+mlx_lm.generate --model ./{name} --prompt "Once upon a time"
+```"""
+
+
 def pruned_card(model: PreTrainedModel, name: str) -> str:
     """The card of a folder ``name`` that :func:`harp_lib.save_pruned` writes."""
-    sections = _common_sections(model, name)
-    sections.append(_saved_by_pruning(model))
+    plan = PruningPlan.from_dict(model.config.pruning_plan)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    try:
+        bytes_per_token = accounting.kv_bytes_per_token(model.config, plan, model.dtype)
+        saved = _savings(model, num_parameters, bytes_per_token)
+    except ValueError:  # an architecture whose parts are not counted
+        saved = f"It has {num_parameters:,} parameters."
     auto_class = auto_class_of(model)
-    sections.append(
-        "## How to load it\n\n"
-        "```python\n"
-        f"from transformers import {auto_class}, AutoTokenizer\n\n"
-        f'model = {auto_class}.from_pretrained("{name}", trust_remote_code=True)\n'
-        f'tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=True)\n'
-        "```"
-    )
-    if _passes(check_gguf, model):
-        sections.append(
-            "For llama.cpp, Ollama and LM Studio, write a GGUF file:\n\n"
-            "```python\n"
-            "from harp_lib import load_pruned, save_gguf\n\n"
-            f'save_gguf(*load_pruned("{name}"), "{name}.gguf")\n'
-            "```"
-        )
-    if _passes(check_nemotron_nas, model):
-        sections.append(
-            "For vLLM and MLX-LM, write a folder that they read without a plugin:\n\n"
-            "```python\n"
-            "from harp_lib import load_pruned, save_nemotron_nas\n\n"
-            f'save_nemotron_nas(*load_pruned("{name}"), "{name}-nas")\n'
-            "```"
-        )
-    return _with_head(model, "transformers", PIPELINES.get(auto_class), sections)
+    sections = [saved, LOADING.format(auto_class=auto_class, name=name)]
+    for check, text in ((check_gguf, FOR_LLAMA_CPP), (check_nemotron_nas, FOR_VLLM)):
+        with suppress(ValueError):  # of a model that cannot be written so
+            check(model)
+            sections.append(text.format(name=name))
+    return _card(model, name, "transformers", PIPELINES.get(auto_class), sections)
 
 
 def nemotron_nas_card(
@@ -70,35 +95,40 @@ def nemotron_nas_card(
             keys = block.tensors["self_attn.k_proj.weight"]
             num_caches += 1
             bytes_per_token += 2 * len(keys) * keys.dtype.itemsize  # keys and values
-    layers = model.config.num_hidden_layers
-    saved = _saved(model, num_parameters, bytes_per_token)
-    sections = [*_common_sections(model, name), saved]
-    sections.append(
-        f"The format is `nemotron-nas`: {layers} layers are written as {len(blocks)} blocks, "
-        f"{num_caches} of which have attention and a KV cache. Widths are filled up with zeros, "
-        "which count as parameters above."
+    format_and_loading = NEMOTRON_NAS.format(
+        name=name,
+        layers=model.config.num_hidden_layers,
+        blocks=len(blocks),
+        caches=num_caches,
     )
-    sections.append(
-        "## How to load it\n\n"
-        "Stock vLLM and stock MLX-LM run this folder; transformers has no class for it.\n\n"
-        "```bash\n"
-        f"vllm serve ./{name} --trust-remote-code\n"
-        f'mlx_lm.generate --model ./{name} --prompt "Once upon a time"\n'
-        "```"
-    )
-    return _with_head(model, "vllm", PIPELINES["AutoModelForCausalLM"], sections)
+    sections = [_savings(model, num_parameters, bytes_per_token), format_and_loading]
+    return _card(model, name, "vllm", PIPELINES["AutoModelForCausalLM"], sections)
 
 
-def _with_head(
-    model: PreTrainedModel, library: str, pipeline: str | None, sections: list[str]
+def _card(
+    model: PreTrainedModel, name: str, library: str, pipeline: str | None, sections: list[str]
 ) -> str:
-    """A card of these sections, with the YAML head that the hub reads."""
-    head: dict[str, Any] = {**_origin(model), "library_name": library}
+    """The YAML head that the hub reads, what was pruned, and more sections."""
+    plan = PruningPlan.from_dict(model.config.pruning_plan)
+    origin = _origin(model)
+    head: dict[str, Any] = {**origin, "library_name": library}
     if pipeline is not None:
         head["pipeline_tag"] = pipeline
     head["tags"] = TAGS
-    body = "\n\n".join(sections)
-    return f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n{body}\n"
+    source = "A model"
+    if "base_model" in origin:
+        source = f"[{origin['base_model']}](https://huggingface.co/{origin['base_model']})"
+    method = METHOD_TITLES.get(plan.method, plan.method)
+    body = [f"# {name}", f"{source}, pruned by {method}. {_removed(plan)}"]
+    if plan.alphas:
+        rows = [f"| {layer} | {alpha:g} |" for layer, alpha in reversed(plan.alphas.items())]
+        body.append(
+            "The attention branch of each value-only layer is multiplied by α, which is already in "
+            f"its weights ({PAPER}):"
+        )
+        body.append("\n".join(["| layer, from the bottom (0) | α |", "|---|---|", *rows]))
+    text = "\n\n".join([*body, *sections])
+    return f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n{text}\n"
 
 
 def _origin(model: PreTrainedModel) -> dict[str, str]:
@@ -118,24 +148,7 @@ def _origin(model: PreTrainedModel) -> dict[str, str]:
     return {key: fields[key] for key in ("base_model", "license") if key in fields}
 
 
-def _common_sections(model: PreTrainedModel, name: str) -> list[str]:
-    """The title, what was pruned, and alpha of each value-only layer."""
-    plan = PruningPlan.from_dict(model.config.pruning_plan)
-    method = METHOD_TITLES.get(plan.method, plan.method)
-    base_model = _origin(model).get("base_model")
-    origin = f"[{base_model}](https://huggingface.co/{base_model})" if base_model else "A model"
-    sections = [f"# {name}", f"{origin}, pruned by {method}. {_removed(model, plan)}"]
-    if plan.alphas:
-        rows = [f"| {layer} | {alpha:g} |" for layer, alpha in reversed(plan.alphas.items())]
-        sections.append(
-            "The attention branch of each value-only layer is multiplied by α, which is already in "
-            f"its weights ({PAPER}):"
-        )
-        sections.append("\n".join(["| layer, from the bottom (0) | α |", "|---|---|", *rows]))
-    return sections
-
-
-def _removed(model: PreTrainedModel, plan: PruningPlan) -> str:
+def _removed(plan: PruningPlan) -> str:
     """What the plan removes, as sentences."""
     sentences = []
     if plan.alphas:
@@ -155,39 +168,17 @@ def _removed(model: PreTrainedModel, plan: PruningPlan) -> str:
     return " ".join(sentences) or "Nothing is removed."
 
 
-def _saved_by_pruning(model: PreTrainedModel) -> str:
-    """What is saved, counted from the config and the plan; empty for an uncounted architecture."""
-    plan = PruningPlan.from_dict(model.config.pruning_plan)
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    try:
-        bytes_per_token = accounting.kv_bytes_per_token(model.config, plan, model.dtype)
-    except ValueError:
-        return f"It has {num_parameters:,} parameters."
-    return _saved(model, num_parameters, bytes_per_token)
-
-
-def _saved(model: PreTrainedModel, num_parameters: int, bytes_per_token: int) -> str:
+def _savings(model: PreTrainedModel, num_parameters: int, bytes_per_token: int) -> str:
     """A table of parameters and KV cache, before and after."""
-    dense_parameters = accounting.parameters(model.config)
-    dense_bytes = accounting.kv_bytes_per_token(model.config, dtype=model.dtype)
-    return "\n".join(
-        [
-            "| | dense | here | change |",
-            "|---|---|---|---|",
-            _comparison("parameters", dense_parameters, num_parameters),
-            _comparison("bytes of KV cache for each token", dense_bytes, bytes_per_token),
-        ]
-    )
-
-
-def _comparison(title: str, before: int, after: int) -> str:
-    return f"| {title} | {before:,} | {after:,} | {(after - before) / before:+.1%} |"
-
-
-def _passes(check: Callable[[PreTrainedModel], None], model: PreTrainedModel) -> bool:
-    """Whether ``check`` raises no ValueError for ``model``."""
-    try:
-        check(model)
-    except ValueError:
-        return False
-    return True
+    counts = {
+        "parameters": (accounting.parameters(model.config), num_parameters),
+        "bytes of KV cache for each token": (
+            accounting.kv_bytes_per_token(model.config, dtype=model.dtype),
+            bytes_per_token,
+        ),
+    }
+    lines = ["| | dense | here | change |", "|---|---|---|---|"]
+    for title, (before, after) in counts.items():
+        change = (after - before) / before
+        lines.append(f"| {title} | {before:,} | {after:,} | {change:+.1%} |")
+    return "\n".join(lines)

@@ -22,7 +22,6 @@ from harp_lib.pruning.architecture import decoder_layers, output_norm
 from harp_lib.pruning.layers import (
     ATTENTION_PARTS,
     FFN_PARTS,
-    LoneAttention,
     folded_output,
     linear_like,
     num_groups,
@@ -126,23 +125,17 @@ def blocks_of(model: PreTrainedModel) -> list[Block]:
 
 def num_blocks(layer: nn.Module) -> int:
     """Number of blocks that a decoder layer becomes."""
-    if not attends(layer) and adds_something(layer.self_attn):
-        return 2
-    return 1
-
-
-def adds_something(attention: LoneAttention) -> bool:
-    """Whether the output of attention without queries and keys is anything but zero."""
-    return hasattr(attention, "v_proj") or attention.bias is not None
+    if attends(layer):
+        return 1
+    attention = layer.self_attn
+    is_zero = not hasattr(attention, "v_proj") and attention.bias is None
+    return 1 if is_zero else 2
 
 
 def has_biases(blocks: list[Block], module: str) -> bool:
     """Whether a projection of ``module`` has a bias; if so, all of them have in this format."""
-    return any(_is_bias(name, module) for block in blocks for name in block.tensors)
-
-
-def _is_bias(name: str, module: str) -> bool:
-    return name.startswith(f"{module}.") and name.endswith(".bias")
+    names = [name for block in blocks for name in block.tensors]
+    return any(name.startswith(f"{module}.") and name.endswith(".bias") for name in names)
 
 
 def _complete_biases(blocks: list[Block], module: str) -> None:

@@ -8,7 +8,7 @@ import psutil
 import torch
 from transformers import PreTrainedModel
 
-from harp_lib.models.same_logits import TOLERANCE, evaluating, probe
+from harp_lib.models.same_logits import TOLERANCE, comparable, probe
 
 
 def check_checkpoint(folder: Path, model: PreTrainedModel) -> None:
@@ -18,7 +18,7 @@ def check_checkpoint(folder: Path, model: PreTrainedModel) -> None:
     takes less than half of the free memory, the checkpoint is loaded, and its weights and its
     outputs for a few tokens have to be those of the model as well.
     """
-    with evaluating(model):
+    with comparable(model):
         fits = _copy_fits(model)
         loaded = _load(folder, model, "meta" if not fits else None)
         if fits:

@@ -132,7 +132,7 @@ def _model_forward(
         stream.append(hidden[0].float().cpu())
 
     with ExitStack() as stack:
-        stack.enter_context(evaluating(model))
+        stack.enter_context(comparable(model))
         stack.enter_context(_in_float32(model, frequencies))
         embeddings = model.get_input_embeddings()
         for module in (embeddings, *decoder_layers(model)):
@@ -150,7 +150,7 @@ def _model_forward(
 
 
 @contextmanager
-def evaluating(model: PreTrainedModel) -> Iterator[None]:
+def comparable(model: PreTrainedModel) -> Iterator[None]:
     """Context in evaluation mode, with an attention function that takes float32."""
     training = [module for module in model.modules() if module.training]
     attention_function = model.config._attn_implementation
