@@ -83,15 +83,18 @@ def with_property(name: str) -> tuple[str, ...]:
     return tuple(key for key, method in CATALOGUE.items() if getattr(method, name))
 
 
+DENSE = "dense"  # the model before pruning, beside the methods
+HARP = "harp"
+REFIT = "harp+refit"
 BASELINES = with_property("is_baseline")
 EVALUATED = tuple(sorted(CATALOGUE, key=lambda name: name not in BASELINES))
 """All methods that are compared, in the order of tables and figures: baselines come first."""
 METHODS = tuple(name for name in EVALUATED if not CATALOGUE[name].updates_weights)
 """The names that :func:`harp_lib.make_plan` takes.
 
-``harp+refit`` is not one of them, because :func:`harp_lib.refit_values` also returns weights.
+``REFIT`` is not one of them, because :func:`harp_lib.refit_values` also returns weights.
 """
-METHOD_TITLES = {"dense": "dense"} | {name: CATALOGUE[name].title for name in EVALUATED}
+METHOD_TITLES = {DENSE: "dense"} | {name: CATALOGUE[name].title for name in EVALUATED}
 """The title of each row of tables and figures by method name, the dense model first."""
 
 CORPORA = _read_yaml("corpora")

@@ -35,7 +35,8 @@ from harp_lib.accounting import paper_configs, prefill_flops
 from harp_lib.evaluation import timing
 from harp_lib.experiments.efficiency import TIMED, Bench
 from harp_lib.experiments.job import Job
-from harp_lib.experiments.variants import DENSE, FOLDED, make_variants, random_shape
+from harp_lib.experiments.variants import FOLDED, make_variants, random_shape
+from harp_lib.names import DENSE
 from harp_lib.results import Result, device_name, rows_of
 
 SHAPE = "LLaMA3.1-8B"

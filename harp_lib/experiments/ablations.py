@@ -9,6 +9,7 @@ from harp_lib.experiments.job import HELD_OUT, Job
 from harp_lib.experiments.scores import measure_likelihoods, score
 from harp_lib.experiments.texts import Text, described
 from harp_lib.methods.layer_selection import SCORED, layer_scores, lowest_layers
+from harp_lib.names import DENSE, HARP
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.results import Cell, Result
 from harp_lib.text.corpora import Corpus
@@ -26,8 +27,8 @@ def ablations(job: Job) -> None:
     tasks = job.tasks("evaluation")
     total = job.num_layers
     shared = {
-        "dense": PruningPlan(total, {}),
-        "harp": PruningPlan.value_only(total, job.alphas(job.corpora[0])),
+        DENSE: PruningPlan(total, {}),
+        HARP: PruningPlan.value_only(total, job.alphas(job.corpora[0])),
     }
     score(replace(job, store="main_tables", force=False), tasks, shared)  # for notebook 05 too
     plans = {}

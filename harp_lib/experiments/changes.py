@@ -5,7 +5,7 @@ from), and the calibration text (how many kinds, how many tokens, which draw).
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from harp_lib import accounting, config
-from harp_lib.experiments.job import REFIT, SEARCHED, Job, alphas_of
+from harp_lib.experiments.job import SEARCHED, Job, alphas_of
 from harp_lib.experiments.passkeys import CALIBRATION_DIGITS, passkeys
 from harp_lib.experiments.search import search_cell, search_rows
 from harp_lib.experiments.texts import described, scalar_rows
@@ -24,15 +24,14 @@ from harp_lib.methods.fit_alpha import fit_alpha_by_layer
 from harp_lib.methods.norm_alpha import norm_alpha_by_layer
 from harp_lib.methods.refit import RIDGE, Refit, refit_values
 from harp_lib.methods.rivals import RIVALS, nbl, nbl_maps
+from harp_lib.names import DENSE, HARP, REFIT
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.results import Cell, Result
 
 STORE = "frontier"
-DENSE = "dense"
 NO_ATTENTION = "alpha-0"
 CONSTANT = {NO_ATTENTION: 0.0, "alpha-0.5": 0.5, "alpha-1": 1.0}  # alpha, the same in all layers
-HARP = "harp"
 ALPHA_SEARCH = "alpha-search"  # HARP's search, on the text that others are fitted on
 IN_FLOAT32 = "alpha-float32"  # HARP's search in float32, of a model that computes in bfloat16
 IN_PAIRS = "alpha-in-pairs"  # HARP's search with each document twice in a batch
@@ -330,7 +329,9 @@ def costs_left(change: Change) -> dict[str, float]:
         attention = job.model.get_decoder().layers[0].self_attn
         width = config.hidden_size
         more_weights = width * (width - 2 * attention.v_proj.out_features)  # of each layer
-        in_tail = _num_in_tail(change.layers, job.num_layers)
+        in_tail = 0  # how many of the layers form an unbroken run at the top
+        while job.num_layers - 1 - in_tail in change.layers:
+            in_tail += 1
         full = len(change.layers) - in_tail
         pruned["prefill"] += 2 * more_weights * (full * tokens + in_tail)
         pruned["decode"] += 2 * more_weights * len(change.layers)
@@ -348,11 +349,3 @@ def _costs(
         "cache": accounting.kv_bytes_per_token(config, plan, dtype),
         "parameters": accounting.parameters(config, plan, fold_output=True),
     }
-
-
-def _num_in_tail(layers: Iterable[int], num_layers: int) -> int:
-    """How many of the layers form an unbroken run at the top."""
-    count = 0
-    while num_layers - 1 - count in set(layers):
-        count += 1
-    return count

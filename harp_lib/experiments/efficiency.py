@@ -19,7 +19,6 @@ from harp_lib.evaluation import timing
 from harp_lib.evaluation.llama_cpp import LlamaCpp
 from harp_lib.experiments.job import Job, or_failed
 from harp_lib.experiments.variants import (
-    DENSE,
     FOLDED,
     PLAIN_HARP,
     TAIL,
@@ -29,6 +28,7 @@ from harp_lib.experiments.variants import (
     obstacle,
     random_shape,
 )
+from harp_lib.names import DENSE
 from harp_lib.prefix_lm.cache import continued
 from harp_lib.pruning import surgery
 from harp_lib.pruning.plan import PruningPlan

@@ -18,9 +18,7 @@ from harp_lib.experiments.changes import (
     ALPHA_NORM,
     ALPHA_SEARCH,
     CONSTANT,
-    DENSE,
     FITTED,
-    HARP,
     IN_FLOAT32,
     IN_PAIRS,
     NO_ATTENTION,
@@ -33,11 +31,12 @@ from harp_lib.experiments.changes import (
     layers_of,
     searched_alphas,
 )
-from harp_lib.experiments.job import HELD_OUT, REFIT, Job, or_failed
+from harp_lib.experiments.job import HELD_OUT, Job, or_failed
 from harp_lib.experiments.passkeys import PASSKEY, passkeys
 from harp_lib.experiments.rankings import EXPLAINED, INFLUENCE, chosen_layers
 from harp_lib.experiments.texts import Text, described, document_rows
 from harp_lib.methods.rivals import RIVALS
+from harp_lib.names import DENSE, HARP, REFIT
 from harp_lib.results import Cell, Result
 from harp_lib.text.perplexity import head_hits, head_nll
 

@@ -17,6 +17,7 @@ from harp_lib.experiments.texts import Text, described, without
 from harp_lib.methods.alpha_search import model_digest
 from harp_lib.methods.refit import RIDGE, Refit, refit_values
 from harp_lib.models.load import load_model, release_memory
+from harp_lib.names import HARP, REFIT
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
@@ -24,7 +25,6 @@ from harp_lib.results import Cell, Result, ResultStore, digest, read_cell, rows_
 from harp_lib.text.corpora import Corpus, calibration_blocks, excerpt, load_corpus
 from harp_lib.text.perplexity import rolling_windows
 
-REFIT = "harp+refit"
 CALIBRATION = "train"
 SEARCHED = "test"  # the paper searches on WikiText's test pages
 HELD_OUT = "validation"
@@ -223,7 +223,7 @@ class Job:
             inputs["weights"] = self._refit_file.stem
         return inputs
 
-    def alphas(self, corpus: str, method: str = "harp") -> dict[int, float]:
+    def alphas(self, corpus: str, method: str = HARP) -> dict[int, float]:
         """The alphas searched on a corpus, by layer, the top layer first."""
         return alphas_of(self.read("alpha_search", method, f"search-{corpus}"))
 

@@ -22,7 +22,7 @@ from harp_lib.experiments.job import (
 )
 from harp_lib.experiments.texts import document_rows
 from harp_lib.methods import make_plan, planner
-from harp_lib.names import BASELINES, CATALOGUE, EVALUATED, Method
+from harp_lib.names import BASELINES, CATALOGUE, DENSE, EVALUATED, HARP, Method
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import PruningPlan
@@ -140,10 +140,10 @@ def plans(job: Job) -> None:
     """The tuned range of every baseline, and the plan of every method with what it costs."""
     setting = Setting(job)
     tuned = _tune(job, setting)
-    search = job.read("alpha_search", "harp", f"search-{setting.corpus}")
+    search = job.read("alpha_search", HARP, f"search-{setting.corpus}")
     alphas = list(job.alphas(setting.corpus).values())  # top-down
     cells = []
-    for method in ("dense", *EVALUATED, *OTHER_READINGS):
+    for method in (DENSE, *EVALUATED, *OTHER_READINGS):
         inputs = setting.inputs(method) | {"cost_tokens": setting.settings["cost_tokens"]}
         layers = tuned.get(method)
         entry = entry_of(method)
@@ -206,14 +206,25 @@ def _planned(
     searched_tokens = 0
     if entry and entry.takes_alphas:
         (searched_tokens,) = values_of(search, "tokens")
+    folded = entry is not None and entry.updates_weights
+    config = job.model.config
+    tokens = setting.settings["cost_tokens"]
     result = {
         "plan": plan.to_dict() if plan.layers else None,
         "calibration_tokens": math.prod(setting.size(method) or (0,)),
         "seconds": seconds,
         "searched_tokens": searched_tokens,
         "groups_per_layer": setting.groups,
-        "ffn_channels": job.model.config.intermediate_size,
-        **_cost(setting, plan, folded=entry is not None and entry.updates_weights),
+        "ffn_channels": config.intermediate_size,
+        "parameters": accounting.parameters(config, plan, folded),
+        "removed_fraction": accounting.removed_fraction(config, plan),
+        "head_ratio": accounting.head_ratio(config, plan),
+        "kv_bytes_per_token": accounting.kv_bytes_per_token(config, plan, job.model.dtype),
+        "prefill_flops": accounting.prefill_flops(
+            config, plan, tokens, causal=True, fold_output=folded
+        ),
+        "decode_flops": accounting.decode_flops(config, plan, tokens, folded),
+        "tokens": tokens,
     }
     if method in OTHER_READINGS and layers:
         printed, _ = OTHER_READINGS[method]
@@ -251,24 +262,6 @@ def _plan_and_seconds(
     return plan, search_seconds + time.perf_counter() - begin
 
 
-def _cost(setting: Setting, plan: PruningPlan, folded: bool) -> dict[str, Any]:
-    """What a pruned model takes, counted: parameters, cache, operations of a text of ``tokens``."""
-    config = setting.job.model.config
-    dtype = setting.job.model.dtype
-    tokens = setting.settings["cost_tokens"]
-    return {
-        "parameters": accounting.parameters(config, plan, folded),
-        "removed_fraction": accounting.removed_fraction(config, plan),
-        "head_ratio": accounting.head_ratio(config, plan),
-        "kv_bytes_per_token": accounting.kv_bytes_per_token(config, plan, dtype),
-        "prefill_flops": accounting.prefill_flops(
-            config, plan, tokens, causal=True, fold_output=folded
-        ),
-        "decode_flops": accounting.decode_flops(config, plan, tokens, folded),
-        "tokens": tokens,
-    }
-
-
 def _difference(printed: PruningPlan, squared: PruningPlan) -> dict[str, Any]:
     """Key/value groups that one reading of FLAP removes and the other does not.
 
@@ -291,11 +284,11 @@ def _removed_groups(plan: PruningPlan) -> set[tuple[int, int]]:
 def baselines(job: Job) -> None:
     """Every plan on the searched text and on held-out texts, document by document."""
     first, second = job.corpora
-    plans = {method: job.plan(method) for method in ("dense", *EVALUATED, *OTHER_READINGS)}
+    plans = {method: job.plan(method) for method in (DENSE, *EVALUATED, *OTHER_READINGS)}
     lowest_first = sorted(
         plans, key=lambda method: min(plans[method].layers, default=job.num_layers)
     )
-    in_notebook_03 = {"dense": "dense", "harp": f"searched-on-{first}"}
+    in_notebook_03 = {DENSE: DENSE, HARP: f"searched-on-{first}"}
     for corpus, split in ((first, SEARCHED), (first, HELD_OUT), (second, HELD_OUT)):
         text = job.text(corpus, split)
         cells = []

@@ -2,11 +2,12 @@
 
 from tqdm import tqdm
 
-from harp_lib.experiments.changes import DENSE, common_inputs, counts, found, ranked_blocks
+from harp_lib.experiments.changes import common_inputs, counts, found, ranked_blocks
 from harp_lib.experiments.job import Job
 from harp_lib.methods.gate_norm import gate_norms
 from harp_lib.methods.layer_selection import layer_scores, lowest_layers
 from harp_lib.methods.refit import explained_by_layer
+from harp_lib.names import DENSE
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.results import Cell, Result, rows_of

@@ -17,8 +17,8 @@ from harp_lib.evaluation.benchmarks import (
 )
 from harp_lib.evaluation.evaluator import Evaluator
 from harp_lib.evaluation.likelihood import FULL_STOP
-from harp_lib.experiments.job import REFIT, Job, or_failed
-from harp_lib.names import EVALUATED
+from harp_lib.experiments.job import Job, or_failed
+from harp_lib.names import DENSE, EVALUATED, REFIT
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.results import Cell, Result, digest, write_json
 
@@ -50,7 +50,7 @@ def longbench_likelihoods(job: Job) -> None:
 
 def _plans(job: Job) -> dict[str, PruningPlan]:
     """The plans of all methods, the dense model's first."""
-    return {method: job.plan(method) for method in ("dense", *EVALUATED)}
+    return {method: job.plan(method) for method in (DENSE, *EVALUATED)}
 
 
 def score(job: Job, tasks: Iterable[str], plans: Plans, section: str = "evaluation") -> None:

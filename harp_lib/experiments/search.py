@@ -7,6 +7,7 @@ from typing import Any
 from harp_lib.experiments.job import HELD_OUT, SEARCHED, Job
 from harp_lib.experiments.texts import Text, scalar_rows
 from harp_lib.methods.alpha_search import AlphaSearch, search_alphas
+from harp_lib.names import DENSE, HARP
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.results import Cell, Result
 
@@ -21,7 +22,7 @@ def search(job: Job) -> None:
     """
     for corpus in job.corpora:
         text = job.text(corpus, SEARCHED)
-        job.result(search_cell(job, "harp", text, job.num_pruned))
+        job.result(search_cell(job, HARP, text, job.num_pruned))
         second = job.second_sample(corpus)
         if second is not None:
             job.result(search_cell(job, RESAMPLED, second, job.num_pruned))
@@ -58,7 +59,7 @@ def alpha(job: Job) -> None:
         }
         if split == HELD_OUT and job.second_sample(corpus) is not None:
             plans[f"resampled-on-{corpus}"] = job.alphas(corpus, RESAMPLED)
-        plans["dense"] = {}
+        plans[DENSE] = {}
         cells = []
         for method, alphas in plans.items():
             plan = PruningPlan.value_only(job.num_layers, alphas)

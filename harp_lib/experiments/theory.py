@@ -15,6 +15,7 @@ from harp_lib.experiments.job import HELD_OUT, SEARCHED, Job
 from harp_lib.experiments.random_matrices import check_on_draws, norm_sweep, uniformity_sweep
 from harp_lib.experiments.texts import Text, document_rows
 from harp_lib.models.load import random_model
+from harp_lib.names import DENSE
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_value_only
@@ -78,12 +79,12 @@ def norms(job: Job) -> None:
     for text in _texts(job):
         observation = partial(_observation, lambda: job.model, _first_windows(text), norms_of)
         corpus = text.corpus.name
-        cells.append(Cell("dense", corpus, _inputs(text), observation, {"corpus": corpus}))
+        cells.append(Cell(DENSE, corpus, _inputs(text), observation, {"corpus": corpus}))
     first, *_ = job.results("branches", cells)
     products = pooled_products(first)  # of each layer
     searched = job.alphas(job.corpora[0])
     plans: dict[str, dict[int, float]] = {
-        "dense": {},
+        DENSE: {},
         "alpha-1": dict.fromkeys(searched, 1.0),
         "searched": searched,
         "norm-matching": {

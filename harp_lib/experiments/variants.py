@@ -13,12 +13,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from harp_lib import config as paths
 from harp_lib.accounting import count_groups, paper_configs, parameters
 from harp_lib.models.load import random_model
+from harp_lib.names import DENSE
 from harp_lib.pruning import remote, surgery
 from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.layers import repeats_values
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 
-DENSE = "dense"
 PLAIN_HARP = "harp"
 TAIL = "harp-tail"
 FOLDED = "harp-folded"

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib.methods.calibration import LayerStream
+from harp_lib.names import REFIT
 from harp_lib.pruning.architecture import check_plan, decoder_layers, hidden_states_of
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
@@ -82,7 +83,7 @@ def refit_values(
     chosen = sorted(set(layers))
     _check_layers(chosen, num_layers, num_model_layers)
     value_only = PruningPlan.value_only(num_model_layers, dict.fromkeys(chosen, 1.0))
-    plan = replace(value_only, method="harp+refit")
+    plan = replace(value_only, method=REFIT)
     check_plan(model, plan, fold_output=True)
 
     stream = LayerStream(model, tokens)
