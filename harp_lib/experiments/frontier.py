@@ -114,7 +114,7 @@ class _Evaluation:
         self.texts[PASSKEY], self.places = passkeys(
             job, keys["lengths"], keys["depths"], keys["keys"]
         )
-        self.joined: dict[tuple[str, ...], Text] = {}  # texts that are run together
+        self.together = cache(self._together)
 
     def compute(self, change: Change) -> None:
         """Compute the cells of a change."""
@@ -128,7 +128,7 @@ class _Evaluation:
 
         @cache
         def measured() -> list[list[float]]:
-            return self._together(names).measured_within(change.context(), change.lowest, *measures)
+            return self.together(names).measured_within(change.context(), change.lowest, *measures)
 
         start = 0
         for name in names:
@@ -145,7 +145,7 @@ class _Evaluation:
             start = end
 
     def _evaluated_on(self, change: Change) -> tuple[str, ...]:
-        """Pass keys take as long as all other texts: they are for a third of the layers alone."""
+        """Names of the texts; few changes are given pass keys, which take as long as all others."""
         if change.without is not None:
             return (PASSKEY,)
         usual = change.seed == 0 and change.ranking in ("", TOP, EXPLAINED, INFLUENCE)
@@ -157,16 +157,14 @@ class _Evaluation:
         return tuple(name for name in self.texts if name != PASSKEY)
 
     def _together(self, names: tuple[str, ...]) -> Text:
-        """Several texts as one, of which a change is run at once."""
-        if names not in self.joined:
-            documents = [document for name in names for document in self.texts[name].documents]
-            self.joined[names] = Text(self.texts[names[0]].corpus, documents, self.job)
-        return self.joined[names]
+        """Several texts as one, so that a change is run once for all of them."""
+        documents = [document for name in names for document in self.texts[name].documents]
+        return Text(self.texts[names[0]].corpus, documents, self.job)
 
     def _part(
         self, measured: Callable[[], list[list[float]]], start: int, end: int, name: str
     ) -> Result:
-        """The documents of one text; of pass keys also whether all tokens of the key are found."""
+        """The rows of one text; for pass keys also whether all tokens of the key are found."""
         text = self.texts[name]
         nll, *hits = measured()
         rows = document_rows(nll[start:end], text.tokens)

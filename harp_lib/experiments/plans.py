@@ -41,17 +41,22 @@ channels from each layer is a control: it tells what the rule costs by which FLA
 CALIBRATION_SIZE = (128, 128)
 
 
+def reading_of(method: str) -> tuple[str, dict[str, bool]]:
+    """The name by which :func:`make_plan` knows a method or a variant, and its options."""
+    return OTHER_READINGS.get(method, (method, {}))
+
+
 def entry_of(method: str) -> Method | None:
     """The catalogue's entry of a method, or of the method that a variant is of.
 
     None for the dense model.
     """
-    name, _ = OTHER_READINGS.get(method, (method, {}))
+    name, _ = reading_of(method)
     return CATALOGUE.get(name)
 
 
 class Setting:
-    """What is removed from one model, from where it may be, and what that is decided on."""
+    """How many groups one model loses, from which layer ranges, by which calibration text."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -67,7 +72,7 @@ class Setting:
         entry = entry_of(method)
         if entry is None or not entry.needs_text:
             return None
-        name, _ = OTHER_READINGS.get(method, (method, {}))
+        name, _ = reading_of(method)
         return self.settings["calibration"].get(name, CALIBRATION_SIZE)
 
     def calibration(self, method: str) -> torch.Tensor | None:
@@ -81,7 +86,7 @@ class Setting:
         Beside them the seconds that these took.
         """
         begin = time.perf_counter()
-        name, options = OTHER_READINGS.get(method, (method, {}))
+        name, options = reading_of(method)
         plan_for = planner(name, self.job.model, self.calibration(method), **options)
         return plan_for, time.perf_counter() - begin
 
@@ -98,10 +103,7 @@ class Setting:
         ]
 
     def _lengths_for_flap(self) -> list[int]:
-        """From a bit more than a third of the layers to all.
-
-        So the paper tunes FLAP on LLaMA3.1-8B.
-        """
+        """Lengths from a bit more than a third of the layers to all, as in the paper's tuning."""
         total = self.job.num_layers
         lengths = {round(total * eighths / 8) for eighths in range(3, 9)}
         return [length for length in lengths if length * self.groups >= self.kv_groups]
@@ -132,7 +134,7 @@ class Setting:
                 source=self.text.source,
                 sha256=self.text.sha256,
             )
-        _, options = OTHER_READINGS.get(method, (method, {}))
+        _, options = reading_of(method)
         return inputs | options
 
 
@@ -250,7 +252,7 @@ def _plan_and_seconds(
         return plan, calibration_seconds + time.perf_counter() - begin
     (search_seconds,) = values_of(search, "seconds")
     begin = time.perf_counter()
-    name, options = OTHER_READINGS.get(method, (method, {}))
+    name, options = reading_of(method)
     plan = make_plan(
         name,
         job.model,

@@ -104,7 +104,7 @@ def _method_with_equal_plan(plans: Plans, method: str) -> str | None:
 
 
 def _of_this_run(job: Job, method: str, task: str) -> Result:
-    """What this run has already found of another method on a task: a result, or why none."""
+    """The result of another method on a task, which this run has read or computed before."""
     return job.store_of(job.store).cells[job.name, method, task]["result"]
 
 

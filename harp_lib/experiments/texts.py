@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # a job makes texts
 
 
 def without(corpus: Corpus, *read: Corpus) -> Corpus:
-    """The documents of a corpus that begin with none of those that were read, which may be cut."""
+    """A corpus without documents that were read before, of which a beginning may have been read."""
     beginnings = tuple(text for excerpted in read for text in excerpted.documents)
     others = tuple(text for text in corpus.documents if not text.startswith(beginnings))
     return replace(corpus, documents=others)
@@ -49,7 +49,7 @@ class Text:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What a cell depends on that is computed from this text."""
+        """What a cell that is computed from this text depends on."""
         return self.job.inputs | {"context": self.job.context} | described(self.corpus)
 
     @property
@@ -66,9 +66,9 @@ class Text:
         return LayerStream(self.job.model, self.windows)
 
     def passing(self, first: int, changed: AbstractContextManager) -> Iterator[list[torch.Tensor]]:
-        """The residual stream, of each batch ``(B, N, d)``, within a context.
+        """Yield the residual stream, ``(B, N, d)`` of each batch, while ``changed`` holds.
 
-        First what enters layer ``first``, then what each layer from there on puts out.
+        First comes what enters layer ``first``, then what each layer from there on puts out.
         """
         hidden = self.stream.entering(first)
         yield hidden
