@@ -1,7 +1,7 @@
 """What is computed: a *unit* is what one job computes for one model; a notebook shows units.
 
-Each module of this folder says which cells its units have, and computes one of them. Experiments
-know of each other only what they read from the result store.
+Each module of this folder says which cells its units have, and computes them. A unit knows of
+others only what it reads from the result store.
 """
 
 from collections import Counter
