@@ -20,6 +20,8 @@ PASSED_ON = {"test": "pytest", "lab": "JupyterLab"}
 HAVE_AN_OPTION = ("profile", "models", "datasets", "limit", "force")
 """Parameters of notebooks that ``-p`` may not set."""
 HELP_SHOWN = 3
+PROFILE_OF_PAGES = "small"
+"""The profile whose marks stand on the front page and in ``docs/claims.md``."""
 
 DESCRIPTION = """\
 Reproduces the paper: sets itself up, then does what COMMAND says.
@@ -259,6 +261,7 @@ def _check(arguments: list[str]) -> int:
 def _draw_figures(profile: str) -> int:
     """Execute the opened notebooks without a model; the report draws what the others show."""
     from harp_lib import notebooks, report
+    from harp_lib.report import ledger
 
     try:
         written = report.redraw(config.load_profile(profile))
@@ -274,6 +277,9 @@ def _draw_figures(profile: str) -> int:
             outcome = f"failed: {failure}"
             code = 1
         print(f"{name:20} {outcome}", flush=True)
+    if profile == PROFILE_OF_PAGES and code == 0:
+        ledger.write_pages()
+        print("docs/claims.md and the marks in README.md written")
     return code
 
 

@@ -29,6 +29,7 @@ INJECTED = "injected-parameters"  # papermill's tag of the cell behind it, which
 LOADS_A_MODEL = "model"  # the tag of the cells that load one, or compute results
 OPENED = "Results("  # in the code of each notebook that makes its figures in its own cells
 AT_ONCE = 2  # notebooks that are drawn side by side
+LAST = "00"  # the number of the notebook that shows what the others judge
 KILLED = "its process was killed: as a rule the machine ran out of memory"
 
 
@@ -97,14 +98,20 @@ def draw(name: str, profile: str) -> None:
 
 
 def draw_opened(profile: str) -> Iterator[tuple[str, str]]:
-    """Draw what opened notebooks show, two side by side: their names, and why one failed, or ""."""
+    """Draw what opened notebooks show, two side by side: their names, and why one failed, or "".
+
+    Notebook 00 comes last, because it shows what the others judge.
+    """
+    others = [name for name in opened() if not name.startswith(LAST)]
+    last = [name for name in opened() if name.startswith(LAST)]
     with chdir(config.NOTEBOOKS), ThreadPoolExecutor(AT_ONCE) as pool:
-        drawn = {name: pool.submit(draw, name, profile) for name in opened()}
-        for name, future in drawn.items():
-            failure = future.exception()
-            if failure and not isinstance(failure, NotebookFailed):
-                raise failure
-            yield name, str(failure or "")
+        for side_by_side in (others, last):
+            drawn = {name: pool.submit(draw, name, profile) for name in side_by_side}
+            for name, future in drawn.items():
+                failure = future.exception()
+                if failure and not isinstance(failure, NotebookFailed):
+                    raise failure
+                yield name, str(failure or "")
 
 
 def copy_prose(profile: str) -> list[str]:

@@ -45,20 +45,6 @@ def test_links_lead_somewhere(page):
         assert (CHECKOUT / name).exists() or name == "data/results", name
 
 
-def test_the_front_page_stays_short():
-    without_targets_of_links = re.sub(r"\]\([^)]*\)", "]", README)
-    assert len(without_targets_of_links.encode()) < 9000
-
-
-def test_the_code_of_the_front_page_runs(tmp_path, monkeypatch):
-    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    block = block.replace('"smollm2-135m"', '"tiny-llama"').replace("num_layers=6", "num_layers=2")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_texts.txt").write_text("A first text, which is short.\nA second text.\n")
-    exec(block, {})
-    assert (tmp_path / "my-model-harp" / "config.json").is_file()
-
-
 def test_the_code_of_the_library_page_runs(tmp_path, monkeypatch, capsys):
     blocks = re.findall(r"```python\n(.*?)```", text_of("docs/library.md"), re.DOTALL)
     for shown, smaller in SMALLER.items():

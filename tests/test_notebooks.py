@@ -115,20 +115,25 @@ def add_cells(name, *cells):
 
 
 def test_opened_notebooks_are_drawn_without_a_model_and_nothing_is_executed(toys):
-    names = ("01_open", "02_closed", "03_fails", "04_uses_a_model")
+    names = ("00_last", "01_open", "02_closed", "03_fails", "04_uses_a_model")
     toys(**dict.fromkeys(names, OPEN) | {"02_closed": "Path('closed').touch()"})
     loads = ("model = Path('loaded').touch()", "model", "hide-input")
     add_cells("01_open", loads, ("Path('drawn').write_text(results.profile)",))
+    add_cells("00_last", ("assert Path('drawn').is_file()",))
     add_cells("03_fails", ("1 / 0",))
     add_cells("04_uses_a_model", loads, ("model",))
     failures = dict(notebooks.draw_opened("small"))
-    assert list(failures) == ["01_open", "03_fails", "04_uses_a_model"]
-    assert failures["01_open"] == ""
+    assert list(failures) == ["01_open", "03_fails", "04_uses_a_model", "00_last"]
+    assert failures["01_open"] == failures["00_last"] == ""
     assert "raised ZeroDivisionError: division by zero" in failures["03_fails"]
     assert "raised NameError: name 'model' is not defined" in failures["04_uses_a_model"]
     assert (config.NOTEBOOKS / "drawn").read_text() == "small"
     assert not (config.NOTEBOOKS / "loaded").exists()
     assert not (config.NOTEBOOKS / "executed").exists()
+
+
+JUDGES = [name for name in notebooks.opened() if not name.startswith(notebooks.LAST)]
+"""The notebooks that judge; test_front_page.py is about 00, which shows what they find."""
 
 
 def run_without_models(name, profile, monkeypatch):
@@ -150,7 +155,7 @@ def run_without_models(name, profile, monkeypatch):
     return names
 
 
-@pytest.mark.parametrize("name", notebooks.opened())
+@pytest.mark.parametrize("name", JUDGES)
 def test_an_opened_notebook_needs_no_model_to_draw(name, tmp_path, monkeypatch):
     """Its checks hold in the committed results, too."""
     monkeypatch.setattr(config, "RESULTS", tmp_path / "results")
@@ -181,7 +186,7 @@ def test_a_cell_that_needs_a_model_is_found(code, error, toys, monkeypatch):
 # ---- the parts of an opened notebook
 
 
-@pytest.mark.parametrize("name", notebooks.opened())
+@pytest.mark.parametrize("name", JUDGES)
 def test_an_opened_notebook_has_its_parts(name):
     source = notebooks.read(name)
     code = [cell for cell in source.cells if cell.cell_type == "code"]
@@ -233,7 +238,7 @@ def test_names_of_figures_and_tables_are_literals_and_their_own():
     assert sorted(set(names)) == sorted(names)
 
 
-@pytest.mark.parametrize("name", notebooks.opened())
+@pytest.mark.parametrize("name", JUDGES)
 def test_an_opened_notebook_judges_its_claims(name):
     code = "\n".join(notebooks.code_of(notebooks.read(name)))
     judged = set(re.findall(r'"([a-z0-9]+(?:-[a-z0-9]+)+)"', code)) & set(judge.claims())
@@ -273,7 +278,7 @@ def by_hand(name, models, replace="", by=""):
 
 
 @pytest.mark.parametrize("models", [["tiny-llama"], ["tiny-gemma2"]])
-@pytest.mark.parametrize("name", notebooks.opened())
+@pytest.mark.parametrize("name", JUDGES)
 def test_what_a_reader_writes_by_hand_is_what_the_library_does(name, models):
     assert by_hand(name, models) > 0
 

@@ -25,12 +25,6 @@ FORMATS = {  # of a figure's files, and the metadata without which a file has no
     "pdf": {"CreationDate": None},
     "svg": {"Date": None},
 }
-BLOCK = re.compile(
-    r"(?P<begin><!-- begin (?P<name>\w+) of (?P<profile>\w+) -->\n)"
-    r".*?(?P<end><!-- end (?P=name) -->)",
-    re.DOTALL,
-)
-"""A block of a page that is written from the results of a profile."""
 
 
 class Entry(NamedTuple):
@@ -215,47 +209,3 @@ def latex(shown: pd.DataFrame) -> str:
     style = shown.style.hide(axis="index")
     style = style.format(escape="latex-math", na_rep="–").format_index(escape="latex", axis=1)
     return re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", style.to_latex(hrules=True))
-
-
-def pages() -> list[Path]:
-    """The front page and the pages beside it, some of whose blocks are written from results."""
-    return [config.ROOT / "README.md", *sorted((config.ROOT / "docs").glob("*.md"))]
-
-
-def write_pages() -> None:
-    """Write the blocks of all pages from stored results (:func:`rendered`)."""
-    for file in pages():
-        file.write_text(rendered(file.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-def rendered(text: str) -> str:
-    """A page whose blocks are written again.
-
-    A block stands between ``<!-- begin NAME of PROFILE -->`` and ``<!-- end NAME -->``.
-    """
-    from harp_lib.report import claims, figures_costs, score_tables, tables_frontier
-
-    def results(profile: dict) -> str:
-        shown, _ = score_tables.at_a_glance(profile)
-        return f"{claims.headline(profile)}\n\n{markdown(shown)}"
-
-    def refit(profile: dict) -> str:
-        shown, _ = tables_frontier.refit_of_a_third(profile)
-        return markdown(shown)
-
-    def time(profile: dict) -> str:
-        return markdown(figures_costs.time_found(profile))
-
-    blocks = {
-        "results": results,
-        "claims": claims.counted,
-        "matrix": claims.matrix,
-        "refit": refit,
-        "time": time,
-    }
-
-    def replacement(block: re.Match) -> str:
-        content = blocks[block["name"]](config.load_profile(block["profile"]))
-        return f"{block['begin']}{content}\n{block['end']}"
-
-    return BLOCK.sub(replacement, text)

@@ -35,7 +35,7 @@ def parts(source_folder: Path) -> dict[str, list[str]]:
     return {
         "Start": ["Front page <self>", *numbered("00", "00"), "docs/commands"],
         "The method": numbered("01", "03"),
-        "The evidence": [*numbered("04", "08"), "docs/results", LIST_OF_TABLES, "docs/protocol"],
+        "The evidence": [*numbered("04", "08"), "docs/claims", LIST_OF_TABLES, "docs/protocol"],
         "Beyond the paper": numbered("09", "99"),
         "Your own models": ["docs/library", "docs/full-size"],
         "Reference": ["docs/api/index", "CONTRIBUTING", "data/mini/README"],

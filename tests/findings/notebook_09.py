@@ -111,18 +111,6 @@ def half_of_the_layers():
 
 
 @finding(
-    "docs/results.md",
-    "With half of the layers value-only, HARP's perplexity on the news, which nothing was fitted "
-    "to, is {:.1f} times the dense model's on SmolLM2, {:.1f} times on Gemma and {:.1f} times on "
-    "the coder. One α a layer, fitted by least squares in the layers of least influence, gives "
-    "{:.1f}, {:.1f} and {:.1f} times, and the refit of these layers {:.1f}, {:.1f} and {:.1f} "
-    "times; the refit of the top layers gives {:.1f}, {:.1f} and {:.1f} times.",
-)
-def half_of_the_layers_and_of_the_top():
-    return half_of_the_layers() + on_the_news(REFIT, "top", half)
-
-
-@finding(
     NOTEBOOK,
     "On SmolLM2 it is the layers: one α in each has {:.2f} to {:.2f} times the refit's perplexity "
     "in the same layers, and the refit of the top layers {:.1f} to {:.1f} times",

@@ -6,9 +6,6 @@ follows (:mod:`.findings`), the judge applies it to every claim and model (:mod:
 words are made of it last (:mod:`.words`).
 """
 
-import pandas as pd
-
-from harp_lib.report import table
 from harp_lib.report.claims import (  # noqa: F401 (their tests register themselves)
     layer_tests,
     likelihood_tests,
@@ -41,7 +38,6 @@ from harp_lib.report.claims.words import (
 __all__ = [
     "LIKELIHOOD_TESTS",
     "TESTS",
-    "claims",
     "counted",
     "counts",
     "folded",
@@ -61,10 +57,3 @@ __all__ = [
     "together",
     "worded",
 ]
-
-
-@table()
-def claims(profile: dict) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Every claim in words, and its numbers on each model."""
-    judged = judge(profile)
-    return worded(judged), judged
