@@ -15,7 +15,7 @@ from harp_lib.results import read_results
 
 SMALL = CHECKOUT / "figures" / "small"
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
-NAMES = r"Qwen [\d.]+B|GSM8K|α = 1|where 1 is uniform|^\d\.|\]\([^)]*\)|\[\d\d\]"
+NAMES = r"Qwen [\d.]+B|GSM8K|α = 1|where 1 is uniform|^\d\.|\[\d\d\]\([^)]*\)"
 
 
 @pytest.fixture(autouse=True)
