@@ -126,17 +126,14 @@ def observe():
     tables = [
         score_tables.scores_generation,
         score_tables.scores_discriminative,
-        score_tables.longbench_scores,
         score_tables.at_a_glance,
     ]
     tables += [likelihoods.likelihood_discriminative, likelihoods.likelihood_generation]
-    tables += [likelihoods.likelihood_longbench]
     figures = [
         figures_scores.teaser_left,
         figures_scores.score_differences,
-        figures_scores.longbench_differences,
     ]
-    figures += [likelihoods.margin_lost, likelihoods.bits_lost, likelihoods.longbench_bits_lost]
+    figures += [likelihoods.margin_lost, likelihoods.bits_lost]
     return {
         "name": name,
         "METHODS": METHODS,

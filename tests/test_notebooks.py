@@ -9,7 +9,6 @@ import pytest
 from helpers import Checkout
 
 from harp_lib import config, notebooks
-from harp_lib.experiments import NOTEBOOKS, UNITS
 from harp_lib.report import judge
 
 
@@ -161,7 +160,7 @@ def test_an_opened_notebook_needs_no_model_to_draw(name, tmp_path, monkeypatch):
     monkeypatch.setattr(config, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(config, "FIGURES", tmp_path / "figures")
     names = run_without_models(name, "small", monkeypatch)
-    declared = {UNITS[unit].store for unit in NOTEBOOKS.get(name[:2], UNITS)}
+    declared = {cell.partition("/")[0] for cell in notebooks.cells_shown("small", name)}
     assert set(names["results"].read) <= declared, "data/experiments.yaml says what it reads"
     assert list((tmp_path / "figures" / "small").glob("*.png"))
     assert list((tmp_path / "figures" / "small" / "tables").glob("*.csv"))
@@ -259,7 +258,8 @@ def by_hand(name, models, replace="", by=""):
 
     In its code ``replace`` is replaced ``by`` something else. Returns how many assertions held.
     """
-    names = {"profile": "smoke", "models": models, "datasets": None, "force": False, "seed": 0}
+    names = {"profile": "smoke", "models": models, "datasets": None, "limit": None}
+    names |= {"force": False, "seed": 0}
     num_assertions = 0
     changed = 0
     for cell in notebooks.read(name).cells:
@@ -290,6 +290,8 @@ MISTAKES = [
     ("03_alpha_search", "alpha * attention.o_proj", "attention.o_proj"),
     ("03_alpha_search", "hidden + layer.mlp", "layer.mlp"),
     ("03_alpha_search", "alphas[above]", "0.5"),
+    ("06_ablations", "decoder_layer.self_attn.forward = stock", "pass"),
+    ("07_longbench", "tokens[-half:]", "tokens[half : 2 * half]"),
     ("08_efficiency", "3 * 2 * n * d * d_ff", "2 * 2 * n * d * d_ff"),
 ]
 

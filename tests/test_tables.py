@@ -99,7 +99,7 @@ def test_stacked_blocks_name_a_model_once():
 
 @pytest.mark.parametrize(
     ("name", "papers_table", "papers_models"),
-    [("scores_generation", "generation", PAPER), ("longbench_scores", "longbench", PAPER[:2])],
+    [("scores_generation", "generation", PAPER)],
 )
 def test_the_paper_stands_whole_and_ours_beneath(name, papers_table, papers_models, mini):
     shown, numbers = report.entries()[name].make(mini)
@@ -118,7 +118,6 @@ def test_the_paper_stands_whole_and_ours_beneath(name, papers_table, papers_mode
     ("name", "store", "papers_table"),
     [
         ("scores_generation", "main_tables", "generation"),
-        ("longbench_scores", "longbench", "longbench"),
     ],
 )
 def test_our_scores_have_errors_and_numbers_of_questions(name, store, papers_table, mini):
@@ -328,16 +327,6 @@ def test_an_average_without_bbh_and_its_lead(mini, stored):
     assert ours.loc["questions", "average"] == "100"
     paper = shown[shown["method"] == "HARP+FLAP"].iloc[0]
     assert paper["average"] == "29.1"
-
-
-def test_a_category_of_few_questions_has_no_score(mini, stored):
-    by_task = {"longbench_lcc": [0.5] * 4, "longbench_hotpotqa": [0.25] * 12}
-    answers = {method: by_task for method in ("dense", "flap", "harp+flap")}
-    stored(longbench=scored(answers))
-    shown, _ = short_tables.longbench_by_category(mini)
-    ours = shown.iloc[-2:].set_index("category")
-    assert ours.loc["Code"].tolist()[1:] == ["4", "–", "–", "–"]
-    assert ours.loc["Multi-Document QA"].tolist()[1:] == ["12", "25.0", "25.0 (FLAP)", "25.0"]
 
 
 def test_show_writes_the_files_of_a_table(mini):

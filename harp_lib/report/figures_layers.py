@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from harp_lib.report.comparisons import mean_interval, rank_correlation
+from harp_lib.report.comparisons import mean_interval
 
 
 def over_documents(frame: pd.DataFrame, *keys: str) -> pd.DataFrame:
@@ -15,11 +15,3 @@ def over_documents(frame: pd.DataFrame, *keys: str) -> pd.DataFrame:
     index = pd.MultiIndex.from_tuples(intervals, names=keys)
     columns = ["value", "low", "high", "documents"]
     return pd.DataFrame(intervals.values(), index, columns).reset_index()
-
-
-def rank_trend(frame: pd.DataFrame) -> pd.Series:
-    """Spearman's rank correlation of the value with the layer, for each model."""
-    correlations = {}
-    for model, part in frame.astype({"value": float}).groupby("model", sort=False):
-        correlations[model] = rank_correlation(part["layer"], part["value"]).value
-    return pd.Series(correlations)

@@ -8,13 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.pyplot import setp
 
-from harp_lib.evaluation.benchmarks import CATEGORIES, LONGBENCH
+from harp_lib.evaluation.benchmarks import CATEGORIES
 from harp_lib.names import BASELINES, METHOD_TITLES, display_name
 from harp_lib.report import data, figure, plots
 from harp_lib.report.plots import LOOKS, Look, with_paper
 from harp_lib.report.scores import (
-    ABLATED,
-    AVERAGE,
     FEWEST_QUESTIONS,
     FLAPPED,
     KINDS,
@@ -27,7 +25,6 @@ from harp_lib.report.scores import (
 
 REFIT = "harp+refit"
 AVERAGES = {f"{kind} tasks": of_kind(kind) for kind in KINDS}
-RIGHT_HALF = {"dense": "dense", "top": "alpha-1", "harp": "harp"}  # methods, and their looks
 
 
 def looks_of_plans(frame: pd.DataFrame) -> dict[str, Look]:
@@ -126,31 +123,6 @@ def teaser_left(profile: dict) -> Figure | None:
     return _bars(profile, frame, "methods", looks_of_plans(frame), title, chances, remark)
 
 
-@figure("ablations")
-def teaser_right(profile: dict) -> Figure:
-    """The right half of the paper's Figure 1: α = 1 against searched α on all benchmarks.
-
-    The paper's first model stands above ours.
-    """
-    frame = pd.concat([_alpha_scores(profile, kind) for kind in KINDS], ignore_index=True)
-    frame = frame.dropna(subset="value")
-    frame = frame[frame["method"].isin(RIGHT_HALF)].replace({"method": RIGHT_HALF})
-    title = "Scores with α = 1 and with searched α: the paper's first model, and ours beneath"
-    looks = {look: LOOKS[look] for look in RIGHT_HALF.values()}
-    return _bars(profile, frame, "method", looks, title, panel=["model", "kind"])
-
-
-def _alpha_scores(profile: dict, kind: str) -> pd.DataFrame:
-    """Scores of the paper's first model and of ours, with and without searched α."""
-    printed = pd.concat([data.paper("alpha_ablation"), data.paper(kind)])
-    printed = printed.replace({f"average {kind}": AVERAGE})
-    printed = printed[printed["task"].isin([*of_kind(kind), AVERAGE])]
-    printed = printed.drop_duplicates(["model", "method", "task"])
-    ours = scores(profile, ABLATED, of_kind(kind), RIGHT_HALF)
-    printed = printed[printed["model"] == PAPER_MODEL]
-    return with_paper(ours, printed).assign(kind=kind)
-
-
 def _leads(
     frame: pd.DataFrame, counted: pd.DataFrame, remark: str = "", **layout: Any
 ) -> Figure | None:
@@ -219,17 +191,6 @@ def _remark_on_silent(silent: pd.DataFrame, drawn: pd.DataFrame) -> str:
     if not left_out:
         return ""
     return f" ({', '.join(left_out)})"
-
-
-@figure("longbench")
-def longbench_differences(profile: dict) -> Figure | None:
-    """By how many points HARP+FLAP scores higher than each other method, by category."""
-    groups = {**CATEGORIES, "all tasks": list(LONGBENCH)}
-    frame = differences(profile, "longbench", groups, FLAPPED).assign(reference=FLAPPED)
-    frame = frame.query("method != 'dense' and not silent")
-    if frame["group"].nunique() < 2:  # no category has questions enough
-        return None
-    return _leads(frame, frame, size=(6.5, 4))
 
 
 @figure("main_tables")

@@ -13,7 +13,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from harp_lib import config
-from harp_lib.evaluation.benchmarks import CATEGORIES, LONGBENCH
 from harp_lib.names import METHOD_TITLES, display_name
 from harp_lib.report import data, figure, plots, table
 from harp_lib.report.comparisons import Interval, paired_mean_difference
@@ -24,13 +23,6 @@ from harp_lib.report.right_answers import ITEM, measure_of, paired, right_answer
 from harp_lib.report.scores import AVERAGE, FEWEST_QUESTIONS, named, of_kind, question_counts
 from harp_lib.report.tables import MISSING, Table, block, stacked
 
-LOOKS_OF_ABLATED = {  # what notebook 06 compares
-    "harp": plots.LOOKS["harp"]._replace(label="Top, α searched"),
-    "top": plots.LOOKS["alpha-1"]._replace(label="Top, α = 1"),
-    "similarity": Look("Similarity, α = 1", plots.FIRST, "D", hollow=True),
-    "hessian": Look("Hessian, α = 1", plots.FIRST, "^", hollow=True),
-    "bottom": Look("Bottom, α = 1", plots.SECOND, "v", hollow=True),
-}
 DIRECTIONS = {"to_wrong": "right to wrong", "to_right": "wrong to right"}  # of flips
 
 
@@ -190,12 +182,6 @@ def likelihood_generation(profile: dict) -> Table | None:
     return _table(profile, of_kind("generation"), "{value:.3f} ± {error:.3f}")
 
 
-@table("likelihoods")
-def likelihood_longbench(profile: dict) -> Table | None:
-    """Bits per byte of LongBench's reference answers (less is better)."""
-    return _table(profile, list(LONGBENCH), "{value:.3f} ± {error:.3f}")
-
-
 def _grouped(profile: dict, tasks: list[str]) -> dict[str, list[str]]:
     """Each task for itself by its title, and the average of all."""
     groups = {named(task, profile["datasets"]): [task] for task in tasks}
@@ -254,37 +240,3 @@ def bits_lost(profile: dict) -> Figure | None:
     title = "Written answers: how many more bits each method needs for the reference answer"
     groups = _grouped(profile, of_kind("generation"))
     return _losses_of_methods(profile, groups, "bits per byte", title)
-
-
-@figure("likelihoods")
-def longbench_bits_lost(profile: dict) -> Figure | None:
-    """Bits per byte that each plan adds to the dense model's on LongBench, by category."""
-    title = "LongBench: how many more bits each method needs for the reference answer"
-    groups = {**CATEGORIES, AVERAGE.capitalize(): list(LONGBENCH)}
-    return _losses_of_methods(profile, groups, "bits per byte", title)
-
-
-@figure("ablations")
-def ablation_margin_lost(profile: dict) -> Figure | None:
-    """Log-odds margin that the ablated models lose against the dense one, by task.
-
-    They are the choices of layers at α = 1, and the top layers with the searched α.
-    """
-    title = "Multiple choice: how much of the right choice's margin is lost"
-    return _losses_of_ablations(profile, of_kind("discriminative"), "nats of margin", title)
-
-
-@figure("ablations")
-def ablation_bits_lost(profile: dict) -> Figure | None:
-    """Bits per byte of the reference answer that the ablated models add to the dense one's."""
-    title = "Written answers: how many more bits the reference answer needs"
-    return _losses_of_ablations(profile, of_kind("generation"), "bits per byte", title)
-
-
-def _losses_of_ablations(profile: dict, tasks: list[str], unit: str, title: str) -> Figure | None:
-    """How much less likely the right answer is with other layers or another α, by task."""
-    ablated = data.cells(profile["name"], "ablations")
-    models = {model for model, *_ in ablated}
-    frame = changes_against_dense(profile, _grouped(profile, tasks), ["dense", *LOOKS_OF_ABLATED])
-    frame = frame[frame["model"].isin(models)]
-    return _losses(frame, "method", LOOKS_OF_ABLATED, unit, title, wrap=2, size=(6.5, 4))

@@ -6,18 +6,16 @@ from typing import Any
 
 import pandas as pd
 
-from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS, BENCHMARKS, LONGBENCH, task_title
+from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS, BENCHMARKS, task_title
 from harp_lib.names import CATALOGUE, CORPUS_TITLES, METHOD_TITLES, display_name
 from harp_lib.report import data, table
 from harp_lib.report.plans import dropped_attention, is_arbitrary, one_row_per_plan
 from harp_lib.report.plots import span
 from harp_lib.report.scores import (
-    ABLATED,
     AVERAGE,
     CELL,
     KINDS,
     RATIOS,
-    STRATEGIES,
     named,
     of_kind,
     question_counts,
@@ -27,7 +25,6 @@ from harp_lib.report.scores import (
 from harp_lib.report.tables import MISSING, Table, block, perplexities, stacked, written
 from harp_lib.results import Cells
 
-ALPHAS = {"dense": "dense", "top": "HARP, α = 1", "harp": "HARP, α searched"}
 WITHOUT_ONE = "average without one task"
 
 
@@ -159,32 +156,6 @@ def scores_discriminative(profile: dict) -> Table:
     return score_table(
         profile, "discriminative", "main_tables", of_kind("discriminative"), ["head_ratio"]
     )
-
-
-@table("longbench")
-def longbench_scores(profile: dict) -> Table:
-    """The paper's Table "longcontext"; it prints no averages."""
-    return score_table(profile, "longbench", "longbench", [*LONGBENCH])
-
-
-@table("ablations")
-def ablation_layer_selection(profile: dict) -> Table:
-    """The paper's Table "layer_selection"."""
-    return score_table(
-        profile, "layer_selection", ABLATED, of_kind("discriminative"), titles=STRATEGIES
-    )
-
-
-@table("ablations")
-def ablation_alpha_generation(profile: dict) -> Table:
-    """The lower half of the paper's Table "ablation"."""
-    return score_table(profile, "alpha_ablation", ABLATED, of_kind("generation"), titles=ALPHAS)
-
-
-@table("ablations")
-def ablation_alpha_discriminative(profile: dict) -> Table:
-    """The upper half of the paper's Table "ablation"."""
-    return score_table(profile, "alpha_ablation", ABLATED, of_kind("discriminative"), titles=ALPHAS)
 
 
 @table("main_tables")

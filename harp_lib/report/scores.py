@@ -13,14 +13,6 @@ from harp_lib.report.plans import one_row_per_plan
 
 FLAPPED = "harp+flap"
 PAPER_MODEL = "LLaMA3.1-8B"  # the paper's first
-STRATEGIES = {
-    "dense": "dense",
-    "bottom": "Bottom",
-    "hessian": "Hessian",
-    "similarity": "Similarity",
-    "top": "Top",
-}
-ABLATED = ("ablations", "main_tables")  # HARP and the dense model are in the second
 KINDS = ("generation", "discriminative")
 AVERAGE = "average"
 CELL = ["model", "method", "task"]

@@ -2,22 +2,15 @@
 
 from collections.abc import Mapping
 
-import numpy as np
 import pandas as pd
 
-from harp_lib.evaluation.benchmarks import CATEGORIES
-from harp_lib.names import BASELINES, METHOD_TITLES, display_name
-from harp_lib.report import data, table
-from harp_lib.report.score_tables import ALPHAS, score_table
+from harp_lib.names import METHOD_TITLES, display_name
+from harp_lib.report import table
+from harp_lib.report.score_tables import score_table
 from harp_lib.report.scores import (
-    ABLATED,
     AVERAGE,
-    FEWEST_QUESTIONS,
     FLAPPED,
-    KINDS,
     PAPER_MODEL,
-    STRATEGIES,
-    answers_of,
     differences,
     named,
     of_kind,
@@ -129,77 +122,6 @@ def averages_discriminative(profile: dict) -> Table:
     """Average scores on discriminative tasks."""
     tasks = of_kind("discriminative")
     return averages(profile, "discriminative", "main_tables", tasks, FLAPPED)
-
-
-@table("ablations")
-def averages_of_strategies(profile: dict) -> Table:
-    """Average scores on discriminative tasks by which layers are pruned, at α = 1."""
-    tasks = of_kind("discriminative")
-    return averages(profile, "layer_selection", ABLATED, tasks, "top", STRATEGIES)
-
-
-@table("ablations")
-def averages_with_searched_alpha(profile: dict) -> Table:
-    """Average scores with α = 1 and with searched α, by kind of task."""
-    shown = []
-    numbers = []
-    for kind in KINDS:
-        tasks = of_kind(kind)
-        of_kind_shown, of_kind_numbers = averages(
-            profile, "alpha_ablation", ABLATED, tasks, "harp", ALPHAS
-        )
-        of_kind_shown.insert(0, "tasks", kind)
-        shown.append(of_kind_shown)
-        numbers.append(of_kind_numbers.assign(kind=kind))
-    whole = pd.concat(shown, ignore_index=True)
-    repeats = whole["tasks"].eq(whole["tasks"].shift())
-    return whole.assign(tasks=whole["tasks"].mask(repeats, "")), pd.concat(numbers)
-
-
-@table("longbench")
-def longbench_by_category(profile: dict) -> Table:
-    """HARP+FLAP and the best baseline on each category of LongBench.
-
-    Of ours, a category with fewer than ``FEWEST_QUESTIONS`` has its number of questions only.
-    """
-    printed = data.paper("longbench").assign(source="paper")
-    ours = []
-    for (model, method, task), scores in answers_of(profile, "longbench").items():
-        row = {"model": model, "method": method, "task": task, "questions": len(scores)}
-        ours.append(row | {"value": 100 * np.mean(scores), "source": "ours"})
-    frame = pd.concat([printed, pd.DataFrame(ours)], ignore_index=True)
-    rows = []
-    for (source, model), part in frame.groupby(["source", "model"], sort=False):
-        for category, tasks in CATEGORIES.items():
-            of_category = part[part["task"].isin(tasks)].groupby("method", sort=False)
-            means = of_category["value"].mean()
-            baselines = means.reindex(BASELINES).dropna()
-            if FLAPPED not in means or baselines.empty:
-                continue
-            best = baselines.idxmax()
-            row = {"source": source, "model": model, "category": category}
-            row["questions"] = of_category["questions"].sum().max()
-            row["best"] = METHOD_TITLES[best]
-            if source == "paper" or row["questions"] >= FEWEST_QUESTIONS:
-                row |= {"dense": means["dense"], "baseline": baselines[best]}
-                row |= {"ours": means[FLAPPED], "value": means[FLAPPED] - baselines[best]}
-            rows.append(row)
-    numbers = pd.DataFrame(rows)
-    columns = {
-        "model": "{model}",
-        "category": "{category}",
-        "questions": "{questions:.0f}",
-        "dense": "{dense:.1f}",
-        "best baseline": "{baseline:.1f} ({best})",
-        "HARP+FLAP": "{ours:.1f}",
-    }
-    blocks = []
-    for (source, model), part in numbers.groupby(["source", "model"], sort=False):
-        of_model = lines(part, columns)
-        if source == "paper":
-            of_model = of_model.assign(model=f"{model} (paper)", questions="")
-        blocks.append(of_model)
-    return stacked(*blocks), numbers
 
 
 @table("efficiency")
