@@ -6,7 +6,7 @@ import pandas as pd
 
 from findings.notebook_05 import SMALL, WANDA
 from findings.notebook_05_likelihood import by_likelihood, likelier
-from findings.stored import CODER, all_right_answers, finding
+from findings.stored import CODER, all_right_answers
 from harp_lib.evaluation.benchmarks import CATEGORIES, LONGBENCH
 from harp_lib.names import BASELINES
 from harp_lib.report import comparisons, data, likelihoods
@@ -14,12 +14,6 @@ from harp_lib.report.scores import FLAPPED, answers_of, differences
 from harp_lib.report.tables import told
 
 
-@finding(
-    "07_longbench.ipynb",
-    "we have {} questions in {} of the {} tasks, at most {} in a task, for one model (the coder). "
-    "Over all {} the difference of HARP+FLAP to each baseline is within noise; the closest is the "
-    "plan that LLM-Pruner and Wanda-sp share, {} points.",
-)
 def too_few_questions():
     answers = answers_of(SMALL, "longbench")
     assert {model for model, _, _ in answers} == {CODER}
@@ -31,65 +25,6 @@ def too_few_questions():
     closest = told(*comparisons.Interval(*leads.loc[WANDA, ["value", "low", "high"]])[:3])
     total = sum(counts)
     return total, len(counts), len(LONGBENCH), max(counts), total, closest
-
-
-@finding(
-    "07_longbench.ipynb",
-    "The verdict's first row counts only the {} tasks on which the dense coder is above chance, "
-    "which have {} of the {} questions.",
-)
-def tasks_above_chance():
-    source = data.Source("small", "longbench", CODER, data.cells)
-    answers = source.answers((FLAPPED, *BASELINES), LONGBENCH)
-    kept = data.above(answers)
-    questions = sum(len(scores) for scores in kept.values())
-    return len(kept), questions, sum(len(scores) for scores in answers.values())
-
-
-def printed(model: str) -> pd.DataFrame:
-    """The paper's scores of a model, task × method."""
-    paper = data.paper("longbench")
-    of_model = paper[(paper["model"] == model) & (paper["quantity"] == "score")]
-    return of_model.pivot_table("value", "task", "method")
-
-
-def printed_leads(model: str) -> tuple[int, dict[str, float]]:
-    """In how many tasks the paper's HARP+FLAP is first, and its lead in each category."""
-    scores = printed(model)
-    baselines = [method for method in BASELINES if method in scores]
-    first = (scores[FLAPPED] > scores[baselines].max(axis=1)).sum()
-    leads = {}
-    for category, tasks in CATEGORIES.items():
-        means = scores.loc[tasks].mean()
-        leads[category] = means[FLAPPED] - means[baselines].max()
-    return first, leads
-
-
-@finding(
-    "07_longbench.ipynb",
-    "HARP+FLAP is first in {} of 16 tasks on Mistral-7B, which is most, and in {} of 16 on "
-    "LLaMA3.1-8B, which is not. Multi-document questions are its best category on LLaMA3.1-8B, "
-    "{:.1f} points ahead of the best baseline, but on Mistral-7B it is {:.1f} points ahead there "
-    "and {:.1f} points in summarization. In code it is {:.0f} and {:.0f} points behind. On "
-    "MultiNews the dense LLaMA3.1-8B scores {:.2f}",
-)
-def what_the_paper_prints():
-    first_llama, llama = printed_leads("LLaMA3.1-8B")
-    first_mistral, mistral = printed_leads("Mistral-7B-v0.3")
-    documents = "Multi-Document QA"
-    assert max(llama, key=llama.get) == documents
-    assert max(mistral, key=mistral.get) == "Summarization"
-    assert first_llama <= 16 / 2 < first_mistral
-    return (
-        first_mistral,
-        first_llama,
-        llama[documents],
-        mistral[documents],
-        mistral["Summarization"],
-        -llama["Code"],
-        -mistral["Code"],
-        printed("LLaMA3.1-8B").loc["longbench_multi_news", "dense"],
-    )
 
 
 RETRIEVAL = "longbench_passage_retrieval_en"
@@ -117,15 +52,6 @@ def behind(rival: str, tasks: list[str]) -> list[float]:
     return list(likelier(CODER, rival, FLAPPED, [task for task in tasks if task in asked])[:3])
 
 
-@finding(
-    "07_longbench.ipynb",
-    "The coder was given {} reference answers in the same {} tasks, after prompts cut to {:,} "
-    "tokens, half of what the scores read. On average over the tasks HARP+FLAP adds {:.2f} "
-    "[{:.2f}, {:.2f}] bits per byte, and the baselines {:.2f} to {:.2f}. It is behind each of "
-    "them: by {:.2f} [{:.2f}, {:.2f}] bits behind FLAP, the best, by {:.2f} [{:.2f}, {:.2f}] "
-    "behind the plan that LLM-Pruner and Wanda-sp share, and by {:.2f} [{:.2f}, {:.2f}] behind "
-    "Mag-sp. Plain HARP and HARP with refitted weights are behind all of them, too.",
-)
 def behind_by_likelihood():
     stored = data.cells("small", "likelihoods")
     asked = {task for model, method, task in stored if task in LONGBENCH}
@@ -148,19 +74,6 @@ def behind_by_likelihood():
     )
 
 
-@finding(
-    "07_longbench.ipynb",
-    "HARP+FLAP adds most bits in passage retrieval, where it has to say which paragraph a summary "
-    "is of: {:.2f}, and the baselines {:.2f} to {:.2f}. These {} questions are too few for a row "
-    "of the figure, but count in its average. On the two tasks with several documents ({} "
-    "questions), for which the paper claims the largest lead, it adds {:.2f} [−{:.2f}, {:.2f}], "
-    "and the baselines −{:.2f} to {:.2f}; it is behind FLAP, and no difference to the other two "
-    "is shown. On single documents ({} questions) no difference to a baseline is shown. Without "
-    "passage retrieval HARP+FLAP is still behind FLAP and the shared plan, by {:.2f} [{:.2f}, "
-    "{:.2f}] and {:.2f} [{:.2f}, {:.2f}]; to Mag-sp no difference is shown. The verdict below on "
-    "the claim about Mag-sp and MF-en (MultiFieldQA) rests by likelihood on the {} questions of "
-    "that task.",
-)
 def behind_most_where_something_is_looked_up():
     assert RETRIEVAL in CATEGORIES["Synthetic"]
     of_ours = bits_added()["value"].xs(FLAPPED, level="method").sort_values()
@@ -188,14 +101,3 @@ def behind_most_where_something_is_looked_up():
         *(end for interval in without for end in interval),
         int(by_likelihood("longbench-mag-sp").loc[CODER, "n"]),
     )
-
-
-@finding(
-    "07_longbench.ipynb",
-    "On the short prompts of notebook 05 no difference between the coder's HARP+FLAP and the best "
-    "baseline is shown by likelihood: it is {:.2f} [−{:.2f}, {:.2f}] bits per byte behind.",
-)
-def on_short_prompts():
-    row = by_likelihood("generation-parameters").loc[CODER]
-    assert row["low"] < 0 < row["high"]
-    return -row["value"], row["high"], -row["low"]
