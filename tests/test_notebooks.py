@@ -290,6 +290,8 @@ MISTAKES = [
     ("03_alpha_search", "alpha * attention.o_proj", "attention.o_proj"),
     ("03_alpha_search", "hidden + layer.mlp", "layer.mlp"),
     ("03_alpha_search", "alphas[above]", "0.5"),
+    ("05_main_tables", "right > other", "right < other"),
+    ("05_main_tables", "len(asked) - 1", "len(asked)"),
     ("06_ablations", "decoder_layer.self_attn.forward = stock", "pass"),
     ("07_longbench", "tokens[-half:]", "tokens[half : 2 * half]"),
     ("08_efficiency", "3 * 2 * n * d * d_ff", "2 * 2 * n * d * d_ff"),
