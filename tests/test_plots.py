@@ -24,7 +24,6 @@ from harp_lib.results import values_of
 
 FIGURES = {
     "04": ("baseline_groups", "baseline_change"),
-    "05": ("teaser_left", "score_differences", "margin_lost", "bits_lost"),
     "08": ("time_saved", "decode_time"),
     "09": (
         "frontier",
@@ -326,7 +325,7 @@ def test_the_parameters_are_plain_literals(number):
     for node in ast.parse(cell.source).body:
         parameters[node.targets[0].id] = ast.literal_eval(node.value)
     expected = {"profile": "mini", "models": None, "datasets": None, "force": False, "seed": 0}
-    if number in ("05", "06", "07"):
+    if number in ("06", "07"):
         expected["limit"] = None
     assert parameters == expected
 
@@ -364,7 +363,6 @@ def test_what_a_reader_writes_by_hand_is_what_the_library_does(number, models):
     ("number", "right", "wrong"),
     [
         ("04", "w.abs().mean(dim=0) * norms", "w.abs().mean(dim=0)"),
-        ("05", "right > other", "right < other"),
         ("08", "3 * 2 * n * d * d_ff", "2 * 2 * n * d * d_ff"),
     ],
 )

@@ -97,52 +97,6 @@ def test_stacked_blocks_name_a_model_once():
     assert list(stacked(*parts)["model"]) == ["a", "", "b", ""]
 
 
-@pytest.mark.parametrize(
-    ("name", "papers_table", "papers_models"),
-    [("scores_generation", "generation", PAPER)],
-)
-def test_the_paper_stands_whole_and_ours_beneath(name, papers_table, papers_models, mini):
-    shown, numbers = report.entries()[name].make(mini)
-    models = [model for model in shown["model"] if model]
-    assert models[:-1] == [f"{model} (paper)" for model in papers_models]
-    printed = data.paper(papers_table).query("quantity == 'score'")
-    assert len(numbers[numbers["source"] == "paper"]) == len(printed)
-    first = printed.query("model == 'LLaMA3.1-8B' and method == 'harp+flap'")["value"]
-    line = list(shown[shown["method"] == "HARP+FLAP"].iloc[0].astype(str).str.strip("*"))
-    if name == "scores_generation":
-        line.pop()  # the range of the average
-    assert line[-len(first) :] == [f"{value:.2f}" for value in first]
-
-
-@pytest.mark.parametrize(
-    ("name", "store", "papers_table"),
-    [
-        ("scores_generation", "main_tables", "generation"),
-    ],
-)
-def test_our_scores_have_errors_and_numbers_of_questions(name, store, papers_table, mini):
-    shown, _ = report.entries()[name].make(mini)
-    begin = list(shown["model"]).index([model for model in shown["model"] if model][-1])
-    ours = shown.iloc[begin:].set_index("method")
-    tasks = data.paper(papers_table).query("quantity == 'score'")["task"].unique()
-    home_made = ours.iloc[0].str.startswith("mini-").sum()
-    assert home_made >= len([task for task in tasks if task in ALL_BENCHMARKS])
-    has_errors = ours.loc["HARP"].str.contains("±").any()
-    assert has_errors == (store == "main_tables"), "two questions of LongBench are no score"
-    cells = data.cells("mini", store)
-    for task in tasks[:5]:
-        if (MODEL, "harp", task) not in cells:
-            continue
-        answers = cells[MODEL, "harp", task]["result"]["rows"]["score"]
-        error = comparisons.score_error(answers)
-        expected = f"{100 * np.mean(answers):.2f} ± {100 * error:.2f}"
-        if len(answers) < scores.FEWEST_QUESTIONS:
-            expected = f"{MISSING} ({len(answers)} questions)"
-        title = ALL_BENCHMARKS[task].title
-        assert ours.loc["HARP", title] == expected
-        assert ours.loc["questions", title] == str(len(answers))
-
-
 def test_the_highest_printed_score_of_equals_is_bold(mini):
     shown, _ = score_tables.scores_generation(mini)
     llama = shown.iloc[:7].set_index("method")
@@ -338,8 +292,8 @@ def test_show_writes_the_files_of_a_table(mini):
     numbers = pd.read_csv(folder / "pruning_ratios.csv")
     assert numbers["harp"].iloc[0] == pytest.approx(3.305288)
     assert r"\toprule" in (folder / "pruning_ratios.tex").read_text("utf-8")
-    report.show("scores_generation", mini)
-    assert r"\textbf{60.06}" in (folder / "scores_generation.tex").read_text("utf-8")
+    report.show("longbench_scores", mini)
+    assert r"\textbf{" in (folder / "longbench_scores.tex").read_text("utf-8")
 
 
 def test_an_unknown_figure_is_named(mini):
@@ -349,9 +303,9 @@ def test_an_unknown_figure_is_named(mini):
 
 def test_a_figure_without_cells_says_so_and_redraw_writes_nothing(mini, stored, monkeypatch):
     stored()
-    assert "has nothing to show for it" in report.show("teaser_left", mini).data
-    entry = report.entries()["teaser_left"]
-    monkeypatch.setattr(report, "entries", lambda: {"teaser_left": entry})
+    assert "has nothing to show for it" in report.show("teaser_right", mini).data
+    entry = report.entries()["teaser_right"]
+    monkeypatch.setattr(report, "entries", lambda: {"teaser_right": entry})
     with pytest.raises(FileNotFoundError, match="nothing is stored for the profile mini"):
         report.redraw(mini)
 

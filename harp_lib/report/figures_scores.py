@@ -101,7 +101,6 @@ def _scores_of_guesses(profile: dict) -> dict[tuple[str, str], float]:
     return chances
 
 
-@figure("main_tables")
 def teaser_left(profile: dict) -> Figure | None:
     """The left half of the paper's Figure 1: scores on generation tasks.
 
@@ -163,7 +162,6 @@ def _title_of_leads(counted: pd.DataFrame) -> str:
     return f"{reference} leads in {ahead} of {len(counted)} comparisons and is led in {behind}"
 
 
-@figure("main_tables")
 def score_differences(profile: dict) -> Figure | None:
     """By how many points HARP+FLAP scores higher than each baseline, task by task."""
     groups = {}

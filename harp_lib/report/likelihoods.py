@@ -170,13 +170,11 @@ def _share(value: float) -> str:
     return MISSING if np.isnan(value) else f"{value:.1%}"
 
 
-@table("main_tables")
 def likelihood_discriminative(profile: dict) -> Table | None:
     """Log-odds margin of the right choice (nats; a guess has 0, more is better), and flips."""
     return _table(profile, of_kind("discriminative"), "{value:.2f} ± {error:.2f}")
 
 
-@table("likelihoods")
 def likelihood_generation(profile: dict) -> Table | None:
     """Bits per byte of the reference answer (less is better), and flips."""
     return _table(profile, of_kind("generation"), "{value:.3f} ± {error:.3f}")
@@ -226,7 +224,6 @@ def _losses(
     return plots.finish(drawn, title, note)
 
 
-@figure("main_tables")
 def margin_lost(profile: dict) -> Figure | None:
     """Log-odds margin that each plan loses against the dense model, by task."""
     title = "Multiple choice: how much of the right choice's margin each method loses"
@@ -234,7 +231,6 @@ def margin_lost(profile: dict) -> Figure | None:
     return _losses_of_methods(profile, groups, "nats of margin", title)
 
 
-@figure("likelihoods")
 def bits_lost(profile: dict) -> Figure | None:
     """Bits per byte of the reference answer that each plan adds to the dense model's, by task."""
     title = "Written answers: how many more bits each method needs for the reference answer"

@@ -144,13 +144,11 @@ def _range_without_one(scored: pd.DataFrame) -> str:
     return written({"least": averages.min(), "most": averages.max()}, "{least:.1f} to {most:.1f}")
 
 
-@table("main_tables")
 def scores_generation(profile: dict) -> Table:
     """The paper's Table "gen"."""
     return score_table(profile, "generation", "main_tables", of_kind("generation"), [*RATIOS])
 
 
-@table("main_tables")
 def scores_discriminative(profile: dict) -> Table:
     """The paper's Table "dis"."""
     return score_table(
@@ -158,7 +156,6 @@ def scores_discriminative(profile: dict) -> Table:
     )
 
 
-@table("main_tables")
 def dataset_statistics(profile: dict) -> pd.DataFrame:
     """The paper's Table "stat" with its sentence on generation tasks, and the same for our run."""
     printed = data.paper("dataset_statistics").pivot_table("value", "task", "quantity", sort=False)

@@ -110,14 +110,12 @@ def _questions(numbers: pd.DataFrame, model: str) -> pd.DataFrame:
     )
 
 
-@table("main_tables")
 def averages_generation(profile: dict) -> Table:
     """Average scores on generation tasks, with BBH and without it."""
     tasks = of_kind("generation")
     return averages(profile, "generation", "main_tables", tasks, FLAPPED, without=BBH)
 
 
-@table("main_tables")
 def averages_discriminative(profile: dict) -> Table:
     """Average scores on discriminative tasks."""
     tasks = of_kind("discriminative")
