@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from harp_lib import config
 from harp_lib.names import METHOD_TITLES, display_name
-from harp_lib.report import data, figure, plots, table
+from harp_lib.report import data, plots
 from harp_lib.report.comparisons import Interval, paired_mean_difference
 from harp_lib.report.figures_scores import looks_of_plans
 from harp_lib.report.plans import one_row_per_plan

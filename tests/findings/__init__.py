@@ -1,4 +1,4 @@
-"""Findings of README, docs and notebooks: a file for each page, and two for notebook 05.
+"""Findings of README, docs and notebooks: a file for each page.
 
 A finding is a sentence with ``{}`` in the place of its numbers, and a function that reads these
 numbers from ``data/reference/small``. The page has to hold the sentence with exactly these numbers.

@@ -4,16 +4,15 @@ import json
 
 import pandas as pd
 
-from findings.notebook_05 import GENERATION
 from findings.stored import CODER, GEMMA, LARGER, all_right_answers, finding
 from harp_lib import config
 from harp_lib.names import BASELINES
 from harp_lib.report import comparisons, data, right_answers
-from harp_lib.report.scores import FLAPPED
+from harp_lib.report.scores import FLAPPED, of_kind
 from harp_lib.results import rows_of
 
 BBH = "bbh_cot_fewshot"
-WITHOUT_BBH = [task for task in GENERATION if task != BBH]
+WITHOUT_BBH = [task for task in of_kind("generation") if task != BBH]
 
 
 @finding(
