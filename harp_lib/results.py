@@ -252,7 +252,7 @@ def listed_cells(profile: str, unit: str) -> dict[str, str]:
     """Digests of the inputs of the cells of a unit, by ``store/model/method/name``.
 
     They are those of its last run in this checkout, or else of the committed one, or none. Runs on
-    other devices, whose lists are called ``run-UNIT-DEVICE.json``, are among them.
+    other devices, and parts of runs to come, have lists called ``run-UNIT-….json``.
     """
     for root in (config.RESULTS, config.REFERENCE):
         cells = {}

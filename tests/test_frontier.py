@@ -18,7 +18,7 @@ from harp_lib.methods.refit import explained_by_layer, refit_values
 from harp_lib.methods.rivals import RIVALS, nbl, nbl_maps
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
-from harp_lib.report import data, perplexity_changes, tables_frontier
+from harp_lib.report import data, perplexity_changes
 from harp_lib.results import read_results, rows_of, values_of
 from harp_lib.text.perplexity import make_batches, perplexity, total_nll
 
@@ -268,9 +268,9 @@ def test_multiples_are_paired_by_document(stored):
 
 
 def test_costs_of_a_change_are_shares_of_the_dense_model(stored):
-    profile = load_profile("smoke", models=[MODEL])
-    _, costs = tables_frontier.frontier_costs(profile)
-    costs = costs.set_index(["method", "ranking"])
+    left = data.of_quantities(data.rows(stored), "prefill left", "cache left", "parameters left")
+    left = left[(left["layers"] == 2) & (left["texts"] == 2) & (left["seed"] == 0)]
+    costs = left.pivot_table("value", ["method", "ranking"], "quantity")
     assert (costs["cache left"].round(3) == round(4 / 6, 3)).all()
     refit = costs.loc["harp+refit", "top"]
     # The values of this tiny model are as wide as half of it, so NBL has as many weights.
@@ -282,9 +282,14 @@ def test_benchmarks_compare_the_same_questions(stored):
     cells = read_results("smoke", "frontier_scores")
     methods = {cell["coordinates"]["method"] for cell in cells.values()}
     assert methods == {"dense", "harp", "harp+refit"}
-    shown, frame = tables_frontier.frontier_benchmarks(load_profile("smoke", models=[MODEL]))
-    assert len(shown) == 2
-    assert frame["questions"].tolist() == [2, 2]
+    for task in ("piqa", "triviaqa"):
+        asked = [
+            cell["result"]["rows"]["question"]
+            for (_, _, name), cell in cells.items()
+            if name == task
+        ]
+        assert len(asked) == 4
+        assert all(questions == asked[0] for questions in asked)
 
 
 def test_held_out_split_is_named(stored):

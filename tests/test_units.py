@@ -10,7 +10,6 @@ from harp_lib.experiments import NOTEBOOKS, UNITS, compute, models_of, run
 from harp_lib.notebooks import opened
 
 MODEL = "tiny-gemma2"
-OF_OTHERS = {"refit_scores"}  # shown in 09, where notebooks 05 and 07 have been run
 
 
 def profile():
@@ -57,7 +56,7 @@ def test_a_notebook_runs_what_is_computed_for_it_and_shows_nothing_else(number):
         return
     shown = [name for (name,) in calls(notebook, "report.show")]
     assert shown
-    for name in set(shown) - OF_OTHERS:
+    for name in set(shown):
         assert set(report.entries()[name].stores) <= stores, name
 
 

@@ -8,9 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.pyplot import setp
 
-from harp_lib.evaluation.benchmarks import CATEGORIES
 from harp_lib.names import BASELINES, METHOD_TITLES, display_name
-from harp_lib.report import data, figure, plots
+from harp_lib.report import data, plots
 from harp_lib.report.plots import LOOKS, Look, with_paper
 from harp_lib.report.scores import (
     FEWEST_QUESTIONS,
@@ -23,7 +22,6 @@ from harp_lib.report.scores import (
     scores,
 )
 
-REFIT = "harp+refit"
 AVERAGES = {f"{kind} tasks": of_kind(kind) for kind in KINDS}
 
 
@@ -189,17 +187,3 @@ def _remark_on_silent(silent: pd.DataFrame, drawn: pd.DataFrame) -> str:
     if not left_out:
         return ""
     return f" ({', '.join(left_out)})"
-
-
-@figure("main_tables")
-def refit_scores(profile: dict) -> Figure | None:
-    """By how many points a refit scores higher than HARP and than the dense model.
-
-    It is by kind of task, and by category of LongBench.
-    """
-    categories = {f"LongBench: {name}": tasks for name, tasks in CATEGORIES.items()}
-    of_kinds = differences(profile, "main_tables", AVERAGES, REFIT)
-    of_categories = differences(profile, "longbench", categories, REFIT)
-    frame = pd.concat([of_kinds, of_categories]).assign(reference=REFIT)
-    frame = frame.query("method in ['dense', 'harp'] and not silent")
-    return _leads(frame, frame, size=(6.5, 3))

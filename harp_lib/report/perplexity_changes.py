@@ -19,8 +19,6 @@ WHICH = ("method", "ranking", "texts", "calibration_tokens", "seed", "without", 
 HARP_TOP = {"method": "harp", "ranking": "top"}
 REFITTED = {"method": REFIT, "ranking": "influence", "texts": 2}
 """The refit that others are compared with: of the layers of least block influence."""
-REFIT_EXPLAINED = REFITTED | {"ranking": "explained"}
-"""The refit with the most draws of the calibration text, which NBL is compared with."""
 
 
 def usual(frame: pd.DataFrame) -> pd.DataFrame:
@@ -70,9 +68,7 @@ def third_text(profile: Mapping[str, Any]) -> str:
     return config.load_profile(profile["name"])["frontier"]["third"]
 
 
-def changes(
-    profile: Mapping[str, Any], reference: Mapping[str, Any] | None = None, same_draw: bool = False
-) -> pd.DataFrame:
+def changes(profile: Mapping[str, Any], reference: Mapping[str, Any] | None = None) -> pd.DataFrame:
     """Perplexity as a multiple of the dense model's, or of another change's with as many layers.
 
     Parameters
@@ -81,8 +77,6 @@ def changes(
         Its name says which stored cells are read.
     reference : dict, optional
         Coordinates of the change that others are compared with, of the usual calibration text.
-    same_draw : bool
-        Compare with the reference that was fitted on the same draw of the calibration text.
 
     Returns
     -------
@@ -95,13 +89,12 @@ def changes(
     columns = [*keys, "perplexity", "reference", "documents", *ENDS]
     if documents.empty:
         return pd.DataFrame(columns=[*columns, "text"])
-    befores = _references(documents, reference, same_draw)
+    befores = _references(documents, reference)
     rows = []
     for key, after in documents.groupby(keys, sort=False, dropna=False):
         change = dict(zip(keys, key, strict=True))
         layers = 0 if reference is None else change["layers"]
-        seed = change["seed"] if same_draw else 0
-        before = befores.get((change["model"], layers, seed, change["corpus"]))
+        before = befores.get((change["model"], layers, 0, change["corpus"]))
         if before is not None:
             rows.append((*key, *_compared(before, after)))
     frame = pd.DataFrame(rows, columns=columns)
@@ -111,24 +104,15 @@ def changes(
 
 
 def _references(
-    documents: pd.DataFrame, reference: Mapping[str, Any] | None, same_draw: bool
+    documents: pd.DataFrame, reference: Mapping[str, Any] | None
 ) -> dict[tuple, pd.DataFrame]:
     """Documents under the reference, by model, number of layers, draw and corpus."""
     if reference is None:
         chosen = documents[documents["method"] == "dense"]
     else:
-        candidates = documents
-        if not same_draw:
-            candidates = usual(documents)
-        else:
-            candidates = documents[documents["prompts"] == 0]
-            candidates = candidates[candidates["without"].isna()]
-            amounts = usual(documents).groupby("model")["calibration_tokens"].max()
-            as_usual = candidates["calibration_tokens"] == candidates["model"].map(amounts)
-            candidates = candidates[as_usual]
+        chosen = usual(documents)
         for column, value in reference.items():
-            candidates = candidates[candidates[column] == value]
-        chosen = candidates
+            chosen = chosen[chosen[column] == value]
     by = ["model", "layers", "seed", "corpus"]
     return {key: part for key, part in chosen.groupby(by, sort=False)}
 
