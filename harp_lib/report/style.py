@@ -113,8 +113,11 @@ def dot_panels(
     for ax, (name, part) in zip(axes[0], panels, strict=True):
         dots(ax, part, y, hue, palette)
         ax.set_title(name, loc="center")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", bbox_to_anchor=(0.5, 0.98), ncol=4)
+    handles = {}  # by label; a panel may lack one
+    for ax in axes[0]:
+        handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    where = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.98), "ncol": 4}
+    figure.legend(list(handles.values()), list(handles), **where)
     return axes[0]
 
 
