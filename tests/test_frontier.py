@@ -18,7 +18,7 @@ from harp_lib.methods.refit import explained_by_layer, refit_values
 from harp_lib.methods.rivals import RIVALS, nbl, nbl_maps
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
-from harp_lib.report import data, perplexity_changes
+from harp_lib.report import data
 from harp_lib.results import read_results, rows_of, values_of
 from harp_lib.text.perplexity import make_batches, perplexity, total_nll
 
@@ -242,29 +242,6 @@ def test_a_key_is_named_once_and_asked_for_at_the_end(job):
     calibrated = {whole.rsplit(" ", 1)[1] for whole in others.corpus.documents}
     assert len(evaluated) >= 4, "not always the same key"
     assert not evaluated & calibrated
-
-
-def test_multiples_are_paired_by_document(stored):
-    profile = load_profile("smoke", models=[MODEL])
-    nll = rows(stored, "nll")
-    tokens = rows(stored, "tokens")
-    by_dense = perplexity_changes.usual(perplexity_changes.changes(profile))
-    by_refit = perplexity_changes.changes(profile, perplexity_changes.REFITTED)
-    by_refit = perplexity_changes.usual(by_refit)
-
-    def mean_nll(change):
-        part = of_change(nll[nll["corpus"] == "gov_report"], *change)
-        length = of_change(tokens[tokens["corpus"] == "gov_report"], *change)
-        return part["value"].sum() / length["value"].sum()
-
-    for frame, reference in (
-        (by_dense, ("dense", None, 0)),
-        (by_refit, ("harp+refit", "influence", 3)),
-    ):
-        part = of_change(frame[frame["corpus"] == "gov_report"], "nbl", "influence", 3)
-        [multiple] = part["value"]
-        ratio = torch.tensor(mean_nll(("nbl", "influence", 3)) - mean_nll(reference)).exp().item()
-        assert multiple == pytest.approx(ratio)
 
 
 def test_costs_of_a_change_are_shares_of_the_dense_model(stored):

@@ -14,10 +14,9 @@ from matplotlib.colors import to_hex
 
 from harp_lib import report
 from harp_lib.config import NOTEBOOKS, load_profile
-from harp_lib.names import CATALOGUE
-from harp_lib.report import data, plots, tables_frontier
+from harp_lib.names import CATALOGUE, CORPUS_TITLES
+from harp_lib.report import data, plots
 from harp_lib.report.figures_costs import LOOK
-from harp_lib.report.perplexity_changes import TEXTS
 from harp_lib.report.plots import LOOKS
 from harp_lib.report.score_tables import at_a_glance
 from harp_lib.results import values_of
@@ -211,7 +210,7 @@ def share_inside(axis: plt.Axes) -> float:
 
 def title_of(corpus: str) -> str:
     """What panels call a corpus."""
-    return TEXTS.get(corpus, corpus)
+    return CORPUS_TITLES.get(corpus, corpus)
 
 
 PERPLEXITIES = {  # a figure: its store, and what the names of the stored tasks end with
@@ -267,16 +266,6 @@ def test_the_glance_says_its_number_of_documents():
     nll = values_of(stored["smollm2-135m", "harp", "wikitext-validation"]["result"], "nll")
     shown, _ = at_a_glance(load_profile("small"))
     assert f"perplexity, WikiText-2 ({len(nll)} documents)" in shown
-
-
-def test_the_table_of_refits_says_its_number_of_documents():
-    counts = {}
-    for cell in data.cells("small", "frontier").values():
-        if "split" in cell["coordinates"]:
-            number = len(values_of(cell["result"], "nll"))
-            counts[title_of(cell["coordinates"]["corpus"])] = str(number)
-    shown, _ = tables_frontier.refit_of_a_third(load_profile("small"))
-    assert shown["documents"].tolist() == shown["text"].map(counts).tolist()
 
 
 # ---- notebooks
