@@ -175,11 +175,11 @@ def _notebook(number: str) -> str:
     return f"[{number}](../notebooks/executed/small/{file.name})"
 
 
-def _function(name: str) -> str:
+def _function(dotted: str) -> str:
     """A link to the file of a function of the library."""
-    if not name:
+    if not dotted:
         return ""
-    module, _, function = name.rpartition(".")
+    module, _, function = dotted.rpartition(".")
     path = Path(module.replace(".", "/"))
     is_folder = (config.CHECKOUT / path).is_dir()
     file = path / "__init__.py" if is_folder else path.with_suffix(".py")
