@@ -100,7 +100,6 @@ def observe():
     from harp_lib.names import CATALOGUE
     from harp_lib.report import (
         data,
-        figures_costs,
         figures_scores,
         likelihoods,
         plots,
@@ -115,9 +114,6 @@ def observe():
 
     def legend(figure):
         return [text.get_text() for box in figure.legends for text in box.get_texts()]
-
-    def down_the_side(figure):
-        return sorted({text.get_text() for axis in figure.axes for text in axis.get_yticklabels()})
 
     plan = make_plan(name, tiny_model("tiny-llama"), torch.arange(96).view(2, 48), kv_groups=6)
     setting = plans.Setting(
@@ -146,8 +142,6 @@ def observe():
         .tolist(),
         "csv": list(score_tables.at_a_glance(profile)[1]["method"].unique()),
         "legends": {figure.__name__: legend(figure(profile)) for figure in figures},
-        "perplexity": down_the_side(figures_costs.baseline_change(profile)),
-        "groups": down_the_side(figures_costs.baseline_groups(profile)),
     }
 
 
@@ -201,8 +195,6 @@ def test_it_stands_in_the_tables(seen):
 def test_it_stands_in_the_figures(seen):
     for name, labels in seen["legends"].items():
         assert "First groups" in labels, name
-    assert "First groups" in seen["perplexity"]
-    assert "First groups" in seen["groups"]
 
 
 if __name__ == "__main__":

@@ -290,6 +290,8 @@ MISTAKES = [
     ("03_alpha_search", "alpha * attention.o_proj", "attention.o_proj"),
     ("03_alpha_search", "hidden + layer.mlp", "layer.mlp"),
     ("03_alpha_search", "alphas[above]", "0.5"),
+    ("04_baselines", "w.abs().mean(dim=0) * norms", "w.abs().mean(dim=0)"),
+    ("04_baselines", "w.norm(dim=0)", "-w.norm(dim=0)"),
     ("05_main_tables", "right > other", "right < other"),
     ("05_main_tables", "len(asked) - 1", "len(asked)"),
     ("06_ablations", "decoder_layer.self_attn.forward = stock", "pass"),

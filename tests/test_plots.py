@@ -14,7 +14,7 @@ from matplotlib.colors import to_hex
 
 from harp_lib import report
 from harp_lib.config import NOTEBOOKS, load_profile
-from harp_lib.names import CATALOGUE, CORPUS_TITLES
+from harp_lib.names import CATALOGUE
 from harp_lib.report import data, plots
 from harp_lib.report.figures_costs import LOOK
 from harp_lib.report.plots import LOOKS
@@ -22,7 +22,6 @@ from harp_lib.report.score_tables import at_a_glance
 from harp_lib.results import values_of
 
 FIGURES = {
-    "04": ("baseline_groups", "baseline_change"),
     "08": ("time_saved", "decode_time"),
 }
 
@@ -206,43 +205,6 @@ def share_inside(axis: plt.Axes) -> float:
     if not points:
         return 1.0
     return sum(low <= y <= high for y in points) / len(points)
-
-
-def title_of(corpus: str) -> str:
-    """What panels call a corpus."""
-    return CORPUS_TITLES.get(corpus, corpus)
-
-
-PERPLEXITIES = {  # a figure: its store, and what the names of the stored tasks end with
-    "baseline_change": ("baselines", "validation"),
-}
-
-
-@pytest.mark.parametrize("profile", ["mini", "small"])
-@pytest.mark.parametrize("name", PERPLEXITIES)
-def test_every_panel_of_perplexities_says_its_number_of_documents(name, profile):
-    store, split = PERPLEXITIES[name]
-    counts = {}  # by text
-    for cell in data.cells(profile, store).values():
-        coordinates = cell["coordinates"]
-        if coordinates.get("split") == split and "start" not in coordinates:
-            number = len(values_of(cell["result"], "nll"))
-            counts.setdefault(title_of(coordinates["corpus"]), set()).add(number)
-    drawn = report.entries()[name].make(load_profile(profile))
-    note = drawn.texts[1].get_text().replace("\n", " ")
-    num_checked = 0
-    for axis, _ in drawn.panels:
-        title = axis.get_title(loc="left").replace("\n", " ")
-        if "(paper)" in title:
-            continue
-        words = title if "documents)" in title else note
-        for text in counts:
-            if text in title:
-                (count,) = counts[text]
-                pattern = rf"(?<![\d.]){count}( held-out)? documents"
-                assert re.search(pattern, words), f"{text} has {count}: {words!r}"
-                num_checked += 1
-    assert num_checked >= 2
 
 
 def test_panels_that_differ_in_documents_have_counts_of_their_own():

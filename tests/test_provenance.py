@@ -19,13 +19,22 @@ def mini(monkeypatch, tmp_path):
     return config.load_profile("mini")
 
 
+def first_of(profile, is_table):
+    """The name of a table or of a figure that can be made, and the stores that it needs."""
+    for name, entry in report.drawable(profile).items():
+        if entry.is_table == is_table and entry.stores:
+            return name, entry.stores
+    raise AssertionError("nothing is registered")
+
+
 def sources_of(file):
     return json.loads(file.read_text(encoding="utf-8"))
 
 
 def test_a_figure_names_the_cells_that_were_read_and_what_they_were_computed_with(mini):
-    report.show("baseline_groups", mini)
-    sources = sources_of(config.FIGURES / "mini" / "baseline_groups.json")
+    name, (store, *_) = first_of(mini, is_table=False)
+    report.show(name, mini)
+    sources = sources_of(config.FIGURES / "mini" / f"{name}.json")
     assert sources["profile"] == "mini"
     source, function = sources["made by"].split(": ")
     assert f"def {function}(" in (config.CHECKOUT / source).read_text(encoding="utf-8")
@@ -34,24 +43,25 @@ def test_a_figure_names_the_cells_that_were_read_and_what_they_were_computed_wit
     for run in sources["runs"]:
         assert {"commit", "device", "hardware", "versions"} <= set(run)
         named.update(run["cells"])
-    plans = read_results("mini", "baselines")
-    assert {"/".join(("baselines", *key)) for key in plans} <= set(named)
-    folder = config.REFERENCE / "mini" / "baselines"
-    listed = json.loads((folder / "run-baselines.json").read_bytes())["cells"]
-    for *key, digest in listed:
-        assert named["/".join(("baselines", *key))] == digest
+    cells = read_results("mini", store)
+    assert {"/".join((store, *key)) for key in cells} <= set(named)
+    for file in (config.REFERENCE / "mini" / store).glob("run-*.json"):
+        for *key, digest in json.loads(file.read_bytes())["cells"]:
+            assert named["/".join((store, *key))] == digest
 
 
 def test_every_file_of_a_figure_and_a_table_is_there(mini):
-    report.show("baseline_groups", mini)
-    report.show("pruning_ratios", mini)
+    for is_table in (True, False):
+        name, _ = first_of(mini, is_table)
+        report.show(name, mini)
     for file in (config.FIGURES / "mini").rglob("*.json"):
         for name in sources_of(file)["files"]:
             assert (file.parent / name).is_file()
 
 
-@pytest.mark.parametrize("name", ["baseline_groups", "pruning_ratios"])
-def test_a_caption_links_to_files_that_exist(mini, monkeypatch, name):
+@pytest.mark.parametrize("is_table", [True, False])
+def test_a_caption_links_to_files_that_exist(mini, monkeypatch, is_table):
+    name, _ = first_of(mini, is_table)
     page = config.FIGURES.parent / "notebooks" / "executed" / "mini"
     page.mkdir(parents=True)
     monkeypatch.setenv(config.PAGE, str(page))
@@ -65,10 +75,11 @@ def test_a_caption_links_to_files_that_exist(mini, monkeypatch, name):
 
 
 def test_drawing_twice_gives_equal_files(mini):
-    report.show("baseline_groups", mini)
+    name, _ = first_of(mini, is_table=False)
+    report.show(name, mini)
     files = sorted((config.FIGURES / "mini").rglob("*.*"))
     before = [file.read_bytes() for file in files]
-    report.show("baseline_groups", mini)
+    report.show(name, mini)
     assert [file.read_bytes() for file in files] == before
 
 

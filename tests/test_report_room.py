@@ -73,6 +73,7 @@ def test_baselines_with_equal_plans_share_a_title(results):
     assert plans.loc[("Gemma", "mag-sp"), "title"] == "Mag-sp = LLM-Pruner = Wanda-sp"
     assert not plans.loc[("Gemma", "wanda-sp"), "first"]
     assert plans.loc[("SmolLM2", "mag-sp"), "title"] == "Mag-sp"
+    assert plans.loc[("SmolLM2", "mag-sp"), "groups_per_layer"] == 3
 
 
 # Intervals, each with a twin

@@ -19,7 +19,6 @@ from harp_lib.report import (
     data,
     figures_costs,
     figures_scores,
-    plan_tables,
     plots,
     score_tables,
     scores,
@@ -164,28 +163,6 @@ def test_tuned_ranges_are_the_best_and_say_by_how_little(mini):
         assert part["value"].idxmin() == part["tuned"].idxmax()
         assert part["tuned"].sum() == 1
         assert (part["alike"] == ~(part["above low"] > 0)).all()
-    shown, _ = plan_tables.baseline_tuning(mini)
-    assert shown.iloc[0].tolist()[1:3] == ["Mag-sp", "15 to 30"]  # the paper's range ends at 31
-    last = shown.iloc[-1]
-    assert int(last["not told apart"]) < int(last["ranges tried"])
-    (perplexity,) = [column for column in shown if column.startswith("perplexity")]
-    assert "±" in last[perplexity]
-    upper, removed = re.fullmatch(r"(\d+) of (\d+) groups", last["in the upper half"]).groups()
-    assert int(upper) <= int(removed)
-
-
-def test_candidates_are_the_plans_that_a_method_compares(mini):
-    shown, numbers = plan_tables.candidates(mini)
-    if numbers.empty:
-        pytest.skip("no reference")
-    assert list(shown)[:2] == ["model", "HARP"]
-    counts = numbers.set_index(["model", "method"])["candidates"]
-    tried = ranges(mini).groupby(["model", "method"]).size()
-    for key, count in tried.items():
-        assert counts[key] == count
-    for model, of_model in data.tidy("mini", "alpha_search", "alpha").groupby("model"):
-        searched = (of_model["method"] == "harp") & (of_model["corpus"] == mini["corpora"][0])
-        assert counts[model, "harp"] == 11 * searched.sum()
 
 
 def timed(seconds: dict[str, list[float]], tokens: int = 64) -> dict:
@@ -283,14 +260,13 @@ def test_an_average_without_bbh_and_its_lead(mini, stored):
 
 
 def test_show_writes_the_files_of_a_table(mini):
-    shown = report.show("pruning_ratios", mini)
-    assert "LLaMA3.1-8B" in shown.data
+    shown = report.show("memory", mini)
+    assert "SmolLM2 135M" in shown.data
     folder = config.FIGURES / "mini" / "tables"
     files = sorted(file.name for file in folder.iterdir())
-    assert files == [f"pruning_ratios.{ending}" for ending in ("csv", "json", "md", "tex")]
-    numbers = pd.read_csv(folder / "pruning_ratios.csv")
-    assert numbers["harp"].iloc[0] == pytest.approx(3.305288)
-    assert r"\toprule" in (folder / "pruning_ratios.tex").read_text("utf-8")
+    assert files == [f"memory.{ending}" for ending in ("csv", "json", "md", "tex")]
+    assert len(pd.read_csv(folder / "memory.csv"))
+    assert r"\toprule" in (folder / "memory.tex").read_text("utf-8")
 
 
 def test_an_unknown_figure_is_named(mini):
@@ -305,14 +281,3 @@ def test_a_figure_without_cells_says_so_and_redraw_writes_nothing(mini, stored, 
     monkeypatch.setattr(report, "entries", lambda: {"time_saved": entry})
     with pytest.raises(FileNotFoundError, match="nothing is stored for the profile mini"):
         report.redraw(mini)
-
-
-def test_figures_are_saved_alike_twice(mini):
-    folder = config.FIGURES / "mini"
-    contents = []
-    for _ in range(2):
-        report.show("baseline_change", mini)
-        files = [folder / f"baseline_change.{ending}" for ending in ("png", "pdf", "svg")]
-        contents.append([file.read_bytes() for file in files])
-    assert contents[0] == contents[1]
-    assert len(pd.read_csv(folder / "tables" / "baseline_change.csv"))

@@ -162,7 +162,8 @@ class Results:
         -------
         DataFrame
             Columns: model, method, title (as ``Mag-sp = Wanda-sp``), first (whether the method
-            comes first among those with this plan), plan (a dict), removed_fraction, head_ratio.
+            comes first among those with this plan), plan (a dict), removed_fraction, head_ratio,
+            groups_per_layer (key/value groups of a layer of the dense model).
         """
         records = []
         for (model, method, task), cell in self.cells("baselines").items():
@@ -170,8 +171,8 @@ class Results:
             if task == "plan" and plan:
                 content = {name: value for name, value in plan.items() if name != "method"}
                 record = {"model": short_name(model), "method": method, "plan": content}
-                for ratio in ("removed_fraction", "head_ratio"):
-                    record[ratio] = cell["result"].get(ratio)
+                for name in ("removed_fraction", "head_ratio", "groups_per_layer"):
+                    record[name] = cell["result"].get(name)
                 records.append(record)
         for record in records:
             equal = [record["method"]]
@@ -186,7 +187,8 @@ class Results:
                 equal.sort(key=BASELINES.index)
             record["title"] = " = ".join(METHOD_TITLES.get(method, method) for method in equal)
             record["first"] = record["method"] == equal[0]
-        columns = ["model", "method", "title", "first", "plan", "removed_fraction", "head_ratio"]
+        columns = ["model", "method", "title", "first", "plan"]
+        columns += ["removed_fraction", "head_ratio", "groups_per_layer"]
         return pd.DataFrame(records, columns=columns)
 
     def hours(self, *stores: str) -> pd.DataFrame:
