@@ -69,7 +69,7 @@ def test_a_dry_run_of_figures_names_them_and_draws_nothing(tmp_path, monkeypatch
     monkeypatch.setattr(config, "FIGURES", tmp_path)
     assert cli.main(["figures", "--profile", "mini", "--dry-run"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
-    assert "figure teaser_left, from main_tables" in lines
+    assert "figure time_saved, from efficiency" in lines
     assert "table at_a_glance, from main_tables, baselines" in lines
     assert last == f"{len(lines)} notebooks, figures and tables would be drawn"
     assert not list(tmp_path.iterdir())
