@@ -17,7 +17,6 @@ from harp_lib.config import NOTEBOOKS, load_profile
 from harp_lib.names import CATALOGUE
 from harp_lib.report import data, plots
 from harp_lib.report.figures_costs import LOOK
-from harp_lib.report.perplexity_changes import TEXTS
 from harp_lib.report.plots import LOOKS
 from harp_lib.report.score_tables import at_a_glance
 from harp_lib.results import values_of
