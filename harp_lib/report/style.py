@@ -106,11 +106,12 @@ def dot_panels(
     Returns
     -------
     array of Axes
-        The panels, from left to right.
+        The panels, from left to right; an empty one, where there is nothing to draw.
     """
     panels = data.groupby(col, sort=False)
-    figure, axes = plt.subplots(1, len(panels), figsize=(7.5, height), sharey=True, squeeze=False)
-    for ax, (name, part) in zip(axes[0], panels, strict=True):
+    columns = max(1, len(panels))
+    figure, axes = plt.subplots(1, columns, figsize=(7.5, height), sharey=True, squeeze=False)
+    for ax, (name, part) in zip(axes[0], panels, strict=False):
         dots(ax, part, y, hue, palette)
         ax.set_title(name, loc="center")
     handles = {}  # by label; a panel may lack one
