@@ -320,3 +320,16 @@ def test_dots_stand_at_their_values_and_reach_to_the_ends():
     assert list(dots_drawn.get_xdata()) == [3.0, 4.0]
     assert [(start[0], end[0]) for start, end in bars.get_segments()] == [(2.0, 7.0), (1.0, 5.0)]
     plt.close(axes[0].figure)
+
+
+def test_panels_of_nothing_are_one_empty_panel():
+    """A small run may leave nothing to compare; its notebook is drawn to the end."""
+    from matplotlib import pyplot as plt
+
+    from harp_lib.report.style import dot_panels
+
+    nothing = pd.DataFrame(columns=["α", "model", "text", "value", "low", "high"])
+    axes = dot_panels(nothing, "α", "model", "text")
+    assert len(axes) == 1
+    assert not axes[0].lines
+    plt.close("all")
