@@ -1,7 +1,7 @@
 # The rules behind run_all.sh. harp_lib/batch.py starts Snakemake in data/results/<profile>, and the
 # settings of the run, .run.json, are Snakemake's configuration.
 #
-#     search ──▶ plans ──▶ scores, longbench ──▶ notebook ──▶ last (00_start_here) ──▶ figures
+#     search ──▶ plans ──▶ scores, longbench ──▶ notebook ──▶ last (00_start_here)
 #           ├──▶ layers ─▶ ablations ────────────▶
 #           └──▶ efficiency, frontier ───────────▶
 #
@@ -91,7 +91,6 @@ LIBRARY = library_digest()
 rule all:
     input:
         executed(),
-        [".flags/figures.done"] if config["all_notebooks"] else [],
 
 
 rule cells:
@@ -165,14 +164,3 @@ use rule notebook as last with:  # it judges the results of all others
         notebook="00.*",
     resources:
         gpu=0,
-
-
-rule figures:
-    input:
-        executed(),
-    output:
-        ".flags/figures.done",
-    params:
-        settings=config["digest"] + LIBRARY,
-    shell:
-        job("figures")

@@ -92,7 +92,6 @@ def _settings(options: Namespace) -> dict[str, Any]:
         "profile": options.profile,
         "overrides": overrides,
         "force": options.force,
-        "all_notebooks": not options.only,
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
         "runner": None,  # its process, if that is on the machine of the jobs
         "notebooks": parameters,
@@ -268,8 +267,6 @@ def _print_outcomes(
 ) -> list[str]:
     """Print a line for each notebook and each job that failed; return the cells that failed."""
     jobs = [f"notebooks/{name}" for name in settings["notebooks"]]
-    if settings["all_notebooks"]:
-        jobs.append("figures")
     jobs.extend(job for job in errors if job not in jobs)
     failed_cells = []
     for job in jobs:

@@ -66,15 +66,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _refuse_options_of_run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Refuse what only goes with ``run``; a dry run also goes with ``figures``."""
+    """Refuse what only goes with ``run``."""
     for name, value in vars(options).items():
         if name in ("command", "profile") or value == parser.get_default(name):
             continue
-        if name == "dry_run" and options.command == "figures":
-            continue
         option = "-p" if name == "parameters" else f"--{name.replace('_', '-')}"
-        owners = "'run' or 'figures'" if name == "dry_run" else "'run'"
-        parser.error(f"{option} goes with {owners}, not with {options.command!r}")
+        parser.error(f"{option} goes with 'run', not with {options.command!r}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -132,9 +129,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="local (default), or slurm: on a cluster",
     )
-    group.add_argument(
-        "--dry-run", action="store_true", help="show what would run, and why (also of figures)"
-    )
+    group.add_argument("--dry-run", action="store_true", help="show what would run, and why")
     group.add_argument(
         "-p",
         dest="parameters",
@@ -240,8 +235,6 @@ def main(arguments: list[str]) -> int:
 
         return batch.run(options)
     if options.command == "figures":
-        if options.dry_run:
-            return _list_figures(options.profile)
         return _draw_figures(options.profile)
     if options.command == "test":
         _run_tests(options.rest)
@@ -259,44 +252,24 @@ def _check(arguments: list[str]) -> int:
 
 
 def _draw_figures(profile: str) -> int:
-    """Execute the opened notebooks without a model; the report draws what the others show."""
-    from harp_lib import notebooks, report
+    """Execute the notebooks without the cells that load a model, and write what pages show."""
+    from harp_lib import notebooks
     from harp_lib.report import ledger
 
-    try:
-        written = report.redraw(config.load_profile(profile))
-    except FileNotFoundError as error:
-        sys.exit(str(error))
-    for file in written:
-        print(os.path.relpath(file, config.ROOT))
-    print(f"{len(written)} files written")
+    if not any((folder / profile).is_dir() for folder in (config.RESULTS, config.REFERENCE)):
+        sys.exit(f"nothing is stored for the profile {profile}: run its notebooks first")
     code = 0
-    for name, failure in notebooks.draw_opened(profile):
+    for name, failure in notebooks.draw_all(profile):
         outcome = "drawn"
         if failure:
             outcome = f"failed: {failure}"
             code = 1
         print(f"{name:20} {outcome}", flush=True)
+    print(f"figures/{profile}")
     if profile == PROFILE_OF_PAGES and code == 0:
         ledger.write_pages()
         print("docs/claims.md and the marks in README.md written")
     return code
-
-
-def _list_figures(profile: str) -> int:
-    """Say which notebooks ``figures`` would execute, what else it would draw, and from where."""
-    from harp_lib import notebooks, report
-
-    opened = notebooks.opened()
-    for name in opened:
-        print(f"notebook {name}, without its cells that load a model")
-    drawable = report.drawable(config.load_profile(profile))
-    for name, entry in drawable.items():
-        kind = "table" if entry.is_table else "figure"
-        stores = ", ".join(entry.stores) or "the paper"
-        print(f"{kind} {name}, from {stores}")
-    print(f"{len(opened) + len(drawable)} notebooks, figures and tables would be drawn")
-    return 0
 
 
 def _run_tests(arguments: list[str]) -> NoReturn:

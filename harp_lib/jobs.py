@@ -1,8 +1,8 @@
-"""What one rule of Snakefile runs: cells, a notebook, or the figures.
+"""What one rule of Snakefile runs: cells, or a notebook.
 
 Snakemake starts ``python -m harp_lib.jobs FLAG BEGAN WHAT …`` in the folder of a profile's results.
 FLAG is the file to write at the end, BEGAN is when the run began, and WHAT is
-``cells UNIT MODEL [PART PARTS]``, ``notebook NAME`` or ``figures``.
+``cells UNIT MODEL [PART PARTS]`` or ``notebook NAME``.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import psutil
 from filelock import FileLock, Timeout
 
-from harp_lib import config, notebooks, report
+from harp_lib import config, notebooks
 from harp_lib.experiments import NOTEBOOKS, UNITS, compute, models_of
 from harp_lib.notebooks import KILLED, NotebookFailed
 from harp_lib.results import BEGAN, read_results, write_json
@@ -116,13 +116,7 @@ def _notebook(settings: dict[str, Any], name: str) -> Made:
     return made
 
 
-def _figures(settings: dict[str, Any]) -> Made:
-    """Draw every figure and table that has stored results."""
-    profile = config.load_profile(settings["profile"], **settings["overrides"])
-    return Made(report.redraw(profile), [])
-
-
-JOBS = {"cells": _cells, "notebook": _notebook, "figures": _figures}
+JOBS = {"cells": _cells, "notebook": _notebook}
 
 
 def _take_gpu(gpus: list[str]) -> None:

@@ -27,7 +27,6 @@ from harp_lib.results import digest, listed_cells
 PARAMETERS = "parameters"  # the tag of the cell whose values a run replaces
 INJECTED = "injected-parameters"  # papermill's tag of the cell behind it, which has a run's values
 LOADS_A_MODEL = "model"  # the tag of the cells that load one, or compute results
-OPENED = "Results("  # in the code of each notebook that makes its figures in its own cells
 AT_ONCE = 2  # notebooks that are drawn side by side
 LAST = "00"  # the number of the notebook that shows what the others judge
 KILLED = "its process was killed: as a rule the machine ran out of memory"
@@ -97,13 +96,13 @@ def draw(name: str, profile: str) -> None:
     _run(without_models(read(name)), {"profile": profile})
 
 
-def draw_opened(profile: str) -> Iterator[tuple[str, str]]:
-    """Draw what opened notebooks show, two side by side: their names, and why one failed, or "".
+def draw_all(profile: str) -> Iterator[tuple[str, str]]:
+    """Draw what all notebooks show, two side by side: their names, and why one failed, or "".
 
     Notebook 00 comes last, because it shows what the others judge.
     """
-    others = [name for name in opened() if not name.startswith(LAST)]
-    last = [name for name in opened() if name.startswith(LAST)]
+    others = [name for name in names() if not name.startswith(LAST)]
+    last = [name for name in names() if name.startswith(LAST)]
     with chdir(config.NOTEBOOKS), ThreadPoolExecutor(AT_ONCE) as pool:
         for side_by_side in (others, last):
             drawn = {name: pool.submit(draw, name, profile) for name in side_by_side}
@@ -147,11 +146,6 @@ def copy_prose(profile: str) -> list[str]:
 def names() -> list[str]:
     """The names of all notebooks, which begin with two digits, in order."""
     return sorted(file.stem for file in config.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
-
-
-def opened() -> list[str]:
-    """The names of the notebooks that make their figures in their own cells."""
-    return [name for name in names() if OPENED in "\n".join(code_of(read(name)))]
 
 
 def read(name: str) -> NotebookNode:

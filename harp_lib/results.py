@@ -327,34 +327,3 @@ def device_name() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return f"CPU ({platform.machine()})"
-
-
-def provenance_table(profile: dict[str, Any], *experiments: str, seed: int = 0) -> pd.DataFrame:
-    """From what, where, when and by what the cells of some experiments were computed.
-
-    Every notebook shows it last. Columns: what, value.
-    """
-    cells = [
-        stored for name in experiments for stored in read_results(profile["name"], name).values()
-    ]
-    about = pd.DataFrame(
-        {
-            "dtype": stored["inputs"].get("dtype"),
-            "device": stored["device"],
-            "hardware": stored.get("hardware", UNKNOWN),
-            "commit": stored.get("commit", UNKNOWN),
-            **stored["versions"],
-            "day": stored["time"][:10],
-        }
-        for stored in cells
-    )
-    rows = {
-        "profile": profile["name"],
-        "datasets": Path(profile["datasets"]).name,
-        "seed": str(seed),
-    }
-    for name, values in about.items():
-        rows[name] = ", ".join(values.dropna().unique())
-    seconds = sum(stored["seconds"] for stored in cells)
-    rows["seconds of the cells"] = f"{seconds:.0f}"
-    return pd.DataFrame(rows.items(), columns=["what", "value"])

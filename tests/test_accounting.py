@@ -24,7 +24,7 @@ from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.remote import pruned_class
 from harp_lib.pruning.surgery import apply_plan
-from harp_lib.report.data import paper
+from harp_lib.report.frames import paper
 
 PARAMETERS = {  # as the hub counts them in the published safetensors files
     "LLaMA3.1-8B": 8_030_261_248,

@@ -55,7 +55,7 @@ def test_other_commands_are_read():
         ("-p models=x", "parameter 'models' has an option of its own: --models"),
         ("figures --force", "--force goes with 'run', not with 'figures'"),
         ("figures -p seed=1", "-p goes with 'run', not with 'figures'"),
-        ("book --dry-run", "--dry-run goes with 'run' or 'figures', not with 'book'"),
+        ("book --dry-run", "--dry-run goes with 'run', not with 'book'"),
         ("--profile mini test", "'test' goes first; what follows goes to pytest"),
     ],
 )
@@ -65,14 +65,10 @@ def test_refusals_name_the_value_and_the_way_out(arguments, message, capsys, tmp
     assert message in capsys.readouterr().err
 
 
-def test_a_dry_run_of_figures_names_them_and_draws_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(config, "FIGURES", tmp_path)
-    assert cli.main(["figures", "--profile", "mini", "--dry-run"]) == 0
-    *lines, last = capsys.readouterr().out.splitlines()
-    assert "figure time_saved, from efficiency" in lines
-    assert "table at_a_glance, from main_tables, baselines" in lines
-    assert last == f"{len(lines)} notebooks, figures and tables would be drawn"
-    assert not list(tmp_path.iterdir())
+def test_figures_of_a_profile_without_results_say_what_to_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
+    with pytest.raises(SystemExit, match="nothing is stored for the profile paper"):
+        cli.main(["figures", "--profile", "paper"])
 
 
 def test_relative_folders_are_the_callers(tmp_path, monkeypatch):

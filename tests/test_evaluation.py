@@ -33,7 +33,7 @@ from harp_lib.evaluation.benchmarks import (
 from harp_lib.evaluation.evaluator import Evaluator, _revisions
 from harp_lib.evaluation.runner import Runner, load_tasks
 from harp_lib.models.registry import tiny_tokenizer
-from harp_lib.report.data import paper
+from harp_lib.report.frames import paper
 
 PIQA = {"goal": "To dry a plate,", "sol1": "use a towel.", "sol2": "use a hose.", "label": 0}
 MMLU = {"question": "2 + 2?", "subject": "algebra", "choices": ["1", "2", "3", "4"], "answer": 3}

@@ -21,7 +21,7 @@ from harp_lib.models.load import load_model
 from harp_lib.names import BASELINES, EVALUATED
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
-from harp_lib.report import data
+from harp_lib.report.frames import stacked
 from harp_lib.results import read_results, rows_of, values_of
 from harp_lib.text.corpora import load_corpus
 from harp_lib.text.perplexity import make_batches, perplexity_from_nll, total_nll
@@ -142,12 +142,12 @@ def kinds_of(store, cells, left_out=()):
 
 def columns_of_quantities(cells):
     """Pairs of a quantity and the columns that its rows have."""
-    rows = data.rows(cells)
+    rows = stacked(cells)
     if "quantity" not in rows:
         return {(None, name) for name in rows}
     columns = set()
-    for quantity in rows["quantity"].dropna().unique():
-        columns.update((quantity, name) for name in data.of_quantities(rows, quantity))
+    for quantity, part in rows.groupby("quantity"):
+        columns.update((quantity, name) for name in part.dropna(axis="columns", how="all"))
     return columns
 
 
@@ -186,8 +186,8 @@ def test_rows_have_the_columns_of_the_reference(store):
 @pytest.mark.parametrize("task", ["draws", "uniformity-sweep", "norm-sweep", "counterexamples"])
 def test_checks_of_the_theory_are_read_as_tables(task):
     rows = result_of("theory", "theory", task)["rows"]
-    frame = data.table("smoke", "theory", task)
-    assert set(frame) == {*rows, "model", "method"}
+    cells = read_results("smoke", "theory")
+    frame = stacked({key: cell for key, cell in cells.items() if key[-1] == task})
     assert frame[list(rows)].to_dict("list") == rows
 
 

@@ -18,7 +18,7 @@ from harp_lib.methods.refit import explained_by_layer, refit_values
 from harp_lib.methods.rivals import RIVALS, nbl, nbl_maps
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
-from harp_lib.report import data
+from harp_lib.report.frames import stacked, with_plain_types
 from harp_lib.results import read_results, rows_of, values_of
 from harp_lib.text.perplexity import make_batches, perplexity, total_nll
 
@@ -41,8 +41,9 @@ def job():
     return Job("frontier", profile, MODEL)
 
 
-def rows(stored, quantity):
-    return data.of_quantities(data.rows(stored), quantity)
+def rows(stored, *quantities):
+    frame = stacked(stored)
+    return with_plain_types(frame[frame["quantity"].isin(quantities)])
 
 
 def of_change(frame, method, ranking, layers, **others):
@@ -245,7 +246,7 @@ def test_a_key_is_named_once_and_asked_for_at_the_end(job):
 
 
 def test_costs_of_a_change_are_shares_of_the_dense_model(stored):
-    left = data.of_quantities(data.rows(stored), "prefill left", "cache left", "parameters left")
+    left = rows(stored, "prefill left", "cache left", "parameters left")
     left = left[(left["layers"] == 2) & (left["texts"] == 2) & (left["seed"] == 0)]
     costs = left.pivot_table("value", ["method", "ranking"], "quantity")
     assert (costs["cache left"].round(3) == round(4 / 6, 3)).all()

@@ -2,6 +2,8 @@
 planned, scored, shown.
 """
 
+import contextlib
+import copy
 import json
 import os
 import shutil
@@ -39,110 +41,67 @@ first-groups:
     weight update: none
     what goes where: the first groups of each layer of the range
 """
-MODEL = "smollm2-135m"
+LIKE = "flap"
 
 
-def synthetic_stores():
-    """Scores, likelihoods and perplexities of every method of the catalogue, each with a plan of
-    its own.
-    """
-    from harp_lib.evaluation.benchmarks import BENCHMARKS, LONGBENCH
-    from harp_lib.experiments.texts import document_rows
-    from harp_lib.names import METHOD_TITLES
-    from harp_lib.results import columns_of
-
-    ratios = {"removed_fraction": 0.05, "head_ratio": 0.2}
-    questions = range(40)
-    stores = {"main_tables": {}, "longbench": {}, "likelihoods": {}, "baselines": {}}
-    for place, method in enumerate(METHOD_TITLES):
-        for store, tasks in (("main_tables", BENCHMARKS), ("longbench", LONGBENCH)):
-            for task, benchmark in tasks.items():
-                asked = {"subtask": [task] * len(questions), "question": list(questions)}
-                scores = [float(question % (place + 2) == 0) for question in questions]
-                rows = asked | {"score": scores, "chance": [0.1] * len(questions)}
-                if benchmark.choices:
-                    rows |= {
-                        "margin": [score - 0.1 * place for score in scores],
-                        "choice": [0] * len(questions),
-                    }
-                else:
-                    bits = [1.0 + 0.1 * place + 0.01 * question for question in questions]
-                    result = {"rows": asked | {"bits_per_byte": bits}}
-                    stores["likelihoods"][MODEL, method, task] = {"inputs": {}, "result": result}
-                result = ratios | {"rows": rows, "versions": {task: 1.0}}
-                stores[store][MODEL, method, task] = {"inputs": {}, "result": result}
-        layers = [{"layer": place, "removed_groups": [0]}]
-        result = {
-            "plan": {"method": method, "num_layers": 30, "layers": layers},
-            "groups_per_layer": 3,
-        }
-        stores["baselines"][MODEL, method, "plan"] = {"inputs": {}, "result": result}
-        likelihood = columns_of(document_rows([300.0 + place, 310.0, 290.0], [100, 100, 100]))
-        for corpus in ("wikitext", "python-docs"):
-            stores["baselines"][MODEL, method, f"{corpus}-validation"] = {
-                "coordinates": {"corpus": corpus, "split": "validation"},
-                "inputs": {},
-                "result": {"rows": likelihood},
-            }
-    return stores
+def with_another(cells, name):
+    """Stored cells, and those of FLAP once more as those of another method with another plan."""
+    more = dict(cells)
+    for (model, method, task), cell in cells.items():
+        if method == LIKE:
+            copied = copy.deepcopy(cell)
+            plan = copied["result"].get("plan")
+            if plan:
+                plan["layers"] = plan["layers"][1:]
+            more[model, name, task] = copied
+    return more
 
 
 def observe():
     """Where the catalogue's last method is seen; printed by the process that has it in its
     catalogue.
     """
+    import nbformat
     import torch
+    from matplotlib import pyplot
 
-    from harp_lib import METHODS, make_plan
+    from harp_lib import METHODS, config, make_plan, notebooks
     from harp_lib.config import load_profile
     from harp_lib.experiments import job, plans
     from harp_lib.models.registry import tiny_model
     from harp_lib.names import CATALOGUE
-    from harp_lib.report import (
-        data,
-        figures_scores,
-        likelihoods,
-        plots,
-        score_tables,
-    )
+    from harp_lib.report import frames
+    from harp_lib.results import read_results
 
+    pyplot.switch_backend("agg")
     name = list(CATALOGUE)[-1]
-    stores = synthetic_stores()
-    data.cells = lambda profile, store: stores.get(store, {})
-    profile = load_profile("mini")
-    plots.use_style()
-
-    def legend(figure):
-        return [text.get_text() for box in figure.legends for text in box.get_texts()]
-
+    frames.read_results = lambda *of: with_another(read_results(*of), name)
     plan = make_plan(name, tiny_model("tiny-llama"), torch.arange(96).view(2, 48), kv_groups=6)
     setting = plans.Setting(
         job.Job("baselines", load_profile("smoke", models=["tiny-llama"]), "tiny-llama")
     )
-    tables = [
-        score_tables.scores_generation,
-        score_tables.scores_discriminative,
-        score_tables.at_a_glance,
-    ]
-    tables += [likelihoods.likelihood_discriminative, likelihoods.likelihood_generation]
-    figures = [
-        figures_scores.teaser_left,
-        figures_scores.score_differences,
-    ]
-    figures += [likelihoods.margin_lost, likelihoods.bits_lost]
+    for name_of_notebook in ("04_baselines", "05_main_tables"):
+        notebook = nbformat.read(CHECKOUT / "notebooks" / f"{name_of_notebook}.ipynb", 4)
+        draw(notebooks.without_models(notebook))
+    tables = {}
+    for file in (config.FIGURES / "mini" / "tables").glob("*.csv"):
+        tables[file.stem] = file.read_text(encoding="utf-8")
     return {
         "name": name,
         "METHODS": METHODS,
         "removed": {layer: part.removed_groups for layer, part in plan.layers.items()},
         "ranges": [len(window) for window in setting.windows(name)],
-        "tables": {table.__name__: list(table(profile)[0]["method"]) for table in tables},
-        "at a glance": score_tables.at_a_glance(profile)[0]
-        .set_index("method")
-        .loc["First groups"]
-        .tolist(),
-        "csv": list(score_tables.at_a_glance(profile)[1]["method"].unique()),
-        "legends": {figure.__name__: legend(figure(profile)) for figure in figures},
+        "tables": tables,
     }
+
+
+def draw(notebook):
+    """Run the cells of a notebook in this process."""
+    names = {}
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            with contextlib.redirect_stdout(sys.stderr):
+                exec(cell.source, names)
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +112,7 @@ def seen(tmp_path_factory):
     shutil.copytree(CHECKOUT / "harp_lib", library, ignore=shutil.ignore_patterns("__pycache__"))
     (library / "methods" / "first_groups.py").write_text(MODULE, encoding="utf-8")
     work = Checkout(folder / "work", {"01_one": ""})
+    (work.root / "data" / "reference").symlink_to(CHECKOUT / "data" / "reference")
     catalogue = work.root / "data" / "methods.yaml"
     entries = catalogue.read_text(encoding="utf-8") + ENTRY
     catalogue.unlink()  # it may be a link to the repository's
@@ -180,21 +140,13 @@ def test_it_is_planned(seen):
     assert seen["ranges"], "it is tuned among layer ranges, as every baseline is"
 
 
-def test_it_stands_in_the_tables(seen):
-    for name, methods in seen["tables"].items():
-        ours = methods[
-            len(methods) - 1 - methods[::-1].index("dense") :
-        ]  # the last block, beneath the paper's
-        baselines = [method for method in ours if method in ("Mag-sp", "FLAP", "First groups")]
-        assert baselines == ["Mag-sp", "FLAP", "First groups"], name
-        assert ours.index("First groups") < ours.index("HARP+FLAP"), name
-    assert "first-groups" in seen["csv"]
-    assert "–" not in seen["at a glance"], "nothing of it is missing"
-
-
-def test_it_stands_in_the_figures(seen):
-    for name, labels in seen["legends"].items():
-        assert "First groups" in labels, name
+def test_it_stands_in_the_tables_of_the_notebooks(seen):
+    assert {"baselines_against_harp", "averages", "leads_by_task"} <= set(seen["tables"])
+    for table, called in {
+        "baselines_against_harp": "First groups",
+        "averages": "first-groups",
+    }.items():
+        assert called in seen["tables"][table], table
 
 
 if __name__ == "__main__":

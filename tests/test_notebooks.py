@@ -113,15 +113,15 @@ def add_cells(name, *cells):
     nbformat.write(notebook, config.NOTEBOOKS / f"{name}.ipynb")
 
 
-def test_opened_notebooks_are_drawn_without_a_model_and_nothing_is_executed(toys):
-    names = ("00_last", "01_open", "02_closed", "03_fails", "04_uses_a_model")
-    toys(**dict.fromkeys(names, OPEN) | {"02_closed": "Path('closed').touch()"})
+def test_notebooks_are_drawn_without_a_model_and_nothing_is_executed(toys):
+    names = ("00_last", "01_open", "03_fails", "04_uses_a_model")
+    toys(**dict.fromkeys(names, OPEN))
     loads = ("model = Path('loaded').touch()", "model", "hide-input")
     add_cells("01_open", loads, ("Path('drawn').write_text(results.profile)",))
     add_cells("00_last", ("assert Path('drawn').is_file()",))
     add_cells("03_fails", ("1 / 0",))
     add_cells("04_uses_a_model", loads, ("model",))
-    failures = dict(notebooks.draw_opened("small"))
+    failures = dict(notebooks.draw_all("small"))
     assert list(failures) == ["01_open", "03_fails", "04_uses_a_model", "00_last"]
     assert failures["01_open"] == failures["00_last"] == ""
     assert "raised ZeroDivisionError: division by zero" in failures["03_fails"]
@@ -131,7 +131,7 @@ def test_opened_notebooks_are_drawn_without_a_model_and_nothing_is_executed(toys
     assert not (config.NOTEBOOKS / "executed").exists()
 
 
-JUDGES = [name for name in notebooks.opened() if not name.startswith(notebooks.LAST)]
+JUDGES = [name for name in notebooks.names() if not name.startswith(notebooks.LAST)]
 """The notebooks that judge; test_front_page.py is about 00, which shows what they find."""
 
 
@@ -155,7 +155,7 @@ def run_without_models(name, profile, monkeypatch):
 
 
 @pytest.mark.parametrize("name", JUDGES)
-def test_an_opened_notebook_needs_no_model_to_draw(name, tmp_path, monkeypatch):
+def test_a_notebook_needs_no_model_to_draw(name, tmp_path, monkeypatch):
     """Its checks hold in the committed results, too."""
     monkeypatch.setattr(config, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(config, "FIGURES", tmp_path / "figures")
@@ -182,11 +182,11 @@ def test_a_cell_that_needs_a_model_is_found(code, error, toys, monkeypatch):
         run_without_models("01_open", "small", monkeypatch)
 
 
-# ---- the parts of an opened notebook
+# ---- the parts of a notebook
 
 
 @pytest.mark.parametrize("name", JUDGES)
-def test_an_opened_notebook_has_its_parts(name):
+def test_a_notebook_has_its_parts(name):
     source = notebooks.read(name)
     code = [cell for cell in source.cells if cell.cell_type == "code"]
     assert source.metadata.kernelspec.name == "python3"
@@ -203,7 +203,7 @@ def test_an_opened_notebook_has_its_parts(name):
     assert found >= 2
 
 
-@pytest.mark.parametrize("name", notebooks.opened())
+@pytest.mark.parametrize("name", notebooks.names())
 def test_the_parameters_are_plain_literals(name):
     (cell,) = [
         cell
@@ -232,13 +232,13 @@ def literals(method, name):
 
 def test_names_of_figures_and_tables_are_literals_and_their_own():
     names = []
-    for name in notebooks.opened():
+    for name in notebooks.names():
         names += literals("save", name) + literals("table", name)
     assert sorted(set(names)) == sorted(names)
 
 
 @pytest.mark.parametrize("name", JUDGES)
-def test_an_opened_notebook_judges_its_claims(name):
+def test_a_notebook_judges_its_claims(name):
     code = "\n".join(notebooks.code_of(notebooks.read(name)))
     judged = set(re.findall(r'"([a-z0-9]+(?:-[a-z0-9]+)+)"', code)) & set(judge.claims())
     due = {
@@ -302,9 +302,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "right", "wrong"), [row for row in MISTAKES if row[0] in notebooks.opened()]
-)
+@pytest.mark.parametrize(("name", "right", "wrong"), MISTAKES)
 def test_a_mistake_by_hand_is_found(name, right, wrong):
     with pytest.raises(AssertionError):
         by_hand(name, ["tiny-llama"], right, wrong)

@@ -10,7 +10,7 @@ import pytest
 
 from harp_lib import config
 from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS
-from harp_lib.report.data import paper
+from harp_lib.report.frames import paper
 
 LABELS = {
     "generation": "tab:gen",

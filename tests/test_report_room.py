@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from harp_lib import config
-from harp_lib.report import comparisons, intervals, judge, save
+from harp_lib.report import intervals, judge, save
 from harp_lib.report.frames import Results, with_plain_types
 from harp_lib.report.intervals import Interval
 
@@ -62,10 +62,9 @@ def test_an_unknown_quantity_is_named_with_those_that_there_are(results):
 
 def test_documents_have_their_likelihood_and_their_tokens(results):
     documents = results.documents("norm_change")
-    perplexity = documents.query("model == 'SmolLM2' and method == 'dense'")
-    assert len(perplexity) == 4
-    value, _ = comparisons.perplexity_and_error(perplexity["nll"], perplexity["tokens"])
-    assert 5 < value < 50
+    of_dense = documents.query("model == 'SmolLM2' and method == 'dense'")
+    assert len(of_dense) == 4
+    assert 5 < np.exp(of_dense["nll"].sum() / of_dense["tokens"].sum()) < 50
 
 
 def test_baselines_with_equal_plans_share_a_title(results):
@@ -79,12 +78,16 @@ def test_baselines_with_equal_plans_share_a_title(results):
 # Intervals, each with a twin
 
 
-def test_log_change_is_that_of_the_old_report():
+def test_the_error_of_a_log_change_is_near_the_jackknife_s():
     random = np.random.default_rng(0)
-    first, second = random.uniform(100, 300, (2, 7))
-    tokens = random.integers(80, 120, 7)
+    first, second = random.uniform(100, 300, (2, 40))
+    tokens = random.integers(80, 120, 40)
     ours = intervals.log_change(first, second, tokens)
-    assert ours[:4] == pytest.approx(comparisons.log_change(first, second, tokens)[:4], abs=1e-12)
+    differences = second - first
+    assert ours.value == pytest.approx(differences.sum() / tokens.sum())
+    left_out = (differences.sum() - differences) / (tokens.sum() - tokens)
+    error = np.sqrt(39 / 40 * ((left_out - left_out.mean()) ** 2).sum())
+    assert ours.high - ours.value == pytest.approx(stats.t.ppf(0.975, 39) * error, rel=0.02)
 
 
 def test_the_p_value_of_a_mean_is_that_of_the_t_test():
@@ -95,13 +98,33 @@ def test_the_p_value_of_a_mean_is_that_of_the_t_test():
     assert (ours.low, ours.high) == pytest.approx(tuple(twin.confidence_interval()))
 
 
-def test_score_differences_are_those_of_the_old_report():
+@pytest.mark.parametrize("sizes", [(40,), (40, 15)])
+def test_a_score_difference_is_that_of_scores_with_two_pairs_more(sizes):
     random = np.random.default_rng(2)
-    pairs = [random.integers(0, 2, (2, number)) for number in (40, 15)]
+    pairs = [random.integers(0, 2, (2, number)) for number in sizes]
     ours = intervals.paired_scores(pairs)
-    assert ours[:4] == pytest.approx(comparisons.paired_difference(pairs)[:4], abs=1e-12)
-    ours = intervals.paired_means(pairs)
-    assert ours[:4] == pytest.approx(comparisons.paired_mean_difference(pairs)[:4], abs=1e-12)
+    middles, squared_errors = [], []
+    for first, second in pairs:
+        differences = np.append(first - second, [1, -1, 0, 0])
+        weights = np.append(np.ones(len(first)), np.full(4, 0.5 / len(pairs)))
+        middle = np.average(differences, weights=weights)
+        variance = np.average((differences - middle) ** 2, weights=weights)
+        middles.append(middle)
+        squared_errors.append(variance / weights.sum())
+    assert ours.value == pytest.approx(np.mean([(one - two).mean() for one, two in pairs]))
+    assert (ours.low + ours.high) / 2 == pytest.approx(np.mean(middles))
+    error = np.sqrt(np.sum(squared_errors)) / len(pairs)
+    assert (ours.high - ours.low) / 2 == pytest.approx(stats.norm.ppf(0.975) * error)
+
+
+def test_a_mean_over_two_tasks_is_half_of_welch_s_sum():
+    random = np.random.default_rng(3)
+    (first, second), (third, fourth) = (random.normal(0, 1, (2, number)) for number in (12, 5))
+    ours = intervals.paired_means([(first, second), (third, fourth)])
+    twin = stats.ttest_ind(first - second, fourth - third, equal_var=False)
+    interval = twin.confidence_interval()
+    assert ours.p == pytest.approx(twin.pvalue)
+    assert (ours.low, ours.high) == pytest.approx((interval.low / 2, interval.high / 2))
 
 
 def test_few_ranks_have_the_p_value_of_scipy_s_permutation_test():
@@ -122,7 +145,11 @@ def test_many_ranks_have_an_interval_and_constant_ones_nothing():
     first = np.arange(20)
     second = first + np.random.default_rng(3).normal(0, 3, 20)
     ours = intervals.rank_correlation(first, second)
-    assert ours[:4] == pytest.approx(comparisons.rank_correlation(first, second)[:4])
+    twin = stats.pearsonr(stats.rankdata(first), stats.rankdata(second))
+    assert ours.value == pytest.approx(twin.statistic)
+    wider = np.sqrt(1 + ours.value**2 / 2)  # Fisher's interval is for values, this one for ranks
+    reach = wider * (np.arctanh(twin.confidence_interval().high) - np.arctanh(twin.statistic))
+    assert ours.high == pytest.approx(np.tanh(np.arctanh(ours.value) + reach), abs=1e-4)
     assert np.isnan(intervals.rank_correlation(first, np.ones(20)).value)
 
 
@@ -241,6 +268,17 @@ def test_a_check_raises_in_small_and_speaks_elsewhere(results, capsys, monkeypat
     monkeypatch.setattr(results, "profile", "mini")
     results.check("three is even", False)
     assert capsys.readouterr().out == "✓ two is even\n✗ not in this run: three is even\n"
+
+
+def test_a_check_says_which_models_were_not_run(capsys):
+    mini = Results("mini")
+    mini.cells("norm_change")
+    mini.check("α rises on SmolLM2", False)
+    mini.check("α rises on Gemma and SmolLM2", False)
+    assert capsys.readouterr().out == (
+        "✗ not in this run: α rises on SmolLM2\n"
+        "– Gemma not in this run: α rises on Gemma and SmolLM2\n"
+    )
 
 
 def test_a_figure_is_written_with_its_numbers_and_its_cells(results, tmp_path):

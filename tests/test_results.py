@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 
 import pytest
 
@@ -14,7 +13,6 @@ from harp_lib.results import (
     BEGAN,
     Cell,
     ResultStore,
-    provenance_table,
     read_results,
     rows_of,
     values_of,
@@ -366,14 +364,3 @@ def test_reading_without_results_says_what_to_do():
     message = r"no stored results of nothing .* run ./run_all.sh --profile smoke"
     with pytest.raises(FileNotFoundError, match=message):
         read_results("smoke", "nothing")
-
-
-def test_provenance():
-    compute_or_read()
-    profile = {"name": "mini", "datasets": "/some/where/rows"}
-    table = provenance_table(profile, "experiment", seed=3).set_index("what")["value"]
-    assert table["profile"] == "mini"
-    assert table["datasets"] == "rows"
-    assert table["seed"] == "3"
-    assert table["harp_lib"] == __version__
-    assert table["day"].startswith(str(datetime.now(UTC).year))

@@ -100,16 +100,16 @@ def test_no_modules_import_each_other():
 @pytest.mark.parametrize(
     ("name", "code", "target"),
     [
-        ("pruning/plan.py", "from harp_lib.report import plots", "report"),
+        ("pruning/plan.py", "from harp_lib.report import style", "report"),
         ("pruning/plan.py", "from harp_lib import report", "report"),
-        ("pruning/plan.py", "import harp_lib.report.plots as plots", "report"),
-        ("pruning/plan.py", "from ..report.plots import dots", "report"),
+        ("pruning/plan.py", "import harp_lib.report.style as plots", "report"),
+        ("pruning/plan.py", "from ..report.style import dots", "report"),
         ("pruning/plan.py", "from .. import report", "report"),
-        ("pruning/__init__.py", "from ..report import plots", "report"),
-        ("pruning/plan.py", "def late():\n    from harp_lib.report import plots", "report"),
+        ("pruning/__init__.py", "from ..report import style", "report"),
+        ("pruning/plan.py", "def late():\n    from harp_lib.report import style", "report"),
         ("pruning/plan.py", "from harp_lib.theory import similarity", "theory"),
-        ("experiments/scores.py", "from harp_lib.report import plots", "report"),
-        ("report/plots.py", "from harp_lib.experiments import UNITS", "experiments"),
+        ("experiments/scores.py", "from harp_lib.report import style", "report"),
+        ("report/style.py", "from harp_lib.experiments import UNITS", "experiments"),
         ("config.py", "from harp_lib.results import digest", "results"),
         ("__init__.py", "from .methods import METHODS", "methods"),
     ],
@@ -119,7 +119,7 @@ def test_a_wrong_import_is_found(tmp_path, name, code, target):
     for folder in rooms:
         (tmp_path / "harp_lib" / folder).mkdir(parents=True)
         (tmp_path / "harp_lib" / folder / "__init__.py").touch()
-    for module in ("__init__", "config", "results", "report/plots", "pruning/layers"):
+    for module in ("__init__", "config", "results", "report/style", "pruning/layers"):
         (tmp_path / "harp_lib" / f"{module}.py").touch()
     file = tmp_path / "harp_lib" / name
     right = "from harp_lib import __version__\nfrom .layers import num_groups\nimport torch\n"
@@ -140,7 +140,7 @@ def test_a_room_without_a_place_is_named(tmp_path):
 def test_a_report_imports_no_torch():
     """Reports read rows: they build no model and compute no plan."""
     modules = [name for name in modules_of(CHECKOUT) if room(name) == "report"]
-    assert {"report", "report.tables", "report.claims.layer_tests"} <= set(modules)
+    assert {"report", "report.frames", "report.style"} <= set(modules)
     imported = "\n".join(f"import harp_lib.{name}" for name in modules)
     code = f"import sys\n{imported}\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=CHECKOUT)

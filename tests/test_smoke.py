@@ -45,7 +45,7 @@ def test_figures_are_drawn_in_three_formats(smoke):
 def test_what_is_done_is_left_alone_and_what_is_gone_comes_back(smoke):
     code, shown = smoke.run()
     assert code == 0
-    assert shown.count("up to date") == 11  # the notebooks, and the figures
+    assert shown.count("up to date") == 10
     before = smoke.cells()
     next(smoke.results.glob("norm_change/tiny-llama/*/*.json")).unlink()
     code, shown = smoke.run("--only", "01,02")

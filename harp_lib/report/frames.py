@@ -220,6 +220,8 @@ class Results:
     def check(self, statement: str, holds: bool) -> None:
         """Print whether a statement of the text holds in these results.
 
+        It may name models that were not run; then it says so.
+
         Raises
         ------
         AssertionError
@@ -229,8 +231,16 @@ class Results:
             print(f"✓ {statement}")
         elif self.profile == "small":
             raise AssertionError(f"the text says that {statement}, and the results do not")
+        elif absent := self._absent(statement):
+            print(f"– {' and '.join(absent)} not in this run: {statement}")
         else:
             print(f"✗ not in this run: {statement}")
+
+    def _absent(self, statement: str) -> list[str]:
+        """The models of the registry that a statement names, and whose cells were not read."""
+        read = {short_name(model) for cells in self.read.values() for model, *_ in cells}
+        named = [short_name(name) for name in config.NAMED_MODELS]
+        return [name for name in named if name in statement and name not in read]
 
     def judge(
         self,

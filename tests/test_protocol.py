@@ -1,0 +1,78 @@
+"""Numbers of docs/protocol.md that no table shows."""
+
+import json
+import re
+
+import pytest
+from helpers import CHECKOUT
+
+from harp_lib import config
+from harp_lib.names import BASELINES
+from harp_lib.report.frames import Results
+from harp_lib.report.intervals import paired_means
+
+TEXT = re.sub(r"\s+", " ", (CHECKOUT / "docs" / "protocol.md").read_text(encoding="utf-8"))
+LARGER = "Qwen 1.5B"
+SURE = 0.5  # bits per byte: the dense model's reasoning has led to the answer
+
+
+@pytest.fixture(autouse=True)
+def only_what_is_committed(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
+
+
+def test_replies_of_the_larger_model_to_bbh():
+    folder = config.DATA / "left_out" / "small" / "main_tables" / "qwen2.5-coder-1.5b" / "dense"
+    rows = json.loads((folder / "bbh_cot_fewshot.json").read_bytes())["result"]["rows"]
+    assert sum(rows["score"]) == 0
+    found, asked = int(sum(rows["answered"])), len(rows["score"])
+    assert f"none of the {found} answers that it finds in {asked} replies is right" in TEXT
+
+
+def searched_in_bfloat16(store):
+    rows = Results("small").rows(store, "alpha", "perplexity")
+    rows = rows.query("model == @LARGER and method == 'harp' and task == 'search-wikitext'")
+    return {name: part.set_index("layer") for name, part in rows.groupby("quantity")}
+
+
+def test_two_searches_in_bfloat16():
+    searches = [searched_in_bfloat16(store) for store in ("alpha_search", "frontier")]
+    first, second = (search["perplexity"].query("alpha == 0")["value"][27] for search in searches)
+    assert f"a perplexity of {first:.3f} and of {second:.3f}" in TEXT
+    distances = (searches[0]["alpha"]["value"] - searches[1]["alpha"]["value"]).dropna().abs()
+    assert distances.round(6).value_counts().to_dict() == {0: 4, 0.1: 2}
+    assert "α that differ by 0.1 in two of the six layers" in TEXT
+
+
+@pytest.fixture(scope="module")
+def bits_of_bbh():
+    """Bits per byte of answers to BBH, question × method, for each model."""
+    answers = Results("small").questions("likelihoods")
+    answers = answers[answers["task"] == "bbh_cot_fewshot"]
+    wide = {}
+    for model, part in answers.groupby("model", sort=False):
+        bits = part.pivot_table("bits_per_byte", ["subtask", "question"], "method", sort=False)
+        wide[model] = bits[["dense", "harp+flap", *BASELINES]].dropna()
+    return wide
+
+
+def leads(bits):
+    """Bits fewer than each baseline's, with intervals."""
+    return [paired_means([(bits[other], bits["harp+flap"])]) for other in BASELINES]
+
+
+@pytest.mark.parametrize("model", ["Qwen 0.5B", LARGER])
+def test_bbh_is_divided(bits_of_bbh, model):
+    bits = bits_of_bbh[model]
+    sure = bits["dense"] < SURE
+    assert f"{sure.sum()} of {len(sure)} on {model}" in TEXT
+    assert min(lead.low for lead in leads(bits[sure])) > 0
+    assert min(lead.high for lead in leads(bits[~sure])) < 0
+
+
+def test_bbh_is_divided_without_a_clear_difference(bits_of_bbh):
+    bits = bits_of_bbh["Gemma"]
+    sure = bits["dense"] < SURE
+    for part in (bits[sure], bits[~sure]):
+        first = leads(part)[0]
+        assert first.low < 0 < first.high
