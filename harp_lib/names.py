@@ -20,8 +20,8 @@ class Method:
         As in the paper's tables.
     module, function : str
         The module of ``harp_lib/methods``, and its function that makes the plan.
-    colour, marker : str
-        Used in every figure; the colour is from seaborn's colour-blind palette.
+    colour : str
+        In every figure; of seaborn's colour-blind palette.
     table : dict
         The method's row of the paper's Table "property", column by column.
     is_baseline : bool
@@ -47,7 +47,6 @@ class Method:
     title: str
     module: str
     colour: str
-    marker: str
     table: dict[str, str]
     function: str = "planner"
     is_baseline: bool = False
@@ -57,11 +56,6 @@ class Method:
     takes_alphas: bool = False
     removes_channels: bool = False
     updates_weights: bool = False
-
-    @property
-    def at_equal_parameters(self) -> bool:
-        """Whether it removes as many parameters as a baseline, so that scores are comparable."""
-        return self.is_baseline or self.removes_channels
 
     def reads_text(self, alphas: Any) -> bool:
         """Whether a plan with these alphas reads the calibration text."""

@@ -33,7 +33,6 @@ first-groups:
   title: First groups
   module: first_groups
   colour: "#123456"
-  marker: h
   is_baseline: true
   table:
     pruning metric: none
