@@ -24,6 +24,7 @@ from harp_lib.accounting import (
     prefill_flops,
     prefill_layers,
 )
+from harp_lib.circumstances import device_name
 from harp_lib.evaluation import timing
 from harp_lib.evaluation.llama_cpp import LlamaCpp
 from harp_lib.experiments.job import Job, or_failed
@@ -33,7 +34,7 @@ from harp_lib.pruning import remote, surgery
 from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.layers import repeats_values
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
-from harp_lib.results import Cell, Result, device_name
+from harp_lib.results import Cell, Result
 
 DENSE = "dense"
 PLAIN_HARP = "harp"
