@@ -50,13 +50,13 @@ def pack(profile: str) -> None:
         if not cells:
             continue
         folder = config.REFERENCE / profile / source.name
-        before = [line for file in folder.glob("*.jsonl") for line in file.read_bytes().splitlines()]
+        num_before = sum(_num_lines(file) for file in folder.glob("*.jsonl"))
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         _write_lines(folder, cells, with_answers=profile == OUR_OWN_QUESTIONS)
         for run in sorted(source.glob("run-*.json")):
             shutil.copyfile(run, folder / run.name)
-        print(f"{source.name}: {len(before)} cells before, {len(cells)} now")
+        print(f"{source.name}: {num_before} cells before, {len(cells)} now")
 
 
 def _write_lines(folder: Path, cells: Cells, with_answers: bool) -> None:
@@ -69,6 +69,10 @@ def _write_lines(folder: Path, cells: Cells, with_answers: bool) -> None:
         lines[config.slug(model)].append(f"{line}\n")
     for model, of_model in lines.items():
         (folder / f"{model}.jsonl").write_text("".join(of_model), encoding="utf-8")
+
+
+def _num_lines(file: Path) -> int:
+    return file.read_bytes().count(b"\n")
 
 
 def _without_answers(result: dict[str, Any]) -> dict[str, Any]:
