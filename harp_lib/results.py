@@ -1,10 +1,15 @@
-"""The result store: one JSON file per cell, computed once and stored as rows."""
+"""The result store: a cell is computed once and kept as rows.
+
+What this checkout computes is in ``data/results/<profile>/<experiment>``: a cell in
+``<model>/<method>/<name>.json``, and in ``run-<unit>.json`` which cells the last run of a unit
+needed, because reports read these and no leftovers of other runs. Committed cells are in
+``data/reference/<profile>/<experiment>``: those of a model in ``<model>.jsonl``, one in each line,
+beside the same lists. ``data/reference/pack.py`` makes one form of the other.
+"""
 
 import hashlib
 import json
 import os
-import platform
-import subprocess
 import time
 import uuid
 import warnings
@@ -13,20 +18,17 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import psutil
 from filelock import FileLock
 
 from harp_lib import __version__, config
+from harp_lib.circumstances import circumstances
 
 BEGAN = "HARP_RUN_BEGAN"  # in the environment of the processes of one run: when it began
-UNKNOWN = "unknown"  # of cells that older versions have written
-PACKAGES = ("torch", "transformers", "lm_eval")  # whose versions a cell records
+VERSION = "harp_lib"  # the input that says which version computed a cell; it is not compared
 
 Cells = dict[tuple[str, str, str], dict[str, Any]]  # stored cells by model, method and name
 Result = dict[str, Any]  # "rows", and beside them what is no table: a plan, versions
@@ -65,24 +67,36 @@ class Cell:
 class ResultStore:
     """Cells of one profile and experiment.
 
-    ``force`` computes every cell again, whatever is stored.
+    Parameters
+    ----------
+    profile, experiment : str
+        Which folder of ``data/results`` it is.
+    force : bool
+        Compute every cell again, whatever is stored.
+
+    Attributes
+    ----------
+    counts : Counter
+        How many cells were computed, read, or failed.
+    cells : dict
+        The stored cells that :meth:`result` has returned, by model, method and name.
     """
 
     def __init__(self, profile: str, experiment: str, force: bool = False) -> None:
         self.folder = config.RESULTS / profile / experiment
         self.force = force
         self.began = datetime.fromisoformat(os.environ.get(BEGAN) or datetime.now(UTC).isoformat())
-        self.counts: Counter[str] = Counter()  # computed, read, failed
+        self.counts: Counter[str] = Counter()
         self.cells: Cells = {}
 
     def result(self, model: str, cell: Cell) -> Result:
         """The result of one cell: read if it was computed from equal inputs, else computed.
 
-        A result that says ``failed``, and why, is stored, but not for the next run, which tries
-        anew.
+        Which version of the library computed it does not matter. A result that says ``failed``,
+        and why, is stored, but not for the next run, which tries anew.
         """
         file = self.file(model, cell.method, cell.name)
-        inputs = json.loads(json.dumps(cell.inputs | {"harp_lib": __version__}))
+        inputs = json.loads(json.dumps(cell.inputs | {VERSION: __version__}))
         stored = self._stored(file, inputs)
         how = "read"
         if stored is None:
@@ -106,7 +120,7 @@ class ResultStore:
     def _stored(self, file: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
         """The stored cell, if it is of these inputs and does not have to be computed again."""
         stored = read_cell(file)
-        if stored is None or stored["inputs"] != inputs:
+        if stored is None or _compared(stored["inputs"]) != _compared(inputs):
             return None
         again = self.force or "failed" in stored["result"]
         if again and datetime.fromisoformat(stored["time"]) < self.began:
@@ -122,19 +136,12 @@ class ResultStore:
         result = cell.compute(partial) if cell.resumes else cell.compute()
         if isinstance(result.get("rows"), list):  # else it was read from another cell
             result = result | {"rows": columns_of(result["rows"])}
-        versions = {"python": platform.python_version(), "harp_lib": __version__}
-        for package in PACKAGES:
-            with suppress(PackageNotFoundError):  # not every cell needs all of them
-                versions[package] = version(package)
         stored = {
             "coordinates": cell.coordinates,
             "inputs": inputs,
             "result": result,
             "seconds": round(time.perf_counter() - begin, 3),
-            "device": device_name(),
-            "hardware": hardware(),
-            "commit": commit(),
-            "versions": versions,
+            **circumstances(),
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         stored = json.loads(json.dumps(stored))  # as the next process reads it
@@ -183,19 +190,14 @@ def values_of(result: Result, quantity: str) -> list[Any]:
 
 
 def read_cell(file: Path) -> dict[str, Any] | None:
-    """A stored cell, or None.
+    """A stored cell, or None if there is none.
 
-    A file that cannot be read is moved aside and named in a warning. Cells that an older version
-    has written, which did not store rows, are left where they are and count as not stored.
+    A file that cannot be read is moved aside and named in a warning.
     """
     try:
         stored = json.loads(file.read_bytes())
         if {"coordinates", "inputs", "result"} <= set(stored):
             return stored
-        if {"inputs", "result"} <= set(stored):
-            message = "results of an older version are not rows: computing them again"
-            warnings.warn(message, stacklevel=3)  # Python shows equal warnings once
-            return None
     except FileNotFoundError:
         return None
     except (ValueError, TypeError):
@@ -210,27 +212,23 @@ def read_cell(file: Path) -> dict[str, Any] | None:
 
 
 def read_results(profile: str, experiment: str) -> Cells:
-    """Cells of the last finished run, or else committed ones, in the registry's order of models.
+    """This checkout's cells of an experiment, or else the committed ones.
 
-    FileNotFoundError if there are none, or one is gone.
+    Returns
+    -------
+    dict
+        Stored cells by model, method and name, in the registry's order of models; other models
+        come behind these.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there are none, or one that a run has listed is gone.
     """
-    again = f"run ./run_all.sh --profile {profile} first"
-    for root in (config.RESULTS, config.REFERENCE):
-        folder = root / profile / experiment
-        cells = {}
-        for (model, method, name), inputs_digest in _listed(folder).items():
-            stored = read_cell(folder / config.slug(model) / method / f"{name}.json")
-            if stored is None or digest(stored["inputs"]) != inputs_digest:
-                what = f"the result {model}/{method}/{name} of {experiment}"
-                raise FileNotFoundError(f"{what} is gone or of an unfinished run; {again}")
-            cells[model, method, name] = stored
-        if cells:
-            return _in_order_of_models(cells)
-    raise FileNotFoundError(f"no stored results of {experiment} for the profile {profile}; {again}")
-
-
-def _in_order_of_models(cells: Cells) -> Cells:
-    """The cells in the order in which models stand in the registry, others behind them."""
+    cells = computed_cells(profile, experiment) or committed_cells(profile, experiment)
+    if not cells:
+        missing = f"no stored results of {experiment} for the profile {profile}"
+        raise FileNotFoundError(f"{missing}; {_advice(profile)}")
     names = list(config.NAMED_MODELS)
 
     def place(key: tuple[str, str, str]) -> int:
@@ -239,13 +237,39 @@ def _in_order_of_models(cells: Cells) -> Cells:
     return {key: cells[key] for key in sorted(cells, key=place)}
 
 
-def _listed(folder: Path) -> dict[tuple[str, str, str], str]:
-    """The cells that the runs of an experiment have listed, and the digests of their inputs."""
-    listed: dict[tuple[str, str, str], str] = {}
-    for run in sorted(folder.glob("run*.json"), key=lambda file: file.stat().st_mtime):
-        for *key, inputs_digest in json.loads(run.read_bytes())["cells"]:
-            listed[tuple(key)] = inputs_digest
-    return listed
+def computed_cells(profile: str, experiment: str) -> Cells:
+    """The cells that the last run of each unit in this checkout has listed, if there are any.
+
+    Raises
+    ------
+    FileNotFoundError
+        If one is gone, or was computed from other inputs since.
+    """
+    store = ResultStore(profile, experiment)
+    runs = sorted(store.folder.glob("run-*.json"))  # in which order cells are returned
+    by_time = sorted(runs, key=lambda run: run.stat().st_mtime)
+    listed = _listed(runs) | _listed(by_time)  # units share cells: the later run knows the inputs
+    cells = {}
+    for key, inputs_digest in listed.items():
+        stored = read_cell(store.file(*key))
+        if stored is None or digest(stored["inputs"]) != inputs_digest:
+            missing = f"the result {'/'.join(key)} of {experiment} is gone or of an unfinished run"
+            raise FileNotFoundError(f"{missing}; {_advice(profile)}")
+        cells[key] = stored
+    return cells
+
+
+def committed_cells(profile: str, experiment: str) -> Cells:
+    """The committed cells of an experiment, if there are any."""
+    folder = config.REFERENCE / profile / experiment
+    cells = {}
+    for file in folder.glob("*.jsonl"):
+        with file.open(encoding="utf-8") as lines:
+            for line in lines:
+                stored = json.loads(line)
+                key = (stored.pop("model"), stored.pop("method"), stored.pop("name"))
+                cells[key] = stored
+    return {key: cells[key] for key in _listed(sorted(folder.glob("run-*.json")))}
 
 
 def listed_cells(profile: str, unit: str) -> dict[str, str]:
@@ -259,11 +283,29 @@ def listed_cells(profile: str, unit: str) -> dict[str, str]:
         runs = (root / profile).glob(f"*/run-{unit}.json")
         elsewhere = (root / profile).glob(f"*/run-{unit}-*.json")
         for run in sorted([*runs, *elsewhere]):
-            for *key, inputs_digest in json.loads(run.read_bytes())["cells"]:
+            for key, inputs_digest in _listed([run]).items():
                 cells["/".join((run.parent.name, *key))] = inputs_digest
         if cells:
             return cells
     return {}
+
+
+def _listed(runs: Iterable[Path]) -> dict[tuple[str, str, str], str]:
+    """The cells that runs have listed, and the digests of their inputs."""
+    listed = {}
+    for run in runs:
+        for *key, inputs_digest in json.loads(run.read_bytes())["cells"]:
+            listed[tuple(key)] = inputs_digest
+    return listed
+
+
+def _advice(profile: str) -> str:
+    return f"run ./run_all.sh --profile {profile} first"
+
+
+def _compared(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The inputs that decide whether a stored cell is read."""
+    return {name: value for name, value in inputs.items() if name != VERSION}
 
 
 def digest(inputs: dict[str, Any]) -> str:
@@ -279,51 +321,3 @@ def write_json(file: Path, values: dict[str, Any]) -> None:
     text = ",\n".join(entries)
     temporary.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
     temporary.replace(file)
-
-
-@cache
-def commit() -> str:
-    """The git commit of this checkout; "unknown" without git, "… with changes" if files differ."""
-    root = config.ROOT
-    git = ["git", "--git-dir", str(root / ".git"), "--work-tree", str(root)]
-    try:
-        head = subprocess.run(
-            [*git, "rev-parse", "HEAD"], capture_output=True, check=True, text=True
-        )
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "harp_lib"], check=False)
-    except (OSError, subprocess.CalledProcessError):
-        return UNKNOWN
-    name = head.stdout.strip()
-    if changed.returncode:
-        name += " with changes"
-    return name
-
-
-@cache
-def hardware() -> str:
-    """The processor's name, its number of cores, and the memory of this machine."""
-    memory = psutil.virtual_memory().total / 2**30
-    return f"{_processor()}, {psutil.cpu_count()} cores, {memory:.0f} GiB"
-
-
-def _processor() -> str:
-    """The processor's name as the system has it."""
-    with suppress(OSError):  # Linux
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    if platform.system() == "Darwin":
-        asked = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        shown = subprocess.run(asked, capture_output=True, check=False, text=True)
-        if shown.stdout.strip():
-            return shown.stdout.strip()
-    return platform.processor() or platform.machine()
-
-
-def device_name() -> str:
-    """The accelerator's name, or the processor architecture."""
-    import torch  # here, because a process that only reads cells does not need it
-
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return f"CPU ({platform.machine()})"

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import nbformat
@@ -38,6 +39,14 @@ VISION = {  # the smallest vision tower of a multimodal model
     "image_size": 28,
     "patch_size": 14,
 }
+
+
+def load_script(name):
+    """A script of this checkout as a module, without running it."""
+    spec = spec_from_file_location(Path(name).stem, CHECKOUT / name)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class Checkout:

@@ -2,10 +2,9 @@
 
 import subprocess
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
-from helpers import CHECKOUT
+from helpers import CHECKOUT, load_script
 
 from harp_lib import config
 from harp_lib.results import listed_cells, read_cell
@@ -40,10 +39,7 @@ runpy.run_path({script!r}, run_name="__main__")
 
 @pytest.fixture
 def script():
-    spec = spec_from_file_location("paper_times", SCRIPT)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("data/costs/paper_times.py")
 
 
 def test_it_runs_on_few_packages_and_stores_cells(tmp_path, monkeypatch):

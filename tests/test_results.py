@@ -2,13 +2,15 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
 
 import pytest
+from helpers import load_script
 
-from harp_lib import __version__, config
+from harp_lib import __version__, config, results
 from harp_lib.results import (
     BEGAN,
     Cell,
@@ -75,6 +77,14 @@ def test_equal_inputs_are_read_and_others_computed(root):
     assert compute_or_read(5.0, seed=1, force=True) == (5.0, True)
     assert compute_or_read(6.0, seed=1) == (5.0, False)
     assert cell_files(root) == ["task.json"], "no lock and nothing half"
+
+
+def test_a_new_version_of_the_library_reads_what_older_ones_have_computed(root, monkeypatch):
+    compute_or_read(1.0)
+    monkeypatch.setattr(results, "__version__", "99.0")
+    assert compute_or_read(2.0) == (1.0, False)
+    assert compute_or_read(3.0, seed=1) == (3.0, True)
+    assert read_file(root)["inputs"] == {"seed": 1, "harp_lib": "99.0"}
 
 
 def test_a_file_holds_coordinates_inputs_rows_and_their_provenance(root):
@@ -179,7 +189,15 @@ def test_a_failure_is_kept_and_tried_again_by_the_next_run_only(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", '{"inputs": {"seed": 0}, "result": {"sco', '{"inputs": 1}', "[1]"]
+    "content",
+    [
+        "",
+        "{",
+        '{"inputs": {"seed": 0}, "result": {"sco',
+        '{"inputs": 1}',
+        '{"inputs": {"seed": 0}, "result": {"score": 1}}',  # without coordinates
+        "[1]",
+    ],
 )
 def test_an_unreadable_cell_is_moved_aside_and_computed_again(root, content):
     compute_or_read()
@@ -189,18 +207,6 @@ def test_an_unreadable_cell_is_moved_aside_and_computed_again(root, content):
         assert compute_or_read(2.0) == (2.0, True)
     (aside,) = file.parent.glob("*.unreadable-*")
     assert aside.read_text() == content, "nothing is lost"
-
-
-def test_a_cell_of_an_older_version_is_computed_again(root):
-    """Before results were rows, a cell had no coordinates."""
-    compute_or_read()
-    file = root / "owner--model/harp/task.json"
-    stored = json.loads(file.read_text())
-    del stored["coordinates"]
-    file.write_text(json.dumps(stored))
-    with pytest.warns(UserWarning, match="results of an older version are not rows"):
-        assert compute_or_read(2.0) == (2.0, True)
-    assert compute_or_read(3.0) == (2.0, False)
 
 
 def resuming_cell(compute, seed=0):
@@ -353,7 +359,8 @@ def test_a_listed_cell_that_was_computed_from_other_inputs_since_is_an_error():
 
 def test_own_cells_take_the_place_of_all_committed_ones():
     compute_or_read(2.0, name="another")
-    config.RESULTS.rename(config.REFERENCE)
+    load_script("data/reference/pack.py").pack("mini")
+    shutil.rmtree(config.RESULTS)
     assert listed_cells() == {("harp", "another")}
     compute_or_read(4.0)
     (stored,) = read_results("mini", "experiment").values()

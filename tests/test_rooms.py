@@ -10,7 +10,8 @@ from helpers import CHECKOUT
 
 ORDER = (
     ("config", "prefix_lm"),
-    ("names", "pruning", "theory", "results"),
+    ("circumstances", "names", "pruning", "theory"),
+    ("results",),
     ("accounting",),
     ("models",),
     ("text",),

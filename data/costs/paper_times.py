@@ -14,8 +14,9 @@ round before the first one warms up and measures the peak of memory.
 
 It prints a line for each length as it comes: the median of the dense model's seconds, and for each
 variant the median of its times as multiples of the dense model's in the same round, with the
-smallest and the largest. The cells go to ``data/results/small/efficiency``. In
-``data/reference/small`` notebook 08 shows them, under the model's name with the device's.
+smallest and the largest. The cells go to ``data/results/small/efficiency``. Packed into
+``data/reference/small`` (``data/reference/pack.py``), they are shown by notebook 08, under the
+model's name with the device's.
 
 At the rate that the paper prints for one H100, ten rounds (six at 65,536 tokens) take about five
 minutes. Where ``--minutes`` are too few, no length is left out, but there are fewer rounds, and
@@ -32,12 +33,13 @@ import torch
 
 from harp_lib import config
 from harp_lib.accounting import paper_configs, prefill_flops
+from harp_lib.circumstances import device_name
 from harp_lib.evaluation import timing
 from harp_lib.experiments.efficiency import TIMED, Bench
 from harp_lib.experiments.job import Job
 from harp_lib.experiments.variants import FOLDED, make_variants, random_shape
 from harp_lib.names import DENSE
-from harp_lib.results import Result, device_name, rows_of
+from harp_lib.results import Result, rows_of
 
 SHAPE = "LLaMA3.1-8B"
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)  # of the paper's figure

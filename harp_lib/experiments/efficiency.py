@@ -15,6 +15,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib.accounting import prefill_flops, prefill_layers
+from harp_lib.circumstances import device_name
 from harp_lib.evaluation import timing
 from harp_lib.evaluation.llama_cpp import LlamaCpp
 from harp_lib.experiments.job import Job, or_failed
@@ -32,7 +33,7 @@ from harp_lib.names import DENSE
 from harp_lib.prefix_lm.cache import continued
 from harp_lib.pruning import surgery
 from harp_lib.pruning.plan import PruningPlan
-from harp_lib.results import Cell, Result, device_name
+from harp_lib.results import Cell, Result
 
 TIMED = {
     "prefill": (DENSE, PLAIN_HARP, TAIL, FOLDED, THINNED),
