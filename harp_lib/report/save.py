@@ -13,8 +13,9 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from harp_lib import config
+from harp_lib.circumstances import UNKNOWN
 from harp_lib.report import judge
-from harp_lib.results import UNKNOWN, Cells, digest
+from harp_lib.results import Cells, digest
 
 FORMATS = {  # of a figure's files, and the metadata without which a file has no date
     "png": None,
