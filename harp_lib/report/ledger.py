@@ -55,7 +55,7 @@ def counted(judged: pd.DataFrame) -> str:
     parts = []
     for mark in (judge.REPRODUCED, judge.REFUTED, judge.INCONCLUSIVE):
         parts.append(f"{numbers.get(mark, 0)} {mark}")
-    sentence = f"Of {tested} claims on models, {parts[0]}, {parts[1]} and {parts[2]}"
+    sentence = f"Of {tested} marks, {parts[0]}, {parts[1]} and {parts[2]}"
     not_run = numbers.get(judge.NOT_RUN, 0)
     if not_run:
         sentence += f"; {not_run} more could not be tested"
@@ -198,7 +198,8 @@ def errata(profile: str) -> str:
 def matrix(profile: str) -> str:
     """The marks that notebook 00 has put into a table, and how many there are of each."""
     table = config.FIGURES / profile / "tables" / "matrix.md"
-    return f"{table.read_text(encoding='utf-8')}\n{counts(profile)}"
+    compact = re.sub(" {2,}", " ", table.read_text(encoding="utf-8"))
+    return f"{compact}\n{counts(profile)}"
 
 
 def counts(profile: str) -> str:
