@@ -239,6 +239,8 @@ def _run(
             stdout_file=terminal,
             stderr_file=terminal,
             progress_bar=False,  # a notebook has its own
+            # A kernel that is told to end would print that it was interrupted.
+            extra_arguments=["--IPKernelApp.log_level=CRITICAL"],
             # Without this each kernel prints a warning.
             config=Config({"KernelManager": {"transport_encryption": "auto"}}),
         )
