@@ -96,7 +96,7 @@ class ResultStore:
         and why, is stored, but not for the next run, which tries anew.
         """
         file = self.file(model, cell.method, cell.name)
-        inputs = json.loads(json.dumps(cell.inputs | {VERSION: __version__}))
+        inputs = _as_stored(cell.inputs)
         stored = self._stored(file, inputs)
         how = "read"
         if stored is None:
@@ -112,6 +112,11 @@ class ResultStore:
             how = "failed"
         self.counts[how] += 1
         return stored["result"]
+
+    def has(self, model: str, cell: Cell) -> bool:
+        """Whether :meth:`result` would read this cell."""
+        file = self.file(model, cell.method, cell.name)
+        return self._stored(file, _as_stored(cell.inputs)) is not None
 
     def file(self, model: str, method: str, name: str) -> Path:
         """Where a cell is kept."""
@@ -301,6 +306,11 @@ def _listed(runs: Iterable[Path]) -> dict[tuple[str, str, str], str]:
 
 def _advice(profile: str) -> str:
     return f"run ./run_all.sh --profile {profile} first"
+
+
+def _as_stored(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The inputs of a cell as its file has them: with the version, and tuples as lists."""
+    return json.loads(json.dumps(inputs | {VERSION: __version__}))
 
 
 def _compared(inputs: dict[str, Any]) -> dict[str, Any]:

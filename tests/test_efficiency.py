@@ -258,8 +258,11 @@ def test_a_shape_is_left_out_where_it_cannot_be_timed(profile, monkeypatch, caps
         memory = SimpleNamespace(available=100_000)
         patch.setattr("harp_lib.experiments.variants.psutil.virtual_memory", lambda: memory)
         assert compute("efficiency", profile, MODEL)["computed"] == 0
-    assert "GiB of memory, and 0.0 GiB are free" in capsys.readouterr().out
+        assert "GiB of memory, and 0.0 GiB are free" in capsys.readouterr().out
     assert compute("efficiency", profile, MODEL)["computed"] == 7
+    with monkeypatch.context() as patch:
+        patch.setattr("harp_lib.experiments.variants.psutil.virtual_memory", lambda: memory)
+        assert compute("efficiency", profile, MODEL)["read"] == 7, "they are read without weights"
 
 
 def test_a_random_shape_has_the_published_alphas(profile):

@@ -192,6 +192,10 @@ class Job:
         """The result of one cell of the unit's own store, computed unless it is stored."""
         return self.store_of(self.store).result(self.name, cell)
 
+    def is_stored(self, cell: Cell) -> bool:
+        """Whether :meth:`result` would read this cell."""
+        return self.store_of(self.store).has(self.name, cell)
+
     def results(self, description: str, cells: Sequence[Cell]) -> list[Result]:
         """The results of several cells, one after the other, behind a progress bar."""
         results = []

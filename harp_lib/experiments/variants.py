@@ -79,12 +79,12 @@ def thinned_plan(config: PreTrainedConfig, plan: PruningPlan) -> PruningPlan:
 
 
 def random_shape(
-    name: str, layers: int, dtype: str, seed: int
+    name: str, layers: int, dtype: str, seed: int, device: str | None = None
 ) -> tuple[PreTrainedModel, PruningPlan]:
     """A model of the paper with random weights, and HARP's plan of the published alphas.
 
-    No time depends on the weights. It has the first ``layers`` of the model's layers. If these are
-    not all, HARP prunes the same share of them.
+    No time depends on the weights; on the device ``meta`` there are none. It has the first
+    ``layers`` of the model's layers. If these are not all, HARP prunes the same share of them.
     """
     config = _shape_config(name, layers)
     printed = pd.read_csv(paths.PAPER / "alpha_search.csv")
@@ -92,7 +92,7 @@ def random_shape(
     alphas = printed.sort_values("layer", ascending=False)["value"].tolist()
     count = max(1, round(len(alphas) * layers / paper_configs()[name].num_hidden_layers))
     plan = PruningPlan.value_only(layers, alphas[:count])
-    return random_model(config, dtype, seed), plan
+    return random_model(config, dtype, seed, device), plan
 
 
 def _shape_config(name: str, layers: int) -> PreTrainedConfig:
