@@ -260,6 +260,7 @@ def test_a_shape_is_left_out_where_it_cannot_be_timed(profile, monkeypatch, caps
         assert compute("efficiency", profile, MODEL)["computed"] == 0
         assert "GiB of memory, and 0.0 GiB are free" in capsys.readouterr().out
     assert compute("efficiency", profile, MODEL)["computed"] == 7
+    assert list(read("counted")["inputs"]["plans"]) == VARIANTS
     with monkeypatch.context() as patch:
         patch.setattr("harp_lib.experiments.variants.psutil.virtual_memory", lambda: memory)
         assert compute("efficiency", profile, MODEL)["read"] == 7, "they are read without weights"

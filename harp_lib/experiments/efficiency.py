@@ -57,29 +57,42 @@ Row = dict[str, Any]
 def efficiency(job: Job) -> None:
     """Count, then measure at every length that the model can read.
 
-    What fails, as for want of memory, says so. Random weights are made for what is not stored.
+    What fails, as for want of memory, says so.
     """
     settings = job.profile["efficiency"]
     shape = settings["shapes"].get(job.name)
     if shape:
-        about = (shape["config"], shape["layers"], job.profile["dtype"])
-        model, plan = random_shape(*about, job.seed, "meta")
-        digest = f"random, {plan.num_layers} layers"
-        inputs = {"model": job.name, "digest": digest, "dtype": str(model.dtype)}
+        cells = _cells_of_shape(job, **shape)
     else:
-        model = job.model
         plan = PruningPlan.value_only(job.num_layers, job.alphas(job.corpora[0]))
-        inputs = job.inputs
-    bench = Bench(make_variants(model, plan), inputs, job)
-    cells = list(bench.cells(_measurements(settings, model)))
-    if shape and not all(job.is_stored(cell) for cell in cells):
-        reason = obstacle(*about)
-        if reason:
-            print(f"{job.name} is left out: {reason}")
-            return
-        bench.variants = make_variants(*random_shape(*about, job.seed))
+        bench = Bench(make_variants(job.model, plan), job.inputs, job)
+        cells = bench.cells(_measurements(settings, job.model))
     for cell in cells:
         job.result(cell)
+
+
+def _cells_of_shape(job: Job, config: str, layers: int) -> list[Cell]:
+    """The cells of a model of the paper with random weights; none if it cannot be timed here.
+
+    If all are stored, its weights are not made: they may take minutes, and 16 GB.
+    """
+    settings = job.profile["efficiency"]
+    dtype = job.profile["dtype"]
+
+    def cells_of(model: PreTrainedModel, plan: PruningPlan) -> list[Cell]:
+        digest = f"random, {layers} layers"
+        inputs = {"model": job.name, "digest": digest, "dtype": str(model.dtype)}
+        bench = Bench(make_variants(model, plan), inputs, job)
+        return list(bench.cells(_measurements(settings, model)))
+
+    cells = cells_of(*random_shape(config, layers, dtype, job.seed, narrow=True))
+    if all(job.is_stored(cell) for cell in cells):
+        return cells
+    reason = obstacle(config, layers, dtype)
+    if reason:
+        print(f"{job.name} is left out: {reason}")
+        return []
+    return cells_of(*random_shape(config, layers, dtype, job.seed))
 
 
 def _measurements(settings: dict[str, Any], model: PreTrainedModel) -> list[Measurement]:
@@ -120,15 +133,12 @@ class Bench:
         self.variants = variants
         self.job = job
         self.config = variants[DENSE].model.config
+        self.device = variants[DENSE].model.device
         self.steps = job.profile["efficiency"]["decode"]["steps"]  # new tokens
         plans = {}
         for name, variant in variants.items():
             plans[name] = variant.plan.digest if variant.plan else None
         self.inputs = inputs | {"seed": job.seed, "plans": plans}
-
-    @property
-    def device(self) -> torch.device:
-        return self.variants[DENSE].model.device
 
     def cells(self, measurements: Sequence[Measurement]) -> Iterator[Cell]:
         """What is counted, then each measurement that the model has room for, by length."""

@@ -79,20 +79,25 @@ def thinned_plan(config: PreTrainedConfig, plan: PruningPlan) -> PruningPlan:
 
 
 def random_shape(
-    name: str, layers: int, dtype: str, seed: int, device: str | None = None
+    name: str, layers: int, dtype: str, seed: int, narrow: bool = False
 ) -> tuple[PreTrainedModel, PruningPlan]:
     """A model of the paper with random weights, and HARP's plan of the published alphas.
 
-    No time depends on the weights; on the device ``meta`` there are none. It has the first
-    ``layers`` of the model's layers. If these are not all, HARP prunes the same share of them.
+    No time depends on the weights. It has the first ``layers`` of the model's layers. If these are
+    not all, HARP prunes the same share of them. A ``narrow`` model has the same layers and heads,
+    so that it has the same variants, in almost no memory.
     """
     config = _shape_config(name, layers)
+    if narrow:
+        config.head_dim = 2
+        config.hidden_size = 2 * config.num_attention_heads
+        config.intermediate_size = 2
     printed = pd.read_csv(paths.PAPER / "alpha_search.csv")
     printed = printed.query("model == @name and task == 'wikitext'")
     alphas = printed.sort_values("layer", ascending=False)["value"].tolist()
     count = max(1, round(len(alphas) * layers / paper_configs()[name].num_hidden_layers))
     plan = PruningPlan.value_only(layers, alphas[:count])
-    return random_model(config, dtype, seed, device), plan
+    return random_model(config, dtype, seed), plan
 
 
 def _shape_config(name: str, layers: int) -> PreTrainedConfig:

@@ -157,11 +157,9 @@ def from_pretrained(
     return model.eval(), tokenizer
 
 
-def random_model(
-    config: PreTrainedConfig, dtype: str | torch.dtype, seed: int, device: str | None = None
-) -> PreTrainedModel:
+def random_model(config: PreTrainedConfig, dtype: str | torch.dtype, seed: int) -> PreTrainedModel:
     """A model with freshly initialised weights, as training begins, on the GPU if there is one."""
-    device = torch.device(device or default_device())
+    device = torch.device(default_device())
     forked_devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(forked_devices), device:
         torch.manual_seed(seed)
