@@ -25,16 +25,21 @@ def circumstances() -> dict[str, Any]:
         ``device``, ``hardware`` and ``commit`` as in the functions of these names, and ``versions``
         of Python, this library and :data:`PACKAGES`.
     """
-    versions = {"python": platform.python_version(), "harp_lib": __version__}
-    for package in PACKAGES:
-        with suppress(PackageNotFoundError):  # not every cell needs all of them
-            versions[package] = version(package)
     return {
         "device": device_name(),
         "hardware": hardware(),
         "commit": commit(),
-        "versions": versions,
+        "versions": _versions(),
     }
+
+
+@cache
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "harp_lib": __version__}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):  # not every cell needs all of them
+            versions[package] = version(package)
+    return versions
 
 
 def device_name() -> str:

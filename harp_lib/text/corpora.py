@@ -133,18 +133,24 @@ def calibration_blocks(
     As in FLAP's own calibration, a block begins in the middle of a text, without a BOS token. A
     ValueError is raised if there are fewer blocks.
     """
-    text = "\n\n".join(corpus.texts)
-    ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+    ids = _joined_ids(corpus, tokenizer)
     num_blocks = len(ids) // tokens
     if num_blocks < samples:
         raise ValueError(
             f"{corpus.title} ({corpus.split}) has {num_blocks} blocks of {tokens} tokens; "
             f"{samples} are wanted"
         )
-    blocks = torch.tensor(ids[: num_blocks * tokens]).view(-1, tokens)
+    blocks = ids[: num_blocks * tokens].view(-1, tokens)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(blocks), generator=generator)
     return blocks[order[:samples]]
+
+
+@functools.lru_cache(maxsize=2)
+def _joined_ids(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
+    """All documents as one text, (tokens,) int64; kept, because one corpus is drawn from often."""
+    text = "\n\n".join(corpus.texts)
+    return torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
 
 
 def detokenize(page: str) -> str:
