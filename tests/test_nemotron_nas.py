@@ -258,14 +258,6 @@ def yarn(model):
     model.config.rope_parameters.update(rope_type="yarn", factor=2.0)
 
 
-def quantized(model):
-    model.config.quantization_config = {"quant_method": "bitsandbytes"}
-
-
-def offloaded(model):
-    model.model.layers[2].mlp.to("meta")
-
-
 def double(model):
     model.double()
 
@@ -275,8 +267,6 @@ def double(model):
     [
         (window, "sliding window of 16"),
         (yarn, "'yarn' cannot be written; default, linear, llama3"),
-        (quantized, "a quantized model .* load the model in float32"),
-        (offloaded, "layers.2.mlp.gate_proj.weight is offloaded .* without offloading"),
         (double, "dtype torch.float64: load the model in float32"),
     ],
 )

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from gguf import GGUFWriter
 from helpers import small_model
 from safetensors.torch import load_file, save_file
 
 from harp_lib import PruningPlan, apply_plan, save_gguf, save_nemotron_nas
-from harp_lib.models import gguf, gguf_tensors, nemotron_nas
+from harp_lib.models import nemotron_nas
 from harp_lib.models.registry import tiny_tokenizer
 from harp_lib.models.same_logits import _in_float32
 from harp_lib.pruning.plan import LayerPlan
@@ -143,18 +144,18 @@ def test_weights_come_back_after_an_error(tiny):
     assert model.model.rotary_emb.inv_freq.dtype == torch.bfloat16
 
 
-def swapped_layers(model):
-    first = "blk.0.attn_q.weight"
-    second = "blk.1.attn_q.weight"
-    names = {first: second, second: first}
-    for name, tensor in gguf_tensors.file_tensors(model):
-        yield names.get(name, name), tensor
-
-
 def test_each_tensor_of_a_gguf_file_is_compared(pruned, tmp_path, monkeypatch):
     path = tmp_path / "model.gguf"
     path.write_bytes(b"an earlier file")
-    monkeypatch.setattr(gguf, "file_tensors", swapped_layers)
+    add_tensor = GGUFWriter.add_tensor
+    first = "blk.0.attn_q.weight"
+    second = "blk.1.attn_q.weight"
+    swapped = {first: second, second: first}
+
+    def add_to_another_layer(writer, name, *args, **options):
+        add_tensor(writer, swapped.get(name, name), *args, **options)
+
+    monkeypatch.setattr(GGUFWriter, "add_tensor", add_to_another_layer)
     with pytest.raises(ValueError, match=r"blk.0.attn_q.weight as Q8_0 differs by 1..\.\d% from"):
         save_gguf(pruned, tiny_tokenizer(), path, "q8_0")
     assert path.read_bytes() == b"an earlier file"

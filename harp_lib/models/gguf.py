@@ -3,30 +3,50 @@
 llama.cpp's architecture ``deci`` has its own number of heads and FFN channels in each layer. A
 layer with query heads but no key/value heads computes ``x + W norm(x)`` there. With W = α W_O W_V
 this is a value-only layer, which caches nothing.
+
+Symbols in shapes are those of :mod:`harp_lib.pruning.layers`.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quantize
+from gguf import (
+    GGML_QUANT_SIZES,
+    MODEL_ARCH,
+    GGMLQuantizationType,
+    GGUFReader,
+    GGUFWriter,
+    ReaderTensor,
+    dequantize,
+    get_tensor_name_map,
+    quantize,
+)
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from harp_lib.models.gguf_reading import check_file
-from harp_lib.models.gguf_tensors import file_tensors
+from harp_lib.accounting import attends
 from harp_lib.models.gguf_vocabulary import write_vocabulary
+from harp_lib.models.plain_llama import Heads, PlainLlama
+from harp_lib.models.same_logits import check_positions, check_same_logits
 from harp_lib.models.savable import check_savable
 from harp_lib.pruning.architecture import decoder_layers
-from harp_lib.pruning.layers import num_groups
+from harp_lib.pruning.layers import FFN_PARTS, LoneAttention, group_width, num_groups
 
 ARCHITECTURE = "deci"
 MODEL_TYPES = ("llama", "mistral")  # RMS norms before attention and FFN, a gated FFN
-# Rotary positions that differ from the default ones by fixed factors of the frequencies.
-ROPE_TYPES = ("default", "linear", "llama3")
 WEIGHTS = {
     "f32": GGMLQuantizationType.F32,
     "f16": GGMLQuantizationType.F16,
     "q8_0": GGMLQuantizationType.Q8_0,
+}
+# Largest relative error of a tensor, above what rounding to the type costs.
+LARGEST_ERRORS = {
+    GGMLQuantizationType.F32: 1e-6,
+    GGMLQuantizationType.F16: 2e-3,
+    GGMLQuantizationType.Q8_0: 3e-2,
 }
 
 
@@ -91,15 +111,7 @@ def check_gguf(model: PreTrainedModel) -> None:
         raise ValueError(
             f"{model_type} models cannot be written as GGUF; {' and '.join(MODEL_TYPES)} can"
         )
-    if getattr(config, "sliding_window", None):
-        raise ValueError(
-            f"a sliding window of {config.sliding_window} tokens has no place in {ARCHITECTURE}"
-        )
-    rope_type = config.rope_parameters["rope_type"]
-    if rope_type not in ROPE_TYPES:
-        raise ValueError(
-            f"rotary positions of type {rope_type!r} cannot be written; {', '.join(ROPE_TYPES)} can"
-        )
+    check_positions(model, ARCHITECTURE)
     biases = [name for name, _ in model.named_parameters() if name.endswith("bias")]
     if biases:
         raise ValueError(
@@ -141,3 +153,124 @@ def _tensor_type(tensor: torch.Tensor, weights: GGMLQuantizationType) -> GGMLQua
     if tensor.shape[-1] % block_size != 0:  # the blocks do not fill the rows
         return GGMLQuantizationType.F16
     return kind
+
+
+def file_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of the file: the name that llama.cpp gives it, and its weights."""
+    decoder = model.get_decoder()
+    yield "token_embd.weight", decoder.embed_tokens.weight
+    yield "output_norm.weight", decoder.norm.weight
+    if not model.config.tie_word_embeddings:
+        yield "output.weight", model.lm_head.weight
+    if model.config.rope_parameters["rope_type"] != "default":
+        yield "rope_freqs.weight", _frequency_factors(model)
+    for index, layer in enumerate(decoder_layers(model)):
+        for name, tensor in _layer_tensors(layer, model.config.head_dim):
+            yield f"blk.{index}.{name}.weight", tensor
+
+
+def _layer_tensors(layer: nn.Module, head_dim: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names within a block, and weights, of one decoder layer."""
+    attention = layer.self_attn
+    if attends(layer):
+        yield "attn_norm", layer.input_layernorm.weight
+        yield "attn_q", _rows_for_llama_cpp(attention.q_proj.weight, head_dim)
+        yield "attn_k", _rows_for_llama_cpp(attention.k_proj.weight, head_dim)
+        yield "attn_v", attention.v_proj.weight
+        yield "attn_output", attention.o_proj.weight
+    elif hasattr(attention, "o_proj"):  # a value-only layer; otherwise the branch is zero
+        yield "attn_norm", layer.input_layernorm.weight
+        yield "attn_output", _value_only_weight(attention)
+    yield "ffn_norm", layer.post_attention_layernorm.weight
+    for part in FFN_PARTS:
+        yield f"ffn_{part.removesuffix('_proj')}", getattr(layer.mlp, part).weight
+
+
+def _rows_for_llama_cpp(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Rows of W_Q or W_K in llama.cpp's order: it rotates neighbours, not halves of a head."""
+    halves = weight.unflatten(0, (-1, 2, head_dim // 2))  # (heads, 2, Dh / 2, d)
+    return halves.transpose(1, 2).flatten(0, 2)  # (heads·Dh, d)
+
+
+def _value_only_weight(attention: LoneAttention) -> torch.Tensor:
+    """``W_O W_V`` (d, d) of a value-only layer, as ``o_proj.weight @ v_proj.weight``."""
+    heads_per_group = group_width(attention) // attention.head_dim
+    values = attention.v_proj.weight.float()  # (K·Dh, d)
+    values = values.unflatten(0, (-1, 1, attention.head_dim))  # (K, 1, Dh, d)
+    values = values.expand(-1, heads_per_group, -1, -1)  # (K, r, Dh, d)
+    values = values.flatten(0, 2)  # (H·Dh, d), each value head as often as W_O reads it
+    return attention.o_proj.weight.float() @ values
+
+
+def _frequency_factors(model: PreTrainedModel) -> torch.Tensor:
+    """Factors (Dh / 2,) by which llama.cpp divides the default rotary frequencies."""
+    config = model.config
+    default_frequencies = _default_frequencies(
+        config.rope_parameters["rope_theta"], config.head_dim
+    )
+    # The model's own frequencies may be rounded to its dtype, so they are computed again.
+    rotary = type(model.get_decoder().rotary_emb)(config)
+    return default_frequencies / rotary.inv_freq.double().cpu()
+
+
+def _default_frequencies(base: float, head_dim: int) -> torch.Tensor:
+    """Rotary angles per position (Dh / 2,) without any factors, in float64."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+    return base**-exponents
+
+
+def check_file(file: Path, model: PreTrainedModel) -> None:
+    """Raise a ValueError if llama.cpp would compute something else from ``file`` than ``model``.
+
+    Each tensor has to be that of the model but for rounding to its type. The logits are computed
+    from the settings in the file and from the tensors before rounding, so that a wrong setting
+    is not taken for the effect of rounding.
+    """
+    reader = GGUFReader(file)
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    expected = dict(file_tensors(model))
+    for name, tensor in expected.items():
+        _check_tensor(stored[name], tensor)
+
+    def setting(name: str) -> Any:
+        return reader.fields[f"{ARCHITECTURE}.{name}"].contents()
+
+    heads = zip(setting("attention.head_count"), setting("attention.head_count_kv"), strict=True)
+    blocks = [Heads(queries, groups) for queries, groups in heads]
+    frequencies = _default_frequencies(setting("rope.freq_base"), setting("rope.dimension_count"))
+    if "rope_freqs.weight" in stored:
+        frequencies = frequencies / _dequantized(stored["rope_freqs.weight"])
+    names = get_tensor_name_map(MODEL_ARCH.DECI, len(blocks))
+
+    def weight(name: str) -> torch.Tensor | None:
+        """The model's tensor behind a name of transformers' Llama, or None if there is none."""
+        file_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if file_name not in stored:
+            return None
+        return expected[file_name].detach().float().cpu()
+
+    written = PlainLlama(
+        blocks=blocks,
+        frequencies=frequencies.float(),
+        rotates_neighbours=True,
+        eps=setting("attention.layer_norm_rms_epsilon"),
+        weight=weight,
+    )
+    check_same_logits(model, written, blocks_per_layer=[1] * len(blocks))
+
+
+def _check_tensor(stored: ReaderTensor, expected: torch.Tensor) -> None:
+    """Raise a ValueError if a tensor of the file is not ``expected`` but for rounding."""
+    expected = expected.detach().float().cpu()
+    kind = stored.tensor_type
+    error = (_dequantized(stored) - expected).norm() / expected.norm().clamp_min(1e-30)
+    if not error <= LARGEST_ERRORS[kind]:
+        raise ValueError(
+            f"{stored.name} as {kind.name} differs by {error:.1%} from the model's: its weights "
+            'are too small, too large or not finite for this type; write them as "f32"'
+        )
+
+
+def _dequantized(stored: ReaderTensor) -> torch.Tensor:
+    """A tensor of the file, in float32."""
+    return torch.tensor(dequantize(stored.data, stored.tensor_type))

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from harp_lib.accounting import attends, attention_window
+from harp_lib.accounting import attends
+from harp_lib.models.same_logits import check_positions
 from harp_lib.models.savable import RELOAD, check_savable
 from harp_lib.pruning.architecture import decoder_layers, output_norm
 from harp_lib.pruning.layers import (
@@ -29,8 +30,6 @@ from harp_lib.pruning.layers import (
 )
 
 MODEL_TYPES = ("llama", "mistral", "qwen2")  # RMS norms before attention and FFN, a gated FFN
-# Rotary positions that both vLLM and MLX-LM compute from the config.
-ROPE_TYPES = ("default", "linear", "llama3")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDTH_UNIT = 256  # runtimes round the width of an FFN up to a multiple of it
 CONSTANT_GATE = 16.0  # a power of two, so that dividing by it is exact; SiLU(16) = 16 (1 - 1e-7)
@@ -56,24 +55,15 @@ def check_nemotron_nas(model: PreTrainedModel) -> None:
         if weight.dtype not in DTYPES:
             raise ValueError(f"{name} is of dtype {weight.dtype}: {RELOAD}, and prune that")
     _check_architecture(model)
-    config = model.config
-    for index, layer in enumerate(decoder_layers(model)):
-        window = attention_window(config, index)
-        if window is None:  # the module may be older than the config
-            window = getattr(layer.self_attn, "sliding_window", None)
-        if window is not None:
-            raise ValueError(f"a sliding window of {window} tokens has no place in nemotron-nas")
-        if index == 0 and not attends(layer):
-            raise ValueError(
-                "layer 0 has no attention, but vLLM needs it in the first layer of nemotron-nas: "
-                "prune other layers, or save the model with save_pruned or save_gguf"
-            )
-    rope_type = config.rope_parameters["rope_type"]
-    if rope_type not in ROPE_TYPES:
+    check_positions(model, "nemotron-nas")
+    bottom = decoder_layers(model)[0]
+    if not attends(bottom):
         raise ValueError(
-            f"rotary positions of type {rope_type!r} cannot be written; {', '.join(ROPE_TYPES)} can"
+            "layer 0 has no attention, but vLLM needs it in the first layer of nemotron-nas: "
+            "prune other layers, or save the model with save_pruned or save_gguf"
         )
-    head_dim = decoder_layers(model)[0].self_attn.head_dim
+    config = model.config
+    head_dim = bottom.self_attn.head_dim
     if head_dim * config.num_attention_heads != config.hidden_size:
         raise ValueError(
             f"{config.num_attention_heads} heads of width {head_dim} do not make up the hidden "

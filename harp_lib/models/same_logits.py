@@ -9,13 +9,34 @@ from torch import nn
 from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
+from harp_lib.accounting import attention_window
 from harp_lib.models.plain_llama import PlainLlama
 from harp_lib.pruning.architecture import decoder_layers, first_of
 
+# Rotary positions that llama.cpp, vLLM and MLX-LM compute from the settings of a file.
+ROPE_TYPES = ("default", "linear", "llama3")
 NUM_TOKENS = 16
 # Relative error of logits. Rounding of float32 costs a hundredth of it, and a norm's epsilon of
 # 1e-5 in place of 1e-6 is eight times as much in a small random model.
 TOLERANCE = 1e-4
+
+
+def check_positions(model: PreTrainedModel, format_name: str) -> None:
+    """Raise a ValueError if the model has sliding windows, or positions that runtimes do not know.
+
+    A few tokens would not show either of them.
+    """
+    for index, layer in enumerate(decoder_layers(model)):
+        window = attention_window(model.config, index)
+        if window is None:  # the module may be older than the config
+            window = getattr(layer.self_attn, "sliding_window", None)
+        if window is not None:
+            raise ValueError(f"a sliding window of {window} tokens has no place in {format_name}")
+    rope_type = model.config.rope_parameters["rope_type"]
+    if rope_type not in ROPE_TYPES:
+        raise ValueError(
+            f"rotary positions of type {rope_type!r} cannot be written; {', '.join(ROPE_TYPES)} can"
+        )
 
 
 def check_same_logits(
@@ -127,7 +148,7 @@ def _model_forward(
     """The model's residual stream before and after each layer, and its logits, in float32."""
     stream = []
 
-    def record(output: Any) -> None:
+    def record(module: nn.Module, inputs: tuple, output: Any) -> None:
         hidden = first_of(output)  # (1, N, d)
         stream.append(hidden[0].float().cpu())
 
@@ -136,8 +157,7 @@ def _model_forward(
         stack.enter_context(_in_float32(model, frequencies))
         embeddings = model.get_input_embeddings()
         for module in (embeddings, *decoder_layers(model)):
-            hook = module.register_forward_hook(lambda module, inputs, output: record(output))
-            stack.enter_context(hook)
+            stack.enter_context(module.register_forward_hook(record))
         logits = model(
             input_ids=ids[None].to(model.device),
             # Without a mask, positions that are far apart would be taken for several texts.
