@@ -75,17 +75,13 @@ def make_plan(
         raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
     arguments = {"layers": layers, "alphas": alphas, "target_fraction": target_fraction, **options}
     given = {name: value for name, value in arguments.items() if value is not None}
-    _check_options(method, given)
-    given.pop("layers", None)
-    layers = _layers_to_plan(method, model, layers)
-    _check_text(method, calibration, alphas)
-    make = _function_of(method)
+    make, layers = _checked(method, model, calibration, given)
     if not CATALOGUE[method].is_baseline:
         return make(model, calibration, kv_groups, **given)
     groups = [num_groups(decoder_layers(model)[layer].self_attn) for layer in layers]
     check = check_budget if CATALOGUE[method].one_threshold else equal_parts
     check(kv_groups, groups)
-    plan = make(model, calibration, layers, **given)
+    plan = make(model, calibration, layers, **options)
     return plan(kv_groups, layers)
 
 
@@ -116,38 +112,26 @@ def planner(
         raise ValueError(
             f"{method!r} has no layer range to plan for; choose from {', '.join(BASELINES)}"
         )
-    _check_options(method, options)
-    layers = _layers_to_plan(method, model, None)
-    _check_text(method, calibration, None)
-    make = _function_of(method)
+    make, layers = _checked(method, model, calibration, options)
     return make(model, calibration, layers, **options)
 
 
-def _options_of(method: str) -> list[str]:
-    """What a method's function takes beside the model, the text and the number of groups."""
-    parameters = inspect.signature(_function_of(method)).parameters
-    return [name for name in parameters if name not in ("model", "calibration", "kv_groups")]
+def _checked(
+    method: str, model: PreTrainedModel, calibration: Tokens | None, given: dict[str, Any]
+) -> tuple[Callable[..., Any], list[int]]:
+    """The function that plans for a method, and the layers that may lose something.
 
-
-def _check_options(method: str, given: dict[str, Any]) -> None:
-    """Raise a ValueError at the first option that the method does not take."""
-    for name in given:
-        if name in _options_of(method):
-            continue
-        others = [other for other in METHODS if name in _options_of(other)]
-        if others:
-            raise ValueError(f"{method} does not take {name}; it is for {', '.join(others)}")
-        raise ValueError(
-            f"{method} does not take {name}; it takes {', '.join(_options_of(method))}"
-        )
-
-
-def _layers_to_plan(method: str, model: PreTrainedModel, layers: Sequence[int] | None) -> list[int]:
-    """Indices of the layers that may lose something, by default of all.
-
-    A ValueError is raised if the model cannot lose in these layers what the method removes.
+    A ValueError is raised for an option that the method does not take, a missing text, and a model
+    that cannot lose in these layers what the method removes.
     """
     properties = CATALOGUE[method]
+    module = import_module(f"{__name__}.{properties.module}")
+    make = getattr(module, properties.function)
+    parameters = inspect.signature(make).parameters
+    taken = [name for name in parameters if name not in ("model", "calibration", "kv_groups")]
+    for name in given:
+        if name not in taken:
+            raise ValueError(f"{method} does not take {name}; it takes {', '.join(taken)}")
     if properties.is_baseline:
         loss = LayerPlan(removed_groups=(0,))
     elif properties.removes_channels:
@@ -155,24 +139,13 @@ def _layers_to_plan(method: str, model: PreTrainedModel, layers: Sequence[int] |
     else:
         loss = LayerPlan(1.0)
     num_layers = len(decoder_layers(model))
-    if layers is None:
-        layers = range(num_layers)
+    layers = given.get("layers", range(num_layers))
     trial_plan = PruningPlan(num_layers, dict.fromkeys(layers, loss))
     if not trial_plan.layers:
         raise ValueError("layers is empty; name at least one layer, or none for all")
     check_plan(model, trial_plan)
-    return list(trial_plan.layers)
-
-
-def _check_text(method: str, calibration: Tokens | None, alphas: Sequence[float] | None) -> None:
-    """Raise a ValueError if there is no calibration text although the method reads it."""
-    if calibration is None and CATALOGUE[method].reads_text(alphas):
+    if calibration is None and properties.reads_text(given.get("alphas")):
         raise ValueError(
             f"{method} needs a calibration text, as (B, N) tokens or a list of 1-D tensors"
         )
-
-
-def _function_of(method: str) -> Callable[..., Any]:
-    """The function of this package that plans for a method."""
-    module = import_module(f"{__name__}.{CATALOGUE[method].module}")
-    return getattr(module, CATALOGUE[method].function)
+    return make, list(trial_plan.layers)

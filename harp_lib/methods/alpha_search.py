@@ -114,7 +114,10 @@ def search_alphas(
         model, or a perplexity that is not finite (the layer and alpha are named).
     """
     grid = [float(alpha) for alpha in grid]
-    _check_grid(grid)
+    if not grid or not all(map(math.isfinite, grid)) or grid != sorted(set(grid)):
+        raise ValueError(
+            f"the alpha grid has to be finite numbers, one at least, rising, each once; got {grid}"
+        )
     num_model_layers = len(decoder_layers(model))
     check_plan(model, PruningPlan.value_only(num_model_layers, [1.0] * num_layers))
     batches = make_batches(model, tokens)
@@ -198,16 +201,6 @@ def greedy_search(
                 bar.update()
             chosen_alphas[layer] = min(grid, key=perplexities[layer].get)
     return chosen_alphas, perplexities
-
-
-def _check_grid(grid: list[float]) -> None:
-    """Raise a ValueError unless the grid holds finite numbers that rise."""
-    is_finite = all(math.isfinite(alpha) for alpha in grid)
-    is_rising = grid == sorted(set(grid))
-    if not grid or not is_finite or not is_rising:
-        raise ValueError(
-            f"the alpha grid has to be finite numbers, one at least, rising, each once; got {grid}"
-        )
 
 
 @torch.no_grad()
@@ -342,7 +335,12 @@ class Journal:
         self.search = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
         self.entries: dict[tuple[int, float], dict] = {}  # by layer and alpha
         if self.path and self.path.exists():
-            self._read()
+            for line in self.path.read_text(encoding="utf-8").splitlines():
+                # A run that was killed may leave an incomplete line.
+                with suppress(json.JSONDecodeError):
+                    entry = json.loads(line)
+                    if entry.get("search") == self.search:
+                        self.entries[entry["layer"], entry["alpha"]] = entry
 
     def remember(self, layer: int, alpha: float, compute: Callable[[], float]) -> float:
         """Negative log-likelihood of a candidate, computed unless the journal has it."""
@@ -350,27 +348,17 @@ class Journal:
         if key not in self.entries:
             begin = time.perf_counter()
             nll = compute()
-            self.entries[key] = {
+            entry = {
                 "search": self.search,
                 "layer": layer,
                 "alpha": alpha,
                 "nll": nll,
                 "seconds": time.perf_counter() - begin,
             }
+            self.entries[key] = entry
             if self.path:
-                self._append(self.entries[key])
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with self.path.open("a", encoding="utf-8") as file:
+                    # The newline comes first: it ends a line that was left incomplete.
+                    file.write("\n" + json.dumps(entry))
         return self.entries[key]["nll"]
-
-    def _read(self) -> None:
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            # A run that was killed may leave an incomplete line.
-            with suppress(json.JSONDecodeError):
-                entry = json.loads(line)
-                if entry.get("search") == self.search:
-                    self.entries[entry["layer"], entry["alpha"]] = entry
-
-    def _append(self, entry: dict) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            # The newline comes first, so that it ends a line that an earlier run left incomplete.
-            file.write("\n" + json.dumps(entry))

@@ -43,7 +43,13 @@ def norm_alpha_by_layer(
     """
     layers = sorted(layers)
     multiplier = getattr(model.config, "residual_multiplier", 1.0)  # Granite has one
-    dense_norms = _dense_norms(stream.fork(), layers, multiplier)
+    dense_stream = stream.fork()
+    dense_norms = {}  # ‖H + A‖² of each layer
+    for index in layers:
+        sums = _Sums(multiplier)
+        with sums.of(stream.layers[index]):
+            dense_stream.entering(index + 1)
+        dense_norms[index] = sums.stream + 2 * sums.product + sums.branch
     alphas: dict[int, float] = {}
     with ExitStack() as pruned_so_far:
         for index in tqdm(layers, desc="alpha", unit="layer", leave=False, delay=10):
@@ -53,17 +59,6 @@ def norm_alpha_by_layer(
             alphas[index] = sums.alpha_for(dense_norms[index])
             pruned_so_far.enter_context(temporarily_value_only(model, {index: alphas[index]}))
     return alphas
-
-
-def _dense_norms(stream: LayerStream, layers: list[int], multiplier: float) -> dict[int, float]:
-    """‖H + A‖² of each layer of the dense model."""
-    norms = {}
-    for index in layers:
-        sums = _Sums(multiplier)
-        with sums.of(stream.layers[index]):
-            stream.entering(index + 1)
-        norms[index] = sums.stream + 2 * sums.product + sums.branch
-    return norms
 
 
 class _Sums:

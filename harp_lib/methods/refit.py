@@ -81,7 +81,8 @@ def refit_values(
     if layers is None:
         layers = range(num_model_layers - num_layers, num_model_layers)
     chosen = sorted(set(layers))
-    _check_layers(chosen, num_layers, num_model_layers)
+    if not chosen or len(chosen) != num_layers:
+        raise ValueError(f"{num_layers} layers were asked for, {chosen} given")
     value_only = PruningPlan.value_only(num_model_layers, dict.fromkeys(chosen, 1.0))
     plan = replace(value_only, method=REFIT)
     check_plan(model, plan, fold_output=True)
@@ -101,16 +102,6 @@ def refit_values(
                 temporarily_pruned(model, this_layer, weights={layer: weights[layer]})
             )
     return Refit(plan, weights, explained, time.perf_counter() - begin)
-
-
-def _check_layers(chosen: list[int], num_layers: int, num_model_layers: int) -> None:
-    """Raise a ValueError unless ``chosen`` are ``num_layers`` layers of the model, one at least."""
-    in_model = all(0 <= layer < num_model_layers for layer in chosen)
-    if not chosen or len(chosen) != num_layers or not in_model:
-        raise ValueError(
-            f"{num_layers} layers were asked for, {chosen} given; "
-            f"the model has 0 … {num_model_layers - 1}"
-        )
 
 
 def explained_by_layer(model: PreTrainedModel, tokens: Tokens) -> list[float]:
@@ -187,6 +178,7 @@ class Moments:
         has_bias = values.bias is not None
         num_features = len(self.xx) if has_bias else len(self.xx) - 1  # the last one is the bias
         xx = self.xx[:num_features, :num_features]
+        xy = self.xy[:num_features]
         full_rank = self.least_squares(num_features)  # (features, d)
         # Eigenvectors of the fitted outputs' second moments; the leading ones are last.
         _, directions = torch.linalg.eigh(full_rank.T @ xx @ full_rank)
@@ -197,13 +189,8 @@ class Moments:
             weights["v_proj.bias"] = down[-1]
         dtype = values.weight.dtype
         weights = {name: weight.to(dtype).contiguous() for name, weight in weights.items()}
-        return weights, self._explained(down @ up.T)
 
-    def _explained(self, fitted: torch.Tensor) -> float:
-        """Share of the variance of Y that a map (features, d) from the first features explains."""
-        num_features = len(fitted)
-        xx = self.xx[:num_features, :num_features]
-        xy = self.xy[:num_features]
+        fitted = down @ up.T  # (features, d)
         missed = self.yy - 2 * (fitted * xy).sum() + (fitted * (xx @ fitted)).sum()
         variance = self.yy - self.y.square().sum() / self.num_tokens
-        return float(1 - missed / variance)
+        return weights, float(1 - missed / variance)

@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from harp_lib.methods.calibration import LayerStream
@@ -47,8 +48,7 @@ def linear(
         for index in sorted(layers):
             attention = decoder_layers(model)[index].self_attn
             weight = _least_squares(stream, index, attention, features)
-            instead = partial(_linear_attention, weight, features)
-            hooks.enter_context(attention.register_forward_hook(instead, with_kwargs=True))
+            hooks.enter_context(_replaced(attention, weight, features))
         yield
 
 
@@ -75,23 +75,19 @@ def nbl(model: PreTrainedModel, weights: Mapping[int, torch.Tensor]) -> Iterator
     with ExitStack() as hooks:
         for index, weight in weights.items():
             layer = decoder_layers(model)[index]
-            instead = partial(_linear_attention, weight, with_one)
             norm = layer.input_layernorm
             hooks.enter_context(norm.register_forward_hook(lambda norm, args, output: args[0]))
-            hooks.enter_context(layer.self_attn.register_forward_hook(instead, with_kwargs=True))
+            hooks.enter_context(_replaced(layer.self_attn, weight, with_one))
         yield
 
 
-def _linear_attention(
-    weight: torch.Tensor,
-    features: Features,
-    module: nn.Module,
-    args: tuple,
-    kwargs: dict,
-    output: tuple,
-) -> tuple[torch.Tensor, None]:
-    """Forward hook by which attention gives a linear map (features, d) of its features."""
-    return features(hidden_states_of(args, kwargs)) @ weight, None
+def _replaced(attention: nn.Module, weight: torch.Tensor, features: Features) -> RemovableHandle:
+    """Hook by which an attention gives a linear map (features, d) of its features."""
+
+    def instead(module: nn.Module, args: tuple, kwargs: dict, output: tuple) -> tuple:
+        return features(hidden_states_of(args, kwargs)) @ weight, None
+
+    return attention.register_forward_hook(instead, with_kwargs=True)
 
 
 def _least_squares(
