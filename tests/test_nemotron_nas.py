@@ -278,19 +278,12 @@ def test_other_models_are_refused_with_the_reason(change, message, tiny, tmp_pat
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize(
-    ("layer_plan", "kind"),
-    [
-        (LayerPlan(0.5), "value-only"),
-        (LayerPlan(0.0), "skipped"),
-        (LayerPlan(removed_groups=(0, 1)), "all groups removed"),
-    ],
-)
-def test_layer_0_has_to_attend(layer_plan, kind, tiny, tmp_path):
+@pytest.mark.parametrize("layer_plan", [LayerPlan(0.5), LayerPlan(removed_groups=(0, 1))])
+def test_layer_0_has_to_attend(layer_plan, tiny, tmp_path):
     model = apply_plan(tiny(), PruningPlan(6, {0: layer_plan}))
     with pytest.raises(ValueError, match="layer 0 has no attention"):
         save_nemotron_nas(model, tiny_tokenizer(), tmp_path / "nas")
-    assert not [*tmp_path.iterdir()], kind
+    assert not [*tmp_path.iterdir()]
 
 
 def test_dense_models_and_narrow_heads_are_refused(tmp_path):
@@ -311,14 +304,3 @@ def test_nothing_is_overwritten(tiny, tmp_path):
             save_nemotron_nas(model, tiny_tokenizer(), path)
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "precious"
     assert os.listdir(tmp_path) == ["thesis"]
-
-
-def test_a_full_disk_leaves_nothing(tiny, tmp_path, monkeypatch):
-    def full_disk(weights, folder, **options):
-        (folder / "model.safetensors").write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(nemotron_nas, "save_torch_state_dict", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        save_nemotron_nas(apply_plan(tiny(), TOP), tiny_tokenizer(), tmp_path / "new" / "nas")
-    assert os.listdir(tmp_path / "new") == []

@@ -2,10 +2,8 @@
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
 from harp_lib import accounting, config
@@ -18,15 +16,6 @@ from harp_lib.pruning.remote import auto_class_of
 CARD_FILE = "README.md"
 PAPER = "[High-Layer Attention Pruning with Rescaling](https://arxiv.org/abs/2507.01900)"
 TAGS = ["harp", "pruned"]
-PIPELINES = {  # what the hub calls the task of a class
-    "AutoModel": "feature-extraction",
-    "AutoModelForCausalLM": "text-generation",
-    "AutoModelForQuestionAnswering": "question-answering",
-    "AutoModelForSequenceClassification": "text-classification",
-    "AutoModelForTokenClassification": "token-classification",
-}
-
-
 LOADING = """\
 ## How to load it
 
@@ -81,7 +70,8 @@ def pruned_card(model: PreTrainedModel, name: str) -> str:
         with suppress(ValueError):  # of a model that cannot be written so
             check(model)
             sections.append(text.format(name=name))
-    return _card(model, name, "transformers", PIPELINES.get(auto_class), sections)
+    pipeline = "text-generation" if auto_class == "AutoModelForCausalLM" else None
+    return _card(model, name, "transformers", pipeline, sections)
 
 
 def nemotron_nas_card(
@@ -102,7 +92,7 @@ def nemotron_nas_card(
         caches=num_caches,
     )
     sections = [_savings(model, num_parameters, bytes_per_token), format_and_loading]
-    return _card(model, name, "vllm", PIPELINES["AutoModelForCausalLM"], sections)
+    return _card(model, name, "vllm", "text-generation", sections)
 
 
 def _card(
@@ -111,13 +101,10 @@ def _card(
     """The YAML head that the hub reads, what was pruned, and more sections."""
     plan = PruningPlan.from_dict(model.config.pruning_plan)
     origin = _origin(model)
-    head: dict[str, Any] = {**origin, "library_name": library}
-    if pipeline is not None:
-        head["pipeline_tag"] = pipeline
-    head["tags"] = TAGS
+    head = ModelCardData(**origin, library_name=library, pipeline_tag=pipeline, tags=TAGS)
     source = "A model"
-    if "base_model" in origin:
-        source = f"[{origin['base_model']}](https://huggingface.co/{origin['base_model']})"
+    if head.base_model is not None:
+        source = f"[{head.base_model}](https://huggingface.co/{head.base_model})"
     method = METHOD_TITLES.get(plan.method, plan.method)
     body = [f"# {name}", f"{source}, pruned by {method}. {_removed(plan)}"]
     if plan.alphas:
@@ -128,7 +115,7 @@ def _card(
         )
         body.append("\n".join(["| layer, from the bottom (0) | α |", "|---|---|", *rows]))
     text = "\n\n".join([*body, *sections])
-    return f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n{text}\n"
+    return f"---\n{head.to_yaml()}\n---\n\n{text}\n"
 
 
 def _origin(model: PreTrainedModel) -> dict[str, str]:

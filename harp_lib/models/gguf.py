@@ -30,7 +30,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from harp_lib.accounting import attends
 from harp_lib.models.gguf_vocabulary import write_vocabulary
 from harp_lib.models.plain_llama import Heads, PlainLlama
-from harp_lib.models.same_logits import check_positions, check_same_logits
+from harp_lib.models.same_logits import check_positions, check_same_logits, relative_error
 from harp_lib.models.savable import check_savable
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import FFN_PARTS, LoneAttention, group_width, num_groups
@@ -263,7 +263,7 @@ def _check_tensor(stored: ReaderTensor, expected: torch.Tensor) -> None:
     """Raise a ValueError if a tensor of the file is not ``expected`` but for rounding."""
     expected = expected.detach().float().cpu()
     kind = stored.tensor_type
-    error = (_dequantized(stored) - expected).norm() / expected.norm().clamp_min(1e-30)
+    error = relative_error(_dequantized(stored), expected)
     if not error <= LARGEST_ERRORS[kind]:
         raise ValueError(
             f"{stored.name} as {kind.name} differs by {error:.1%} from the model's: its weights "

@@ -21,8 +21,6 @@ from harp_lib.models.same_logits import check_positions
 from harp_lib.models.savable import RELOAD, check_savable
 from harp_lib.pruning.architecture import decoder_layers, output_norm
 from harp_lib.pruning.layers import (
-    ATTENTION_PARTS,
-    FFN_PARTS,
     folded_output,
     linear_like,
     num_groups,
@@ -123,13 +121,13 @@ def num_blocks(layer: nn.Module) -> int:
 
 
 def has_biases(blocks: list[Block], module: str) -> bool:
-    """Whether a projection of ``module`` has a bias; if so, all of them have in this format."""
+    """Whether a projection of ``module`` ("self_attn" or "mlp") has a bias in any block."""
     names = [name for block in blocks for name in block.tensors]
     return any(name.startswith(f"{module}.") and name.endswith(".bias") for name in names)
 
 
 def _complete_biases(blocks: list[Block], module: str) -> None:
-    """Add zero biases to all projections of ``module`` if one of them has a bias."""
+    """Add zero biases to all projections of ``module`` if one has any: one setting is for all."""
     if not has_biases(blocks, module):
         return
     for _, tensors in blocks:
@@ -163,31 +161,25 @@ def _attention(attention: nn.Module, num_heads: int) -> tuple[int, Tensors]:
     query_rows = (groups, heads_in_group * head_dim)
     value_rows = (groups, head_dim)
     tensors: Tensors = {}
-    for part in ATTENTION_PARTS:
+    for part, rows in (("q_proj", query_rows), ("k_proj", value_rows), ("v_proj", value_rows)):
         linear = getattr(attention, part)
-        rows = query_rows if part == "q_proj" else value_rows
-        if part == "o_proj":
-            # W_O reads query heads by its columns.
-            columns = _padded_groups(linear.weight.T, kept_groups, query_rows)  # (r'·K'·Dh, d)
-            tensors["self_attn.o_proj.weight"] = columns.T
-            bias = linear.bias
-        else:
-            weight = _padded_groups(linear.weight, kept_groups, rows)
-            tensors[f"self_attn.{part}.weight"] = weight
-            bias = linear.bias
-            if bias is not None:
-                bias = _padded_groups(bias, kept_groups, rows)
-        if bias is not None:
-            tensors[f"self_attn.{part}.bias"] = bias
+        tensors[f"self_attn.{part}.weight"] = _padded_groups(linear.weight, kept_groups, rows)
+        if linear.bias is not None:
+            tensors[f"self_attn.{part}.bias"] = _padded_groups(linear.bias, kept_groups, rows)
+    output = attention.o_proj  # it reads query heads by the columns of its weight
+    columns = _padded_groups(output.weight.T, kept_groups, query_rows)  # (r'·K'·Dh, d)
+    tensors["self_attn.o_proj.weight"] = columns.T
+    if output.bias is not None:
+        tensors["self_attn.o_proj.bias"] = output.bias
     return heads_in_group, tensors
 
 
-def _padded_groups(tensor: torch.Tensor, num_groups: int, shape: tuple[int, int]) -> torch.Tensor:
-    """Rows of ``num_groups`` groups, with zeros for more groups and for more rows in each.
+def _padded_groups(tensor: torch.Tensor, kept_groups: int, shape: tuple[int, int]) -> torch.Tensor:
+    """Rows of ``kept_groups`` groups, with zeros for more groups and for more rows in each.
 
     ``shape`` is the number of groups and of rows in each group afterwards.
     """
-    groups = tensor.unflatten(0, (num_groups, -1))  # (k, rows, …)
+    groups = tensor.unflatten(0, (kept_groups, -1))  # (k, rows, …)
     return _padded(groups, shape).flatten(0, 1)  # (K'·rows', …)
 
 
@@ -211,17 +203,14 @@ def _ffn(ffn: nn.Module) -> Tensors:
     hidden_size, width = ffn.down_proj.weight.shape
     width = _rounded_up(width)
     tensors: Tensors = {}
-    for part in FFN_PARTS:
+    for part in ("gate_proj", "up_proj"):
         linear = getattr(ffn, part)
-        if part == "down_proj":
-            shape = (hidden_size, width)
-            bias = linear.bias
-        else:
-            shape = (width,)
-            bias = None if linear.bias is None else _padded(linear.bias, shape)
-        tensors[f"mlp.{part}.weight"] = _padded(linear.weight, shape)
-        if bias is not None:
-            tensors[f"mlp.{part}.bias"] = bias
+        tensors[f"mlp.{part}.weight"] = _padded(linear.weight, (width,))
+        if linear.bias is not None:
+            tensors[f"mlp.{part}.bias"] = _padded(linear.bias, (width,))
+    tensors["mlp.down_proj.weight"] = _padded(ffn.down_proj.weight, (hidden_size, width))
+    if ffn.down_proj.bias is not None:
+        tensors["mlp.down_proj.bias"] = ffn.down_proj.bias
     return tensors
 
 

@@ -9,12 +9,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import save_torch_state_dict
+from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from harp_lib.models import configuration_nemotron_nas
 from harp_lib.models.card import CARD_FILE, nemotron_nas_card
 from harp_lib.models.checkpoint import complete_or_nothing
+from harp_lib.models.configuration_nemotron_nas import NemotronNasConfig
 from harp_lib.models.nas_blocks import (
     Block,
     Tensors,
@@ -23,9 +27,9 @@ from harp_lib.models.nas_blocks import (
     has_biases,
     num_blocks,
 )
-from harp_lib.models.nas_reading import check_folder
+from harp_lib.models.plain_llama import Heads, PlainLlama
 from harp_lib.models.registry import quiet
-from harp_lib.models.savable import check_generation_config
+from harp_lib.models.same_logits import TOLERANCE, check_same_logits
 from harp_lib.pruning.architecture import decoder_layers
 
 COPIED_FIELDS = (
@@ -76,7 +80,6 @@ def save_nemotron_nas(
         If ``path`` exists and is not an empty folder.
     """
     check_nemotron_nas(model)
-    check_generation_config(model)
     path = Path(path).resolve()
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise FileExistsError(f"{path} exists and is not an empty folder; choose another folder")
@@ -92,24 +95,21 @@ def save_nemotron_nas(
         card = nemotron_nas_card(model, path.name, num_parameters, blocks)
         (folder / CARD_FILE).write_text(card, encoding="utf-8")
         save_torch_state_dict(weights, folder, metadata={"format": "pt"})
-        check_folder(folder, model, [num_blocks(layer) for layer in decoder_layers(model)])
+        check_folder(folder, model)
 
 
 def _write_config(folder: Path, model: PreTrainedModel, blocks: list[Block]) -> None:
     """Write ``config.json``, and the file of the class that it names."""
-    config = model.config.to_dict()
-    values: dict[str, Any] = {name: config[name] for name in COPIED_FIELDS}
+    values: dict[str, Any] = {name: getattr(model.config, name) for name in COPIED_FIELDS}
     # MLX-LM reads the older fields of rotary positions, vLLM those of today.
     rope = model.config.rope_parameters
-    values["hidden_act"] = model.config.hidden_act  # `to_dict` of earlier versions hides it
     values["rope_theta"] = rope["rope_theta"]
     values["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     source = Path(configuration_nemotron_nas.__file__)
-    config_class = configuration_nemotron_nas.NemotronNasConfig
     values.update(
         architectures=["DeciLMForCausalLM"],
-        auto_map={"AutoConfig": f"{source.stem}.{config_class.__name__}"},
-        model_type=config_class.model_type,
+        auto_map={"AutoConfig": f"{source.stem}.{NemotronNasConfig.__name__}"},
+        model_type=NemotronNasConfig.model_type,
         dtype=str(model.dtype).removeprefix("torch."),
         attention_bias=has_biases(blocks, "self_attn"),
         mlp_bias=has_biases(blocks, "mlp"),
@@ -134,3 +134,44 @@ def _state_dict(model: PreTrainedModel, blocks: list[Block]) -> Tensors:
         for name, tensor in block.tensors.items():
             weights[f"model.layers.{index}.{name}"] = tensor.detach()
     return weights
+
+
+def check_folder(folder: Path, model: PreTrainedModel) -> None:
+    """Raise a ValueError if runtimes would compute something else from ``folder`` than ``model``.
+
+    Settings and tensors are those of the files. In bfloat16 and float16 the sums over the query
+    heads of a group are rounded, so logits may differ by more there.
+    """
+    config = NemotronNasConfig.from_pretrained(folder)
+    blocks = []
+    for block in config.block_configs:
+        heads = Heads(0, 0)
+        if not block.attention.no_op:
+            groups = config.num_attention_heads // block.attention.n_heads_in_group
+            heads = Heads(config.num_attention_heads, groups)
+        blocks.append(heads)
+    file_of = {}  # the open file that holds each tensor: a large model has several
+    for path in folder.glob("*.safetensors"):
+        file = safe_open(path, framework="pt")
+        file_of.update(dict.fromkeys(file.keys(), file))
+
+    def weight(name: str) -> torch.Tensor | None:
+        """A tensor in float32, or None if runtimes load none of this name."""
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            return None
+        if name.endswith(".bias"):
+            has_bias = config.mlp_bias if ".mlp." in name else config.attention_bias
+            if not has_bias:
+                return None
+        return file_of[name].get_tensor(name).float()
+
+    written = PlainLlama(
+        blocks=blocks,
+        frequencies=LlamaRotaryEmbedding(config).inv_freq.cpu(),
+        rotates_neighbours=False,
+        eps=config.rms_norm_eps,
+        weight=weight,
+    )
+    blocks_per_layer = [num_blocks(layer) for layer in decoder_layers(model)]
+    tolerance = max(TOLERANCE, 4 * torch.finfo(model.dtype).eps)
+    check_same_logits(model, written, blocks_per_layer, tolerance)

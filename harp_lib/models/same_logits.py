@@ -71,14 +71,14 @@ def check_same_logits(
     own_stream, own_logits = _model_forward(model, ids, positions, written.frequencies)
     if not own_logits.isfinite().all():
         raise ValueError("the logits of the model are not finite: look for nan and inf in it")
-    error = _relative_error(logits, own_logits)
+    error = relative_error(logits, own_logits)
     if error <= tolerance:
         return
     last_blocks = torch.tensor([0, *blocks_per_layer]).cumsum(0).tolist()
     stages = ["the embeddings", *(f"layer {index}" for index in range(len(blocks_per_layer)))]
     place = "the norm and the head after the last layer"
     for stage, block, own in zip(stages, last_blocks, own_stream, strict=True):
-        if not _relative_error(stream[block], own) <= tolerance:
+        if not relative_error(stream[block], own) <= tolerance:
             place = stage
             break
     raise ValueError(
@@ -87,7 +87,8 @@ def check_same_logits(
     )
 
 
-def _relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
+def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
+    """Norm of the difference, relative to the norm of ``expected``."""
     return ((output - expected).norm() / expected.norm().clamp_min(1e-30)).item()
 
 

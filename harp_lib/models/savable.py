@@ -1,7 +1,6 @@
 """Whether the weights of a model in memory are all that the model is."""
 
 import copy
-from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
@@ -37,24 +36,6 @@ def check_savable(model: nn.Module) -> None:
         )
     _check_weights(model)
     _check_structure(model)
-
-
-def check_generation_config(model: PreTrainedModel) -> None:
-    """Raise a ValueError, with the file to mend, if the generation config cannot be written."""
-    if not model.can_generate() or model.generation_config is None:
-        return
-    try:
-        with TemporaryDirectory() as folder:
-            model.generation_config.save_pretrained(folder)
-    except ValueError as error:
-        reason = str(error).split("\nIf you're using")[0]
-        source = model.config.name_or_path or "the model's folder"
-        raise ValueError(
-            f"the generation config cannot be saved: {reason}\n"
-            f"Mend generation_config.json in {source} and load the model again, or correct "
-            "model.generation_config (model.generation_config.do_sample = True, for settings of "
-            "sampling), then save."
-        ) from error
 
 
 def _check_adapters(model: nn.Module) -> None:
