@@ -42,12 +42,8 @@ class Unit:
     model: str = ""
 
 
-def _read_units() -> dict[str, Unit]:
-    text = (config.DATA / "experiments.yaml").read_text(encoding="utf-8")
-    return {name: Unit(**about) for name, about in yaml.safe_load(text).items()}
-
-
-UNITS = _read_units()
+_ENTRIES = yaml.safe_load((config.DATA / "experiments.yaml").read_text(encoding="utf-8"))
+UNITS = {name: Unit(**entry) for name, entry in _ENTRIES.items()}
 """Units in the order in which they may be computed."""
 
 
@@ -109,7 +105,8 @@ def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False
 
     needed = _with_needs(units, profile)
     stores: dict[str, dict[str, Any]] = {unit: {} for unit in UNITS}
-    for model in _all_models(profile):
+    models = dict.fromkeys(model for unit in UNITS for model in models_of(profile, unit))
+    for model in models:
         for unit in UNITS:
             if (unit, model) in needed:
                 again = force and unit in units
@@ -133,16 +130,6 @@ def _with_needs(units: tuple[str, ...], profile: dict[str, Any]) -> set[tuple[st
                 if (unit, model) in needed:
                     needed.add((need, model))
     return needed
-
-
-def _all_models(profile: dict[str, Any]) -> list[str]:
-    """Every model that some unit is computed for, once."""
-    models = []
-    for unit in UNITS:
-        for model in models_of(profile, unit):
-            if model not in models:
-                models.append(model)
-    return models
 
 
 def compute(

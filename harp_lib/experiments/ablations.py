@@ -1,19 +1,21 @@
 """Notebook 06: other layers than the top ones, what each searched alpha brings, single layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS, BENCHMARKS, DISCRIMINATIVE
 from harp_lib.experiments.job import HELD_OUT, Job
-from harp_lib.experiments.scores import measure_likelihoods, score
-from harp_lib.experiments.texts import Text, described
+from harp_lib.experiments.scores import score
+from harp_lib.experiments.texts import Text, described, layer_rows
 from harp_lib.methods.layer_selection import SCORED, layer_scores, lowest_layers
 from harp_lib.names import DENSE, HARP
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.results import Cell, Result
 from harp_lib.text.corpora import Corpus
 
+Row = dict[str, Any]
 # The paper's strategies, in its order; all of them at alpha = 1.
 STRATEGIES = ("bottom", "hessian", "similarity", "top")
 SINGLE_ALPHAS = (1.0, 0.0)  # queries and keys removed; the whole attention removed
@@ -38,7 +40,7 @@ def ablations(job: Job) -> None:
     top = plans.pop("top")
     written = [task for task in job.tasks("likelihoods") if task in BENCHMARKS]
     of_likelihoods = replace(job, store="likelihoods", force=False)
-    measure_likelihoods(of_likelihoods, written, shared | {"top": top})
+    score(of_likelihoods, written, shared | {"top": top}, "likelihoods")
     score(job, tasks, {"top": top})
     discriminative = [task for task in tasks if ALL_BENCHMARKS[task].kind == DISCRIMINATIVE]
     score(job, discriminative, plans)
@@ -49,35 +51,12 @@ def layers(job: Job) -> None:
     corpus = job.corpora[0]
     settings = job.profile["ablations"]
     _select_layers(job)
-
-    text = job.text(corpus, HELD_OUT, settings["gain"])
     searched = job.alphas(corpus)
-    cells = []
-    for document in range(len(text.documents)):
-        inputs = text.inputs | {"document": document, "alphas": searched}
-        compute = partial(_gain, text, document, searched)
-        cells.append(_document_cell("gain", document, inputs, compute))
-    job.results("gain", cells)
-
+    text = job.text(corpus, HELD_OUT, settings["gain"])
+    _by_document("gain", text, partial(_gain, searched), {"alphas": searched})
     text = job.unsearched(corpus, *settings["single_layer"])
-    cells = []
-    for document in range(len(text.documents)):
-        inputs = text.inputs | {
-            "document": document,
-            "alphas": SINGLE_ALPHAS,
-            "num_layers": job.num_pruned,
-        }
-        compute = partial(_single_layers, text, document, SINGLE_ALPHAS)
-        cell = _document_cell("single-layer", document, inputs, compute)
-        cell.coordinates["num_pruned"] = job.num_pruned
-        cells.append(cell)
-    job.results("single-layer", cells)
-
-
-def _document_cell(method: str, document: int, inputs: dict, compute: partial) -> Cell:
-    """A cell of one document."""
-    coordinates = {"document": document}
-    return Cell(method, f"document-{document:02d}", inputs, compute, coordinates)
+    inputs = {"alphas": SINGLE_ALPHAS, "num_layers": job.num_pruned}
+    _by_document("single-layer", text, _single_layers, inputs, num_pruned=job.num_pruned)
 
 
 def _select_layers(job: Job) -> None:
@@ -102,40 +81,63 @@ def _select(job: Job, strategy: str, corpus: Corpus) -> Result:
         return {"layers": list(range(job.num_layers - count, job.num_layers)), "rows": []}
     blocks = job.blocks(corpus, *job.profile["ablations"]["calibration"])
     scores = layer_scores(strategy, job.model, blocks)
-    rows = [
-        {"quantity": "score", "layer": layer, "value": value} for layer, value in enumerate(scores)
-    ]
+    rows = layer_rows("score", dict(enumerate(scores)))
     return {"layers": lowest_layers(scores, count), "rows": rows}
 
 
-def _gain(whole: Text, document: int, searched: Mapping[int, float]) -> Result:
+def _by_document(
+    method: str,
+    text: Text,
+    measure: Callable[[Text], list[Row]],
+    inputs: dict[str, Any],
+    **coordinates: Any,
+) -> None:
+    """A cell for each document: what is measured, and the dense model's likelihood."""
+
+    def compute(document: int) -> Result:
+        part = text[document : document + 1]
+        rows = measure(part)
+        rows.append({"quantity": "dense nll", "value": _nll(part, {})})
+        rows.append({"quantity": "tokens", "value": sum(part.tokens)})
+        return {"rows": rows}
+
+    cells = []
+    for document in range(len(text.documents)):
+        place = {"document": document}
+        cells.append(
+            Cell(
+                method,
+                f"document-{document:02d}",
+                text.inputs | place | inputs,
+                partial(compute, document),
+                place | coordinates,
+            )
+        )
+    text.job.results(method, cells)
+
+
+def _gain(searched: Mapping[int, float], text: Text) -> list[Row]:
     """Likelihood with the searched alpha in the k highest of the pruned layers, and 1 below.
 
     The column ``searched`` is k; it is missing in the dense model's row.
     """
-    text = whole[document : document + 1]
     order = sorted(searched, reverse=True)
     rows = []
     for count in range(len(order) + 1):
         highest = {layer: searched[layer] for layer in order[:count]}
         alphas = dict.fromkeys(order, 1.0) | highest
         rows.append({"quantity": "nll", "searched": count, "value": _nll(text, alphas)})
-    rows.append({"quantity": "dense nll", "value": _nll(text, {})})
-    rows.append({"quantity": "tokens", "value": sum(text.tokens)})
-    return {"rows": rows}
+    return rows
 
 
-def _single_layers(whole: Text, document: int, alphas: Sequence[float]) -> Result:
+def _single_layers(text: Text) -> list[Row]:
     """Likelihood by alpha and layer, that layer value-only and all others dense."""
-    text = whole[document : document + 1]
     rows = []
     for layer in range(text.job.num_layers):  # the lowest first, see Text.nll
-        for alpha in alphas:
+        for alpha in SINGLE_ALPHAS:
             nll = _nll(text, {layer: alpha})
             rows.append({"quantity": "nll", "layer": layer, "alpha": alpha, "value": nll})
-    rows.append({"quantity": "dense nll", "value": _nll(text, {})})
-    rows.append({"quantity": "tokens", "value": sum(text.tokens)})
-    return {"rows": rows}
+    return rows
 
 
 def _nll(text: Text, alphas: Mapping[int, float]) -> float:

@@ -5,7 +5,6 @@ No model is loaded and no weights are read.
 
 import json
 from functools import partial
-from typing import Any
 
 import pandas as pd
 from transformers import PreTrainedConfig
@@ -27,12 +26,15 @@ from harp_lib.results import Cell, Result, digest
 
 def ratios(job: Job) -> None:
     """Count what is removed from each model of the paper: one cell for each."""
-    head_ratios = _printed_head_ratios()
+    printed = pd.read_csv(config.PAPER / "generation.csv")
+    printed = printed.query("method == 'flap' and quantity == 'head_ratio'")
+    head_ratios = printed.set_index("model")["value"].to_dict()
     for model, shape in paper_configs().items():
-        alphas = _printed_alphas(model)
+        file = config.CONFIGS / f"{PAPER_MODELS[model]}.json"
         head_ratio = head_ratios[model]
+        alphas = printed_alphas(model)
         inputs = {
-            "config": _config_digest(model),
+            "config": digest(json.loads(file.read_bytes())),
             "flap_head_ratio": head_ratio,
             "alphas": alphas,
         }
@@ -67,36 +69,22 @@ def count(shape: PreTrainedConfig, head_ratio: float, alphas: dict[int, float]) 
     target = removed_fraction(shape, flap)
     num_channels = ffn_channels_for(shape, harp, target)
     ffn_share = num_channels / (shape.num_hidden_layers * shape.intermediate_size)
-    return {
-        "rows": [
-            _row("flap", "removed_fraction", target),
-            _row("harp", "removed_fraction", removed_fraction(shape, harp)),
-            _row("harp+flap", "ffn_share", ffn_share),
-            _row("dense", "overtaking_length", overtaking_length(shape)),
-            _row("dense", "intermediate_size", shape.intermediate_size),
-        ]
+    values = {
+        ("flap", "removed_fraction"): target,
+        ("harp", "removed_fraction"): removed_fraction(shape, harp),
+        ("harp+flap", "ffn_share"): ffn_share,
+        ("dense", "overtaking_length"): overtaking_length(shape),
+        ("dense", "intermediate_size"): shape.intermediate_size,
     }
+    rows = [
+        {"method": method, "quantity": quantity, "value": value}
+        for (method, quantity), value in values.items()
+    ]
+    return {"rows": rows}
 
 
-def _row(method: str, quantity: str, value: float) -> dict[str, Any]:
-    return {"method": method, "quantity": quantity, "value": value}
-
-
-def _config_digest(model: str) -> str:
-    """A digest of the config of one of the paper's models."""
-    file = config.CONFIGS / f"{PAPER_MODELS[model]}.json"
-    return digest(json.loads(file.read_bytes()))
-
-
-def _printed_head_ratios() -> dict[str, float]:
-    """Share of the key/value groups that FLAP removes from each model, as the paper prints it."""
-    printed = pd.read_csv(config.PAPER / "generation.csv")
-    printed = printed.query("method == 'flap' and quantity == 'head_ratio'")
-    return dict(zip(printed["model"], printed["value"].tolist(), strict=True))
-
-
-def _printed_alphas(model: str) -> dict[int, float]:
+def printed_alphas(model: str) -> dict[int, float]:
     """The alphas by layer that the paper prints for one of its models, searched on WikiText."""
     printed = pd.read_csv(config.PAPER / "alpha_search.csv")
     printed = printed.query("model == @model and task == 'wikitext'")
-    return dict(zip(printed["layer"].tolist(), printed["value"].tolist(), strict=True))
+    return printed.set_index("layer")["value"].to_dict()

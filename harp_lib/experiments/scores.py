@@ -1,7 +1,7 @@
 """Notebooks 05 and 07: every plan scored on every benchmark, by accuracy and by likelihood."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -22,9 +22,6 @@ from harp_lib.names import DENSE, EVALUATED, REFIT
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.results import Cell, Result, digest, write_json
 
-Plans = Mapping[str, PruningPlan]  # by method
-Measure = Callable[[Job, Evaluator, PruningPlan, Benchmark], Result]
-
 
 def scores(job: Job, section: str = "evaluation") -> None:
     """Every method's plan on the eleven benchmarks."""
@@ -39,13 +36,13 @@ def longbench(job: Job) -> None:
 def likelihoods(job: Job) -> None:
     """Likelihood of the reference answers under every method's plan, where answers are written."""
     tasks = [task for task in job.tasks("likelihoods") if task in BENCHMARKS]
-    measure_likelihoods(job, tasks, _plans(job))
+    score(job, tasks, _plans(job), "likelihoods")
 
 
 def longbench_likelihoods(job: Job) -> None:
     """The same on LongBench."""
     tasks = [task for task in job.tasks("likelihoods") if task in LONGBENCH]
-    measure_likelihoods(job, tasks, _plans(job))
+    score(job, tasks, _plans(job), "likelihoods")
 
 
 def _plans(job: Job) -> dict[str, PruningPlan]:
@@ -53,24 +50,16 @@ def _plans(job: Job) -> dict[str, PruningPlan]:
     return {method: job.plan(method) for method in (DENSE, *EVALUATED)}
 
 
-def score(job: Job, tasks: Iterable[str], plans: Plans, section: str = "evaluation") -> None:
-    """Score plans on tasks."""
-    _measure(job, tasks, plans, section, "scores", _scores)
-
-
-def measure_likelihoods(job: Job, tasks: Iterable[str], plans: Plans) -> None:
-    """Likelihoods of the reference answers of tasks under plans, the dense model's first."""
-    _measure(job, tasks, plans, "likelihoods", "likelihoods", _likelihoods)
-
-
-def _measure(
-    job: Job, tasks: Iterable[str], plans: Plans, section: str, description: str, measure: Measure
+def score(
+    job: Job, tasks: Iterable[str], plans: Mapping[str, PruningPlan], section: str = "evaluation"
 ) -> None:
-    """One cell for each task and plan.
+    """Score plans, by method, on tasks: one cell for each task and plan.
 
-    A cell that fails says why and is shown as missing; the others go on.
+    A cell that fails says why and is shown as missing; the others go on. In the section
+    ``likelihoods`` the score is the likelihood of the reference answers.
     """
     evaluator = Evaluator(job.profile, job.seed, section)
+    measure = _likelihoods if section == "likelihoods" else _scores
     cells = []
     for task, (method, plan) in product(tasks, plans.items()):
         inputs = job.inputs | job.plan_inputs(plan)
@@ -89,10 +78,10 @@ def _measure(
             else:
                 compute = partial(or_failed, measure, job, evaluator, plan, benchmark)
         cells.append(Cell(method, task, inputs, compute))
-    job.results(description, cells)
+    job.results(section, cells)
 
 
-def _method_with_equal_plan(plans: Plans, method: str) -> str | None:
+def _method_with_equal_plan(plans: Mapping[str, PruningPlan], method: str) -> str | None:
     """An earlier method whose plan removes the same, so that its results are this method's too."""
     for other, plan in plans.items():
         if other == method:

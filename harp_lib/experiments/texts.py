@@ -1,6 +1,6 @@
 """The texts of an experiment as one model reads them, and their likelihoods under a plan."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
@@ -137,6 +137,13 @@ def document_rows(nll: Sequence[float], tokens: Sequence[int]) -> list[dict[str,
         for document, value in enumerate(values):
             rows.append({"document": document, "quantity": quantity, "value": value})
     return rows
+
+
+def layer_rows(quantity: str, values: Mapping[int, float]) -> list[dict[str, Any]]:
+    """A row for each layer."""
+    return [
+        {"quantity": quantity, "layer": layer, "value": value} for layer, value in values.items()
+    ]
 
 
 def scalar_rows(**values: float) -> list[dict[str, Any]]:

@@ -5,13 +5,12 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 import psutil
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from harp_lib import config as paths
 from harp_lib.accounting import count_groups, paper_configs, parameters
+from harp_lib.experiments.paper_ratios import printed_alphas
 from harp_lib.models.load import random_model
 from harp_lib.names import DENSE
 from harp_lib.pruning import remote, surgery
@@ -92,9 +91,7 @@ def random_shape(
         config.head_dim = 2
         config.hidden_size = 2 * config.num_attention_heads
         config.intermediate_size = 2
-    printed = pd.read_csv(paths.PAPER / "alpha_search.csv")
-    printed = printed.query("model == @name and task == 'wikitext'")
-    alphas = printed.sort_values("layer", ascending=False)["value"].tolist()
+    alphas = [alpha for _, alpha in sorted(printed_alphas(name).items(), reverse=True)]
     count = max(1, round(len(alphas) * layers / paper_configs()[name].num_hidden_layers))
     plan = PruningPlan.value_only(layers, alphas[:count])
     return random_model(config, dtype, seed), plan
