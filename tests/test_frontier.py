@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from harp_lib import config, load_model
+from harp_lib import config
 from harp_lib.config import load_profile
 from harp_lib.experiments import run
 from harp_lib.experiments.changes import fitted_blocks, ranked_blocks
+from harp_lib.experiments.frontier import _changes
 from harp_lib.experiments.job import HELD_OUT, Job
 from harp_lib.experiments.passkeys import CALIBRATION_DIGITS, PASSKEY, passkeys
 from harp_lib.methods.alpha_search import search_alphas
@@ -121,33 +122,17 @@ def test_alpha_is_also_searched_on_the_text_that_a_refit_reads(stored, job):
     assert 0 < seconds[2] < seconds[3], "of its own layers, though one goes on with the other's"
 
 
-def test_a_model_can_be_searched_again_and_do_without_rivals(monkeypatch, tmp_path):
+def test_a_model_can_do_without_rivals(monkeypatch, tmp_path):
     monkeypatch.setattr(config, "RESULTS", tmp_path)
-    profile = load_profile("smoke", models=["tiny-gemma2"]) | {"dtype": "bfloat16"}
-    profile["frontier"]["without_rivals"] = ["tiny-gemma2"]
-    run("frontier", profile=profile)
-    cells = read_results("smoke", "frontier")
-    methods = {cell["coordinates"].get("method") for cell in cells.values()}
-    assert not methods & set(RIVALS)
-    assert {"alpha-1", "alpha-0.5", "alpha-norm", *FITTED} <= methods
-    assert "alpha-search" not in methods
-
-    other = Job("frontier", config.profile_for("tiny-gemma2", profile), "tiny-gemma2")
-    text = other.text(other.corpora[0], "test")
-    twice = [window for window in text.windows for _ in range(2)]
-    expected = {
-        "alpha-in-pairs": search_alphas(other.model, twice, 2),
-        "alpha-float32": search_alphas(load_model("tiny-gemma2", "float32")[0], text.windows, 2),
-    }
-    for method, search in expected.items():
-        result = cells["tiny-gemma2", f"{method}-top-02-1x128", "search"]["result"]
-        found = rows_of(result)
-        perplexities = found.loc[found["quantity"] == "perplexity", "value"].tolist()
-        of_layers = [value for of in search.perplexities.values() for value in of.values()]
-        assert perplexities == of_layers
-    assert search.perplexities != expected["alpha-in-pairs"].perplexities
-    nll = rows(cells, "nll")
-    assert set(nll.loc[nll["method"] == "alpha-float32", "document"]) == {0, 1, 2}
+    profile = load_profile("smoke", models=[MODEL])
+    methods = []
+    for models in ([], [MODEL]):
+        profile["frontier"]["without_rivals"] = models
+        changes = _changes(Job("frontier", profile, MODEL))
+        methods.append({change.method for change in changes})
+    with_rivals, without_rivals = methods
+    assert with_rivals - without_rivals == set(RIVALS)
+    assert {"alpha-1", "alpha-0.5", "alpha-norm", "alpha-search", *FITTED} <= without_rivals
 
 
 def test_fits_say_what_they_explain(stored, job):

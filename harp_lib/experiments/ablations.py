@@ -103,16 +103,10 @@ def _by_document(
 
     cells = []
     for document in range(len(text.documents)):
+        name = f"document-{document:02d}"
         place = {"document": document}
-        cells.append(
-            Cell(
-                method,
-                f"document-{document:02d}",
-                text.inputs | place | inputs,
-                partial(compute, document),
-                place | coordinates,
-            )
-        )
+        own = text.inputs | place | inputs
+        cells.append(Cell(method, name, own, partial(compute, document), place | coordinates))
     text.job.results(method, cells)
 
 

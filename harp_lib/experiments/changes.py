@@ -7,7 +7,7 @@ from), and the calibration text (how many kinds, how many tokens, which draw).
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,12 +17,12 @@ from harp_lib import accounting, config
 from harp_lib.experiments.job import SEARCHED, Job, alphas_of
 from harp_lib.experiments.passkeys import CALIBRATION_DIGITS, passkeys
 from harp_lib.experiments.search import search_cell, search_rows
-from harp_lib.experiments.texts import described, scalar_rows
+from harp_lib.experiments.texts import described, layer_rows, scalar_rows
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.fit_alpha import fit_alpha_by_layer
 from harp_lib.methods.norm_alpha import norm_alpha_by_layer
-from harp_lib.methods.refit import RIDGE, Refit, refit_values
+from harp_lib.methods.refit import RIDGE, refit_values
 from harp_lib.methods.rivals import RIVALS, nbl, nbl_maps
 from harp_lib.names import DENSE, HARP, REFIT
 from harp_lib.pruning.plan import PruningPlan
@@ -33,14 +33,12 @@ STORE = "frontier"
 NO_ATTENTION = "alpha-0"
 CONSTANT = {NO_ATTENTION: 0.0, "alpha-0.5": 0.5, "alpha-1": 1.0}  # alpha, the same in all layers
 ALPHA_SEARCH = "alpha-search"  # HARP's search, on the text that others are fitted on
-IN_FLOAT32 = "alpha-float32"  # HARP's search in float32, of a model that computes in bfloat16
-IN_PAIRS = "alpha-in-pairs"  # HARP's search with each document twice in a batch
-OTHER_SEARCHES = (ALPHA_SEARCH, IN_FLOAT32, IN_PAIRS)
 ALPHA_NORM = "alpha-norm"
 ALPHA_FIT = "alpha-fit"
 NBL = "nbl"
 FITTED = (ALPHA_FIT, NBL, REFIT)  # in any layers, top or chosen
 WITH_FIT = (*FITTED, ALPHA_NORM)  # each with a cell that says what the fit took
+FIT_BY_LAYER = {ALPHA_FIT: fit_alpha_by_layer, ALPHA_NORM: norm_alpha_by_layer, NBL: nbl_maps}
 TOP = "top"
 WITHOUT_TEXT = (DENSE, NO_ATTENTION, "windowed")
 
@@ -96,7 +94,7 @@ class Change:
 
     @property
     def calibration_tokens(self) -> int:
-        if self.method in (HARP, IN_FLOAT32, IN_PAIRS):
+        if self.method == HARP:
             settings = self.job.profile["alpha_search"]
             return settings["documents"] * settings["tokens"]
         if not self.texts:
@@ -136,18 +134,19 @@ class Change:
             coordinates["without"] = self.without
         return coordinates
 
-    def inputs(self, **others: Any) -> dict[str, Any]:
+    @property
+    def inputs(self) -> dict[str, Any]:
         """What its cells depend on."""
         own = {"change": self.coordinates, "which": list(self.layers)}
-        return common_inputs(self.job) | others | own
+        return common_inputs(self.job) | own
 
     def context(self) -> AbstractContextManager:
         """The context in which the model is changed."""
         model = self.job.model
         if self.method == NBL:
-            return nbl(model, self.fitted_maps)
+            return nbl(model, self.fitted)
         if self.method == REFIT:
-            return temporarily_pruned(model, self.refit.plan, weights=self.refit.weights)
+            return temporarily_pruned(model, self.fitted.plan, weights=self.fitted.weights)
         if self.method in RIVALS:
             stream = None
             if self.texts:
@@ -160,84 +159,61 @@ class Change:
         """Alpha of each layer that becomes value-only."""
         if self.method in CONSTANT:
             return dict.fromkeys(self.layers, CONSTANT[self.method])
-        if self.method in (ALPHA_FIT, ALPHA_NORM):
-            return self.fitted_alphas
+        if self.method in FIT_BY_LAYER:
+            return self.fitted
         if self.method == DENSE:
             return {}
-        searched = self.searched_alphas()
+        if self.method == ALPHA_SEARCH:
+            return self.search()
+        searched = searched_alphas(self.job)
         return {layer: searched[layer] for layer in self.layers}
 
-    def searched_alphas(self) -> dict[int, float]:
-        """Alpha of the top layers by HARP's search, or by another search with its own cell."""
-        if self.method not in OTHER_SEARCHES:
-            return searched_alphas(self.job)
+    def search(self) -> dict[int, float]:
+        """Alpha of each layer by HARP's search on the calibration text, which has its own cell."""
         job = self.job
-        count = len(self.layers)
-        if self.method == ALPHA_SEARCH:
-            text = fitted_blocks(job, self.texts, self.samples, self.seed)  # (samples, tokens)
-            tokens = text[:, 1:].numel()
-            inputs = self.inputs()
-        else:
-            searched = job.text(job.corpora[0], SEARCHED)
-            text = searched.windows
-            tokens = sum(searched.tokens)
-            inputs = self.inputs(searched=described(searched.corpus))
 
         def compute() -> Result:
-            if self.method == ALPHA_SEARCH:
-                # A longer greedy search begins like a shorter one, so all are kept in one file.
-                folder = config.RESULTS / job.profile["name"] / ".search"
-                journal = folder / f"{config.slug(job.name)}.jsonl"
-                search = search_alphas(job.model, text, count, resume=journal)
-            elif self.method == IN_PAIRS:
-                twice = [window for window in text for _ in range(2)]
-                search = search_alphas(job.model, twice, count)
-            else:
-                exact = replace(job, profile=job.profile | {"dtype": "float32"})
-                search = search_alphas(exact.model, text, count)
-            return {"rows": search_rows(search, tokens)}
+            text = torch.stack(self.calibration)  # (samples, tokens)
+            # A longer greedy search begins like a shorter one, so all are kept in one file.
+            folder = config.RESULTS / job.profile["name"] / ".search"
+            journal = folder / f"{config.slug(job.name)}.jsonl"
+            search = search_alphas(job.model, text, len(self.layers), resume=journal)
+            return {"rows": search_rows(search, text[:, 1:].numel())}
 
-        return alphas_of(job.result(Cell(self.name, "search", inputs, compute, self.coordinates)))
+        cell = Cell(self.name, "search", self.inputs, compute, self.coordinates)
+        return alphas_of(job.result(cell))
 
     @cached_property
-    def fitted_alphas(self) -> dict[int, float]:
-        stream = LayerStream(self.job.model, self.calibration)
-        fit = norm_alpha_by_layer if self.method == ALPHA_NORM else fit_alpha_by_layer
-        return fit(self.job.model, stream, self.layers)
+    def fitted(self) -> Any:
+        """By layer alpha or NBL's map, or a :class:`Refit`.
 
-    @cached_property
-    def fitted_maps(self) -> dict[int, torch.Tensor]:
-        stream = LayerStream(self.job.model, self.calibration)
-        return nbl_maps(self.job.model, stream, self.layers)
-
-    @cached_property
-    def refit(self) -> Refit:
-        """HARP's own layers refitted on one kind of text are kept for other notebooks too."""
+        HARP's own layers refitted on one kind of text are kept for other notebooks too.
+        """
+        model = self.job.model
+        if self.method in FIT_BY_LAYER:
+            stream = LayerStream(model, self.calibration)
+            return FIT_BY_LAYER[self.method](model, stream, self.layers)
         if self.texts == 1:
             return self.job.refit()
-        layers = self.layers
-        return refit_values(self.job.model, self.calibration, len(layers), layers)
+        return refit_values(model, self.calibration, len(self.layers), self.layers)
 
     def forget(self) -> None:
         """Let go of what was fitted."""
-        for name in ("fitted_alphas", "fitted_maps", "refit", "calibration"):
+        for name in ("fitted", "calibration"):
             self.__dict__.pop(name, None)
 
     def fit(self) -> Result:
         """What a fit found and took, and the shares of the dense model's costs that are left."""
         begin = time.perf_counter()
-        rows = []
-        if self.method in (ALPHA_FIT, ALPHA_NORM):
-            rows += _rows_by_layer("alpha", self.fitted_alphas)
-        elif self.method == NBL:
-            _ = self.fitted_maps
-        else:
-            rows += _rows_by_layer("explained", self.refit.explained)
+        fitted = self.fitted
         seconds = time.perf_counter() - begin
+        rows = []
         if self.method == REFIT:
-            seconds = self.refit.seconds  # it may be an earlier one
-        rows += scalar_rows(seconds=seconds, **costs_left(self))
-        return {"rows": rows}
+            rows = layer_rows("explained", fitted.explained)
+            seconds = fitted.seconds  # it may be an earlier one
+        elif self.method != NBL:
+            rows = layer_rows("alpha", fitted)
+        return {"rows": rows + scalar_rows(seconds=seconds, **costs_left(self))}
 
 
 def common_inputs(job: Job) -> dict[str, Any]:
@@ -282,12 +258,6 @@ def counts(job: Job) -> list[int]:
 def layers_of(job: Job, shares: Sequence[float]) -> list[int]:
     """Numbers of layers that are such shares of all, falling."""
     return sorted({max(1, round(share * job.num_layers)) for share in shares}, reverse=True)
-
-
-def _rows_by_layer(quantity: str, values: dict[int, float]) -> list[dict[str, Any]]:
-    return [
-        {"quantity": quantity, "layer": layer, "value": value} for layer, value in values.items()
-    ]
 
 
 def ranked_blocks(job: Job, seed: int) -> torch.Tensor:

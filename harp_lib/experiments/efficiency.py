@@ -205,7 +205,7 @@ class Bench:
             for name, (_, plan, fold_output, tail_only) in self.variants.items():
                 flops = prefill_flops(self.config, plan, tokens, causal, fold_output, tail_only)
                 rows.append({"quantity": f"flops {pairs}", "variant": name, "value": flops})
-        return {"rows": _repeated(seconds) + rows}
+        return {"rows": _seconds_rows(seconds) + rows}
 
     def _memory_rows(self, name: str, prefill: Callable[[], Any]) -> list[Row]:
         """Bytes of the cache that a prefill fills, and of memory at its peak."""
@@ -227,11 +227,9 @@ class Bench:
             parts[name] = partial(timing.module_seconds, model, prefill, self.device)
         measured = timing.interleaved(parts, repetitions, bar, repetitions > 1)
         rows = []
-        for name, repeated in measured.items():
-            for repetition, seconds_of_parts in enumerate(repeated):
-                for part, seconds in seconds_of_parts.items():
-                    row = _seconds_row(name, repetition, seconds)
-                    rows.append(row | {"part": part})
+        for run, seconds_of_parts in _repetitions(measured):
+            for part, seconds in seconds_of_parts.items():
+                rows.append({"quantity": "seconds", **run, "value": seconds, "part": part})
         return {"rows": rows}
 
     def decode(self, models: Models, tokens: int, repetitions: int, bar: tqdm) -> Result:
@@ -251,7 +249,7 @@ class Bench:
 
         timed = self._timed({name: partial(run, name) for name in models})
         seconds = timing.interleaved(timed, repetitions, bar, repetitions > 1)
-        return {"rows": _repeated(seconds) + rows}
+        return {"rows": _seconds_rows(seconds) + rows}
 
     def llama_cpp(self, models: Models, tokens: int, repetitions: int, bar: tqdm) -> Result:
         """Speeds of llama.cpp, with weights in float16.
@@ -275,11 +273,9 @@ class Bench:
                 engine = LlamaCpp(file, tokens + self.steps + 1)
                 timed[name] = partial(engine.write, prompt, self.steps)
             answers = timing.interleaved(timed, repetitions, bar, repetitions > 1)
-        for name, repeated in answers.items():
-            for repetition, answer in enumerate(repeated):
-                for quantity in ("prompt", "generation"):
-                    row = {"quantity": quantity, "variant": name, "repetition": repetition}
-                    rows.append(row | {"value": answer[quantity]})
+        for run, answer in _repetitions(answers):
+            for quantity in ("prompt", "generation"):
+                rows.append({"quantity": quantity, **run, "value": answer[quantity]})
         texts = {name: repeated[0]["text"] for name, repeated in answers.items()}
         return {"rows": rows, "texts": texts}
 
@@ -307,17 +303,17 @@ class Bench:
         return ids.to(self.device)
 
 
-def _repeated(seconds: Mapping[str, Sequence[float]]) -> list[Row]:
-    """A row for each variant and repetition."""
+def _repetitions(measured: Mapping[str, Sequence[Any]]) -> Iterator[tuple[Row, Any]]:
+    """The columns of each run of each variant, and what was measured in it."""
+    for name, repeated in measured.items():
+        for repetition, measurement in enumerate(repeated):
+            yield {"variant": name, "repetition": repetition}, measurement
+
+
+def _seconds_rows(measured: Mapping[str, Sequence[float]]) -> list[Row]:
     return [
-        _seconds_row(name, repetition, value)
-        for name, repeated in seconds.items()
-        for repetition, value in enumerate(repeated)
+        {"quantity": "seconds", **run, "value": seconds} for run, seconds in _repetitions(measured)
     ]
-
-
-def _seconds_row(variant: str, repetition: int, value: float) -> Row:
-    return {"quantity": "seconds", "variant": variant, "repetition": repetition, "value": value}
 
 
 def weight_bytes(model: PreTrainedModel) -> int:

@@ -19,10 +19,7 @@ from harp_lib.experiments.changes import (
     ALPHA_SEARCH,
     CONSTANT,
     FITTED,
-    IN_FLOAT32,
-    IN_PAIRS,
     NO_ATTENTION,
-    OTHER_SEARCHES,
     TOP,
     WITH_FIT,
     WITHOUT_TEXT,
@@ -64,8 +61,8 @@ def _evaluate(job: Job, changes: Iterable[Change]) -> None:
     searched_alphas(job)  # listed also if no change needs it, for notebooks 02 and 03
     changes = list(changes)
     for change in changes:
-        if change.method in OTHER_SEARCHES:
-            change.searched_alphas()  # before anything holds the model: one loads it in float32
+        if change.method == ALPHA_SEARCH:
+            change.search()  # listed also if its likelihoods are stored
     # A stream of hidden states moves up only, so changes that begin low come first.
     changes = sorted(reversed(changes), key=lambda change: change.lowest)
     with tqdm(changes, desc="frontier", unit="change") as bar:
@@ -88,7 +85,7 @@ def frontier_scores(job: Job) -> None:
         cells = []
         for task in job.profile["frontier"]["tasks"]:
             benchmark = ALL_BENCHMARKS[task]
-            inputs = change.inputs() | evaluator.inputs(benchmark)
+            inputs = change.inputs | evaluator.inputs(benchmark)
             compute = partial(or_failed, _score, job, change, evaluator, benchmark)
             cells.append(Cell(change.name, task, inputs, compute, change.coordinates))
         job.results(change.name, cells)
@@ -118,7 +115,7 @@ class _Evaluation:
 
     def compute(self, change: Change) -> None:
         """Compute the cells of a change."""
-        inputs = change.inputs()
+        inputs = change.inputs
         if change.method in WITH_FIT:
             self.job.result(Cell(change.name, "fit", inputs, change.fit, change.coordinates))
         names = self._evaluated_on(change)
@@ -210,9 +207,6 @@ def _changes(job: Job) -> Iterator[Change]:
             yield Change(job, ALPHA_SEARCH, top, TOP, texts=2, samples=_samples(job))
         if count == job.num_pruned:
             yield from _reasons(job, count)
-            if job.name in job.profile["frontier"].get("searched_again", ()):
-                yield Change(job, IN_FLOAT32, top, TOP, texts=1)
-                yield Change(job, IN_PAIRS, top, TOP, texts=1)
             if job.name not in job.profile["frontier"].get("without_rivals", ()):
                 yield from _rivals(job, count)
         if count == _third(job):

@@ -4,6 +4,7 @@ from tqdm import tqdm
 
 from harp_lib.experiments.changes import common_inputs, counts, found, ranked_blocks
 from harp_lib.experiments.job import Job
+from harp_lib.experiments.texts import layer_rows
 from harp_lib.methods.gate_norm import gate_norms
 from harp_lib.methods.layer_selection import layer_scores, lowest_layers
 from harp_lib.methods.refit import explained_by_layer
@@ -30,12 +31,7 @@ def chosen_layers(job: Job, ranking: str, seed: int, count: int) -> tuple[int, .
     coordinates = {"method": DENSE, "ranking": ranking, "seed": seed, "layers": 0}
 
     def rank() -> Result:
-        values = _scores(job, ranking, seed)
-        rows = [
-            {"quantity": quantity, "layer": layer, "value": value}
-            for layer, value in values.items()
-        ]
-        return {"rows": rows}
+        return {"rows": layer_rows(quantity, _scores(job, ranking, seed))}
 
     cell = Cell(DENSE, f"ranking-{ranking}-seed-{seed}", inputs, rank, coordinates)
     rows = rows_of(found(job, cell)).astype({"layer": int})
