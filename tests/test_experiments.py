@@ -43,7 +43,7 @@ CELLS = {
     "longbench": 16,
     "ablations": 19,
     "efficiency": 9,
-    "frontier": 100,
+    "frontier": 108,
     "frontier_scores": 6,
     "likelihoods": 26,
 }

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from harp_lib import config
+from harp_lib import config, load_model
 from harp_lib.config import load_profile
 from harp_lib.experiments import run
-from harp_lib.experiments.changes import fitted_blocks, ranked_blocks
+from harp_lib.experiments.changes import WITH_FIT, fitted_blocks, ranked_blocks
 from harp_lib.experiments.frontier import _changes
 from harp_lib.experiments.job import HELD_OUT, Job
 from harp_lib.experiments.passkeys import CALIBRATION_DIGITS, PASSKEY, passkeys
@@ -20,7 +20,7 @@ from harp_lib.methods.rivals import RIVALS, nbl, nbl_maps
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.report.frames import stacked, with_plain_types
-from harp_lib.results import read_results, rows_of, values_of
+from harp_lib.results import read_cell, read_results, rows_of, values_of
 from harp_lib.text.perplexity import make_batches, perplexity, total_nll
 
 MODEL = "tiny-llama"  # six layers: a third are two, and half are three
@@ -133,6 +133,57 @@ def test_a_model_can_do_without_rivals(monkeypatch, tmp_path):
     with_rivals, without_rivals = methods
     assert with_rivals - without_rivals == set(RIVALS)
     assert {"alpha-1", "alpha-0.5", "alpha-norm", "alpha-search", *FITTED} <= without_rivals
+
+
+def test_the_search_can_be_repeated_in_float32_and_in_pairs(monkeypatch, tmp_path):
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
+    profile = load_profile("smoke", models=["tiny-gemma2"]) | {"dtype": "bfloat16"}
+    other = Job("frontier", config.profile_for("tiny-gemma2", profile), "tiny-gemma2")
+    text = other.text(other.corpora[0], "test")
+    twice = [window for window in text.windows for _ in range(2)]
+    expected = {
+        "alpha-in-pairs": search_alphas(other.model, twice, 2),
+        "alpha-float32": search_alphas(load_model("tiny-gemma2", "float32")[0], text.windows, 2),
+    }
+    repeated = [change for change in _changes(other) if change.method in expected]
+    assert len(repeated) == 2
+    for change in repeated:
+        alphas = change.search()
+        search = expected[change.method]
+        assert alphas == search.plan.alphas
+        cell = read_cell(other.store_of("frontier").file("tiny-gemma2", change.name, "search"))
+        found = rows_of(cell["result"])
+        perplexities = found.loc[found["quantity"] == "perplexity", "value"].tolist()
+        of_layers = [value for of in search.perplexities.values() for value in of.values()]
+        assert perplexities == of_layers
+    assert expected["alpha-float32"].perplexities != expected["alpha-in-pairs"].perplexities
+
+
+def test_what_lies_below_a_change_is_run_once_for_all_fits(stored, job):
+    """A fit from shared states is the fit on the text, to the last bit."""
+    changes = [change for change in _changes(job) if change.method in WITH_FIT]
+    usual = [change for change in changes if change.samples == 4 and change.seed == 0]
+    rising = sorted(usual, key=lambda change: change.lowest)
+    assert len(rising) > 10
+    streams = set()
+    shared = []
+    for change in rising:
+        shared.append(found_by_layer(change))
+        streams.update(job.calibrated.values())
+        change.forget()
+    assert len(streams) == 1
+    for change, expected in zip(rising, shared, strict=True):
+        job.calibrated = {}
+        assert found_by_layer(change) == expected
+
+
+def found_by_layer(change):
+    """What a fit found, which has to have taken some time."""
+    found = rows_of(change.fit())
+    assert found.loc[found["quantity"] == "seconds", "value"].item() > 0
+    if "layer" not in found:  # NBL says nothing of its layers
+        return []
+    return found.dropna(subset="layer").to_dict("records")
 
 
 def test_fits_say_what_they_explain(stored, job):

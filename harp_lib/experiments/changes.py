@@ -7,7 +7,7 @@ from), and the calibration text (how many kinds, how many tokens, which draw).
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +33,9 @@ STORE = "frontier"
 NO_ATTENTION = "alpha-0"
 CONSTANT = {NO_ATTENTION: 0.0, "alpha-0.5": 0.5, "alpha-1": 1.0}  # alpha, the same in all layers
 ALPHA_SEARCH = "alpha-search"  # HARP's search, on the text that others are fitted on
+IN_FLOAT32 = "alpha-float32"  # HARP's search in float32, of a model that computes in bfloat16
+IN_PAIRS = "alpha-in-pairs"  # HARP's search with each document twice in a batch
+OTHER_SEARCHES = (ALPHA_SEARCH, IN_FLOAT32, IN_PAIRS)
 ALPHA_NORM = "alpha-norm"
 ALPHA_FIT = "alpha-fit"
 NBL = "nbl"
@@ -94,7 +97,7 @@ class Change:
 
     @property
     def calibration_tokens(self) -> int:
-        if self.method == HARP:
+        if self.method in (HARP, IN_FLOAT32, IN_PAIRS):
             settings = self.job.profile["alpha_search"]
             return settings["documents"] * settings["tokens"]
         if not self.texts:
@@ -148,9 +151,7 @@ class Change:
         if self.method == REFIT:
             return temporarily_pruned(model, self.fitted.plan, weights=self.fitted.weights)
         if self.method in RIVALS:
-            stream = None
-            if self.texts:
-                stream = LayerStream(model, self.calibration)
+            stream = self.stream() if self.texts else None
             return RIVALS[self.method](model, stream, self.layers)
         plan = PruningPlan.value_only(self.job.num_layers, self._alphas())
         return temporarily_pruned(model, plan)
@@ -163,25 +164,55 @@ class Change:
             return self.fitted
         if self.method == DENSE:
             return {}
-        if self.method == ALPHA_SEARCH:
+        if self.method in OTHER_SEARCHES:
             return self.search()
         searched = searched_alphas(self.job)
         return {layer: searched[layer] for layer in self.layers}
 
     def search(self) -> dict[int, float]:
-        """Alpha of each layer by HARP's search on the calibration text, which has its own cell."""
+        """Alpha of each layer by another search than HARP's own, which has its own cell."""
         job = self.job
+        count = len(self.layers)
+        searched = job.text(job.corpora[0], SEARCHED)
+        inputs = self.inputs
+        if self.method != ALPHA_SEARCH:
+            inputs |= {"searched": described(searched.corpus)}
 
         def compute() -> Result:
-            text = torch.stack(self.calibration)  # (samples, tokens)
-            # A longer greedy search begins like a shorter one, so all are kept in one file.
-            folder = config.RESULTS / job.profile["name"] / ".search"
-            journal = folder / f"{config.slug(job.name)}.jsonl"
-            search = search_alphas(job.model, text, len(self.layers), resume=journal)
-            return {"rows": search_rows(search, text[:, 1:].numel())}
+            tokens = sum(searched.tokens)
+            if self.method == ALPHA_SEARCH:
+                text = torch.stack(self.calibration)  # (samples, tokens)
+                tokens = text[:, 1:].numel()
+                # A longer greedy search begins like a shorter one, so all are kept in one file.
+                folder = config.RESULTS / job.profile["name"] / ".search"
+                journal = folder / f"{config.slug(job.name)}.jsonl"
+                search = search_alphas(job.model, text, count, resume=journal)
+            elif self.method == IN_PAIRS:
+                twice = [window for window in searched.windows for _ in range(2)]
+                search = search_alphas(job.model, twice, count)
+            else:
+                exact = replace(job, profile=job.profile | {"dtype": "float32"})
+                search = search_alphas(exact.model, searched.windows, count)
+            return {"rows": search_rows(search, tokens)}
 
-        cell = Cell(self.name, "search", self.inputs, compute, self.coordinates)
-        return alphas_of(job.result(cell))
+        return alphas_of(job.result(Cell(self.name, "search", inputs, compute, self.coordinates)))
+
+    def stream(self) -> LayerStream:
+        """The calibration text as it enters the lowest changed layer.
+
+        What lies below is dense, and run once for all changes that are fitted on the same text:
+        ask for those that begin lowest first. A draw that few changes read is not kept.
+        """
+        text = (self.texts, self.samples)
+        is_kept = not self.seed and not self.prompts
+        if is_kept and text in self.job.calibrated:
+            stream = self.job.calibrated[text]
+        else:
+            stream = LayerStream(self.job.model, self.calibration)
+        if is_kept:
+            self.job.calibrated = {text: stream}
+        stream.entering(self.lowest)
+        return stream.fork()
 
     @cached_property
     def fitted(self) -> Any:
@@ -189,13 +220,12 @@ class Change:
 
         HARP's own layers refitted on one kind of text are kept for other notebooks too.
         """
-        model = self.job.model
-        if self.method in FIT_BY_LAYER:
-            stream = LayerStream(model, self.calibration)
-            return FIT_BY_LAYER[self.method](model, stream, self.layers)
-        if self.texts == 1:
+        if self.method == REFIT and self.texts == 1:
             return self.job.refit()
-        return refit_values(model, self.calibration, len(self.layers), self.layers)
+        stream = self.stream()
+        if self.method == REFIT:
+            return refit_values(self.job.model, stream, len(self.layers), self.layers)
+        return FIT_BY_LAYER[self.method](self.job.model, stream, self.layers)
 
     def forget(self) -> None:
         """Let go of what was fitted."""
@@ -204,15 +234,18 @@ class Change:
 
     def fit(self) -> Result:
         """What a fit found and took, and the shares of the dense model's costs that are left."""
-        begin = time.perf_counter()
-        fitted = self.fitted
-        seconds = time.perf_counter() - begin
+        if self.method == REFIT and self.texts == 1:
+            seconds = self.fitted.seconds  # it may be an earlier one
+        else:
+            seconds = self.stream().seconds  # up to the lowest layer, though other changes share it
+            begin = time.perf_counter()
+            _ = self.fitted
+            seconds += time.perf_counter() - begin
         rows = []
         if self.method == REFIT:
-            rows = layer_rows("explained", fitted.explained)
-            seconds = fitted.seconds  # it may be an earlier one
+            rows = layer_rows("explained", self.fitted.explained)
         elif self.method != NBL:
-            rows = layer_rows("alpha", fitted)
+            rows = layer_rows("alpha", self.fitted)
         return {"rows": rows + scalar_rows(seconds=seconds, **costs_left(self))}
 
 

@@ -19,7 +19,10 @@ from harp_lib.experiments.changes import (
     ALPHA_SEARCH,
     CONSTANT,
     FITTED,
+    IN_FLOAT32,
+    IN_PAIRS,
     NO_ATTENTION,
+    OTHER_SEARCHES,
     TOP,
     WITH_FIT,
     WITHOUT_TEXT,
@@ -61,8 +64,8 @@ def _evaluate(job: Job, changes: Iterable[Change]) -> None:
     searched_alphas(job)  # listed also if no change needs it, for notebooks 02 and 03
     changes = list(changes)
     for change in changes:
-        if change.method == ALPHA_SEARCH:
-            change.search()  # listed also if its likelihoods are stored
+        if change.method in OTHER_SEARCHES:
+            change.search()  # before anything holds the model: one loads it in float32
     # A stream of hidden states moves up only, so changes that begin low come first.
     changes = sorted(reversed(changes), key=lambda change: change.lowest)
     with tqdm(changes, desc="frontier", unit="change") as bar:
@@ -207,6 +210,9 @@ def _changes(job: Job) -> Iterator[Change]:
             yield Change(job, ALPHA_SEARCH, top, TOP, texts=2, samples=_samples(job))
         if count == job.num_pruned:
             yield from _reasons(job, count)
+            if job.name in job.profile["frontier"].get("searched_again", ()):
+                yield Change(job, IN_FLOAT32, top, TOP, texts=1)
+                yield Change(job, IN_PAIRS, top, TOP, texts=1)
             if job.name not in job.profile["frontier"].get("without_rivals", ()):
                 yield from _rivals(job, count)
         if count == _third(job):

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from harp_lib import config
 from harp_lib.experiments.texts import Text, described, without
 from harp_lib.methods.alpha_search import model_digest
+from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.refit import RIDGE, Refit, refit_values
 from harp_lib.models.load import load_model, release_memory
 from harp_lib.names import HARP, REFIT
@@ -75,6 +76,8 @@ class Job:
     force: bool = False
     part: tuple[int, int] = (0, 1)
     stores: dict[str, ResultStore] = field(default_factory=dict)  # that were opened
+    # The calibration text of notebook 09's changes, on its way up the dense layers.
+    calibrated: dict[tuple[int, int], LayerStream] = field(default_factory=dict)
 
     # The model, and what the profile says of it
 

@@ -50,7 +50,10 @@ class Refit:
 
 
 def refit_values(
-    model: PreTrainedModel, tokens: Tokens, num_layers: int, layers: Iterable[int] | None = None
+    model: PreTrainedModel,
+    tokens: Tokens | LayerStream,
+    num_layers: int,
+    layers: Iterable[int] | None = None,
 ) -> Refit:
     """Fit values and output projections of layers that lose queries and keys, from the lowest up.
 
@@ -60,7 +63,7 @@ def refit_values(
         A dense model. It is unchanged afterwards, also after an error.
     tokens : Tensor or sequence
         Calibration text, as in :func:`harp_lib.search_alphas`. Its hidden states at one layer are
-        held in memory.
+        held in memory. Or these states, at or below the layers; they are moved up.
     num_layers : int
         Number of layers to refit, counted from the top.
     layers : iterable of int, optional
@@ -87,7 +90,9 @@ def refit_values(
     plan = replace(value_only, method=REFIT)
     check_plan(model, plan, fold_output=True)
 
-    stream = LayerStream(model, tokens)
+    stream = tokens
+    if not isinstance(tokens, LayerStream):
+        stream = LayerStream(model, tokens)
     weights = {}
     explained = {}
     with ExitStack() as refitted_so_far:
