@@ -65,6 +65,7 @@ def test_each_control_is_fitted_on_the_same_text_and_evaluated_on_the_same_docum
     texts = {"python-docs", "scipy-docs", "gov_report"}
     sizes = nll[nll["corpus"] != PASSKEY].groupby(["method", "layers", "corpus"])["document"]
     assert set(nll["corpus"]) == {*texts, PASSKEY}
+    assert set(nll["split"]) <= {HELD_OUT, f"{HELD_OUT} and test"}
     assert sizes.nunique().eq(3).all()
     for ranking in ("top", "explained"):
         for layers in (2, 3):
@@ -304,8 +305,3 @@ def test_benchmarks_compare_the_same_questions(stored):
         ]
         assert len(asked) == 4
         assert all(questions == asked[0] for questions in asked)
-
-
-def test_held_out_split_is_named(stored):
-    splits = rows(stored, "nll")["split"].unique()
-    assert set(splits) <= {HELD_OUT, f"{HELD_OUT} and test"}
