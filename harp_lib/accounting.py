@@ -243,7 +243,11 @@ def prefill_layers(
     with pruned(config, plan, fold_output) as model:
         num_entering = 1 if tail_only else tokens
         for index, layer in reversed(list(enumerate(decoder_layers(model)))):
-            _check_gated_ffn(layer)
+            if not all_linear(getattr(layer, "mlp", None), FFN_PARTS):
+                raise ValueError(
+                    f"only a gated FFN of {', '.join(FFN_PARTS)} is counted; "
+                    f"{type(layer).__name__} has another"
+                )
             attention_flops = 0
             if attends(layer):
                 # All tokens enter the highest layer that attends, and all layers below it.
@@ -258,14 +262,6 @@ def prefill_layers(
             counts.append(flops)
     counts.reverse()
     return counts
-
-
-def _check_gated_ffn(layer: nn.Module) -> None:
-    if not all_linear(getattr(layer, "mlp", None), FFN_PARTS):
-        raise ValueError(
-            f"only a gated FFN of {', '.join(FFN_PARTS)} is counted; "
-            f"{type(layer).__name__} has another"
-        )
 
 
 def _num_pairs(config: PreTrainedConfig, layer: int, tokens: int, causal: bool) -> int:

@@ -132,11 +132,9 @@ def check_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = Fa
         raise ValueError("this model is pruned already; load the dense model again")
     check_fits(model, plan)
     if plan.alphas:
-        _check_config(model)
+        _check_value_only(model, plan.alphas)
     layers = decoder_layers(model)
     for index, layer_plan in plan.layers.items():
-        if layer_plan.alpha is not None:
-            _check_parts(model, index)
         for weight in _touched_weights(layers[index], layer_plan, fold_output):
             # Quantized weights may be a subclass of tensors that shows their original type.
             is_plain = type(weight) in (nn.Parameter, torch.Tensor)
@@ -148,8 +146,8 @@ def check_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = Fa
     _try_out(model, plan)
 
 
-def _check_config(model: PreTrainedModel) -> None:
-    """Raise a ValueError if the config shows that attention alone is not ``H W_V W_O``."""
+def _check_value_only(model: PreTrainedModel, layers: Iterable[int]) -> None:
+    """Raise a ValueError if config or parts show that attention alone is not ``H W_V W_O``."""
     name = type(model).__name__
     if model.config.get_text_config() is not model.config:
         raise ValueError(
@@ -162,19 +160,15 @@ def _check_config(model: PreTrainedModel) -> None:
         raise ValueError(
             f"{name} is not supported: it clips values (clip_qkv), so that W_V W_O is not all of it"
         )
-
-
-def _check_parts(model: PreTrainedModel, index: int) -> None:
-    """Raise a ValueError if a layer that becomes value-only has parts of an unknown kind."""
-    layer = decoder_layers(model)[index]
-    if not has_known_parts(layer):
-        known = {*OTHER_PARTS, *set().union(*KNOWN_NORMS)}
-        # Parts may be known one by one, and not all of them together.
-        parts = _names_of_parts(layer, known) or _names_of_parts(layer, OTHER_PARTS)
-        raise ValueError(
-            f"{type(model).__name__} is not supported: layer {index} has parts of no known kind "
-            f"({parts})"
-        )
+    for index in layers:
+        layer = decoder_layers(model)[index]
+        if not has_known_parts(layer):
+            known = {*OTHER_PARTS, *set().union(*KNOWN_NORMS)}
+            # Parts may be known one by one, and not all of them together.
+            parts = _names_of_parts(layer, known) or _names_of_parts(layer, OTHER_PARTS)
+            raise ValueError(
+                f"{name} is not supported: layer {index} has parts of no known kind ({parts})"
+            )
 
 
 def _touched_weights(
@@ -193,7 +187,7 @@ def _touched_weights(
     return touched
 
 
-def check_fits(model: PreTrainedModel, plan: PruningPlan) -> None:
+def check_fits(model: PreTrainedModel, plan: PruningPlan) -> None:  # noqa: C901 (checks in a row)
     """Raise a ValueError if ``plan`` names layers, groups or channels that ``model`` lacks.
 
     The modules that lose something also have to be of a known kind: separate linear projections of
@@ -205,14 +199,25 @@ def check_fits(model: PreTrainedModel, plan: PruningPlan) -> None:
         raise ValueError(f"the plan is for {plan.num_layers} layers, {name} has {len(layers)}")
     for index, layer_plan in plan.layers.items():
         attention = getattr(layers[index], "self_attn", None)
-        needed_parts = _needed_projections(layer_plan)
+        needed_parts = ()  # of attention, as linear maps of their own
+        if layer_plan.removed_groups:
+            needed_parts = ATTENTION_PARTS
+        elif layer_plan.alpha is not None:
+            needed_parts = ("v_proj", "o_proj")
         if not all_linear(attention, needed_parts):
             raise ValueError(
                 f"{name} is not supported: layer {index} has no self_attn with separate "
                 f"{', '.join(needed_parts)} ({_in_place_of(needed_parts, layers[index])})"
             )
         if layer_plan.removed_groups:
-            _check_groups(attention, index, layer_plan)
+            groups = layer_plan.removed_groups
+            _check_indices(f"layer {index}: key/value group", groups, num_groups(attention))
+            num_columns = len(groups) * group_width(attention)
+            means = layer_plan.group_means
+            if means is not None and len(means) != num_columns:
+                raise ValueError(
+                    f"layer {index}: {len(means)} group_means for {num_columns} removed columns"
+                )
         if layer_plan.removed_channels:
             ffn = getattr(layers[index], "mlp", None)
             if not all_linear(ffn, FFN_PARTS):
@@ -220,36 +225,13 @@ def check_fits(model: PreTrainedModel, plan: PruningPlan) -> None:
                     f"{name} is not supported: layer {index} has no gated FFN of "
                     f"{', '.join(FFN_PARTS)}"
                 )
-            _check_channels(ffn, index, layer_plan)
-
-
-def _needed_projections(layer_plan: LayerPlan) -> tuple[str, ...]:
-    """The projections of attention that have to be linear maps of their own."""
-    if layer_plan.removed_groups:
-        return ATTENTION_PARTS
-    if layer_plan.alpha is not None:
-        return ("v_proj", "o_proj")
-    return ()
-
-
-def _check_groups(attention: nn.Module, index: int, layer_plan: LayerPlan) -> None:
-    groups = layer_plan.removed_groups
-    means = layer_plan.group_means
-    _check_indices(f"layer {index}: key/value group", groups, num_groups(attention))
-    num_columns = len(groups) * group_width(attention)
-    if means is not None and len(means) != num_columns:
-        raise ValueError(
-            f"layer {index}: {len(means)} group_means for {num_columns} removed columns"
-        )
-
-
-def _check_channels(ffn: nn.Module, index: int, layer_plan: LayerPlan) -> None:
-    num_channels = ffn.down_proj.in_features
-    _check_indices(f"layer {index}: FFN channel", layer_plan.removed_channels, num_channels)
-    if len(layer_plan.removed_channels) == num_channels:
-        raise ValueError(
-            f"layer {index}: all {num_channels} FFN channels would go; leave at least one"
-        )
+            channels = layer_plan.removed_channels
+            num_channels = ffn.down_proj.in_features
+            _check_indices(f"layer {index}: FFN channel", channels, num_channels)
+            if len(channels) == num_channels:
+                raise ValueError(
+                    f"layer {index}: all {num_channels} FFN channels would go; leave at least one"
+                )
 
 
 def _check_indices(what: str, indices: Sequence[int], count: int) -> None:

@@ -16,28 +16,6 @@ from .layers import LoneAttention, num_groups
 from .plan import PruningPlan
 
 
-class PrunedGeneration:
-    """Mixin for a pruned model: the parts of ``generate`` that read the number of heads."""
-
-    def _get_static_cache_init_shape(self) -> None:
-        """None: a static cache takes the shapes of each layer from its first keys.
-
-        The layers differ in their number of heads, so there is no common shape to allocate before.
-        """
-
-    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
-        """Continuous batching as of the stock class; a ValueError if an attending layer lost heads.
-
-        Its paged cache has as many heads in each layer as the config says.
-        """
-        for layer in _sliced_layers(self):
-            raise ValueError(
-                f"continuous batching allots as many key/value heads to each layer as the config "
-                f"says, and layer {layer} has fewer; call generate without paging"
-            )
-        return super().init_continuous_batching(*args, **kwargs)
-
-
 def fitting(stock_forward: Callable) -> Callable:
     """The forward pass that refuses static caches of other sizes, and returns a map for each layer.
 
@@ -63,7 +41,7 @@ def fitting(stock_forward: Callable) -> Callable:
     return forward
 
 
-def _sliced_layers(model: PreTrainedModel) -> list[int]:
+def sliced_layers(model: PreTrainedModel) -> list[int]:
     """Indices of the layers that attend with fewer key/value heads than the dense model's."""
     plan = PruningPlan.from_dict(model.config.pruning_plan)
     layers = decoder_layers(model)
@@ -77,7 +55,7 @@ def _sliced_layers(model: PreTrainedModel) -> list[int]:
 
 def _check_allocated(model: PreTrainedModel, cache: StaticCache) -> None:
     """Raise a ValueError if ``cache`` was allocated for more heads than a pruned layer has."""
-    for index in _sliced_layers(model):
+    for index in sliced_layers(model):
         entry = cache.layers[index]
         heads = num_groups(decoder_layers(model)[index].self_attn)
         if entry.is_initialized and entry.num_heads != heads:

@@ -186,7 +186,8 @@ def pruned_attention(
 ) -> nn.Module:
     """The attention that remains under ``plan``; ``attention`` itself if it loses nothing.
 
-    Alpha is not applied: :func:`harp_lib.pruning.surgery.fold_alpha` puts it into the weights.
+    A removed key/value head takes with it the query heads that read it. Alpha is not applied:
+    :func:`harp_lib.pruning.surgery.fold_alpha` puts it into the weights.
     """
     if plan.alpha == 0:
         return LoneAttention(layer)
@@ -194,26 +195,17 @@ def pruned_attention(
         return LoneAttention(layer, attention, fold_output)
     if not plan.removed_groups:
         return attention
+    queries = indices_of_groups(plan.removed_groups, group_width(attention))
     if len(plan.removed_groups) == num_groups(attention):
-        columns = indices_of_groups(plan.removed_groups, group_width(attention))
-        return LoneAttention(
-            layer, bias=compensated_bias(attention.o_proj, columns, plan.group_means)
-        )
-    return attention_without_groups(attention, plan.removed_groups, plan.group_means)
-
-
-def attention_without_groups(
-    attention: nn.Module, groups: Sequence[int], means: Sequence[float] | None
-) -> nn.Module:
-    """A copy of ``attention`` without some key/value heads and the query heads that read them."""
-    queries = indices_of_groups(groups, group_width(attention))
-    keys = indices_of_groups(groups, attention.head_dim)
+        bias = compensated_bias(attention.o_proj, queries, plan.group_means)
+        return LoneAttention(layer, bias=bias)
+    keys = indices_of_groups(plan.removed_groups, attention.head_dim)
     sliced = with_parts(
         attention,
         q_proj=without_outputs(attention.q_proj, queries),
         k_proj=without_outputs(attention.k_proj, keys),
         v_proj=without_outputs(attention.v_proj, keys),
-        o_proj=without_inputs(attention.o_proj, queries, means),
+        o_proj=without_inputs(attention.o_proj, queries, plan.group_means),
     )
     # Most attention modules derive the number of heads from the projections; some have stored it.
     if hasattr(sliced, "num_key_value_heads"):

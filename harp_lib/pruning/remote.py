@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from .architecture import has_known_parts
-from .generation import PrunedGeneration, fitting
+from .generation import fitting, sliced_layers
 from .layers import LoneAttention
 from .plan import PruningPlan
 from .surgery import swap_modules
@@ -112,7 +112,7 @@ def _reference(pruned: type) -> str:
     return f"{__name__.rpartition('.')[2]}.{pruned.__name__}"
 
 
-class PrunedModel(PrunedGeneration):
+class PrunedModel:
     """Mixin for a stock model: replaces the modules of pruned layers when the model is built."""
 
     _auto_class = "AutoModel"  # that of the file is `PrunedConfig.to_json_string`'s
@@ -133,6 +133,24 @@ class PrunedModel(PrunedGeneration):
     def is_custom_code(cls) -> bool:
         """False: the weights of a file are renamed and converted as those of the dense model."""
         return False
+
+    def _get_static_cache_init_shape(self) -> None:
+        """None: a static cache takes the shapes of each layer from its first keys.
+
+        The layers differ in their number of heads, so there is no common shape to allocate before.
+        """
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """Continuous batching as of the stock class; a ValueError if an attending layer lost heads.
+
+        Its paged cache has as many heads in each layer as the config says.
+        """
+        for layer in sliced_layers(self):
+            raise ValueError(
+                f"continuous batching allots as many key/value heads to each layer as the config "
+                f"says, and layer {layer} has fewer; call generate without paging"
+            )
+        return super().init_continuous_batching(*args, **kwargs)
 
     @classmethod
     def from_pretrained(

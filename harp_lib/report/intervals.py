@@ -78,30 +78,19 @@ def mean_interval(amounts: Sequence[float], counts: Sequence[float] | None = Non
     With ``counts``, one for each amount, it is the sum of the amounts over the sum of the counts,
     and its standard error is by the delta method.
     """
-    if counts is None:
-        counts = np.ones(len(amounts))
-    rate, error = _rate(amounts, counts)
-    freedom = len(amounts) - 1
-    if freedom < 1:
-        return Interval(rate, np.nan, np.nan, len(amounts))
-    reach = stats.t.ppf(0.975, freedom) * error
+    amounts = np.asarray(amounts, float)
+    number = len(amounts)
+    counts = np.ones(number) if counts is None else np.asarray(counts, float)
+    rate = float(amounts.sum() / counts.sum())
+    if number < 2:
+        return Interval(rate, np.nan, np.nan, number)
+    residuals = amounts - rate * counts
+    error = float(np.sqrt(number / (number - 1) * (residuals**2).sum()) / counts.sum())
+    reach = stats.t.ppf(0.975, number - 1) * error
     p = float(rate == 0)  # of amounts that are all equal
     if error > 0:
-        p = float(2 * stats.t.sf(abs(rate) / error, freedom))
-    return Interval(rate, rate - reach, rate + reach, len(amounts), p)
-
-
-def _rate(amounts: Sequence[float], counts: Sequence[float]) -> tuple[float, float]:
-    """Ratio of two sums over documents, and its standard error; nan for one document."""
-    amounts = np.asarray(amounts, float)
-    counts = np.asarray(counts, float)
-    number = len(amounts)
-    rate = amounts.sum() / counts.sum()
-    if number < 2:
-        return float(rate), np.nan
-    residuals = amounts - rate * counts
-    error = np.sqrt(number / (number - 1) * (residuals**2).sum()) / counts.sum()
-    return float(rate), float(error)
+        p = float(2 * stats.t.sf(abs(rate) / error, number - 1))
+    return Interval(rate, rate - reach, rate + reach, number, p)
 
 
 def log_change(first: Sequence[float], second: Sequence[float], counts: Sequence[int]) -> Interval:
@@ -133,18 +122,12 @@ def time_ratio(first: Sequence[float], second: Sequence[float]) -> Interval:
     first, second : sequence of float
         Seconds of each round, in the same order.
     """
-    ratios = np.sort(np.asarray(second, float) / np.asarray(first, float))
-    rounds = len(ratios)
-    outside = int(stats.binom.ppf(0.025, rounds, 0.5)) - 1  # ratios beyond each end
-    while stats.binom.cdf(outside + 1, rounds, 0.5) <= 0.025:
-        outside += 1
-    faster = int((ratios < 1).sum())
-    p = stats.binomtest(faster, rounds).pvalue
-    if outside < 0:
-        return Interval(float(np.median(ratios)), np.nan, np.nan, rounds, float(p))
-    low = ratios[outside]
-    high = ratios[rounds - 1 - outside]
-    return Interval(float(np.median(ratios)), float(low), float(high), rounds, float(p))
+    ratios = np.asarray(second, float) / np.asarray(first, float)
+    test = stats.quantile_test(ratios, q=1, p=0.5)
+    low, high = test.confidence_interval(0.95)
+    return Interval(
+        float(np.median(ratios)), float(low), float(high), len(ratios), float(test.pvalue)
+    )
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> Interval:

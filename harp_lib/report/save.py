@@ -111,7 +111,11 @@ def write_verdict(judgements: list[dict[str, Any]], folder: Path) -> Markdown:
     if len(notebooks) != 1:
         raise ValueError(f"the judged claims belong to the notebooks {sorted(notebooks)}, not one")
     (notebook,) = notebooks
-    due = [name for name, claim in claims.items() if _is_due(claim, notebook)]
+    due = [
+        name
+        for name, claim in claims.items()
+        if claim["notebook"] == notebook and "effect" in claim
+    ]
     missing = set(due) - set(frame["claim"])
     if missing:
         raise ValueError(f"claims of notebook {notebook} that are not judged: {sorted(missing)}")
@@ -125,11 +129,6 @@ def write_verdict(judgements: list[dict[str, Any]], folder: Path) -> Markdown:
     marks = marks[list(dict.fromkeys(frame["model"]))]
     marks.insert(0, "the paper's claim", [claims[name]["statement"] for name in marks.index])
     return Markdown(marks.to_markdown(index=False))
-
-
-def _is_due(claim: dict[str, Any], notebook: str) -> bool:
-    """Whether a notebook has to judge a claim by an effect of its own."""
-    return claim["notebook"] == notebook and "effect" in claim
 
 
 def provenance_line(profile: str, read: dict[str, Cells]) -> Markdown:
