@@ -124,13 +124,12 @@ def answers(tmp_path_factory):
         "f16": (apply_plan(tiny_model("tiny-llama"), PLAN), tokenizer, "f16"),
         "q8_0": (apply_plan(tiny_model("tiny-llama"), PLAN), tokenizer, "q8_0"),
     }
-    for name, (model, own_tokenizer, weights) in cases.items():
-        save_gguf(model, own_tokenizer, folder / name, weights)
+    for name, (model, its_tokenizer, weights) in cases.items():
+        save_gguf(model, its_tokenizer, folder / name, weights)
     results = llama_cpp([folder / name for name in cases], TEXTS)
     by_name = {}
-    for (name, (model, own_tokenizer, _)), result in zip(cases.items(), results, strict=True):
-        texts, cache_mib = result
-        by_name[name] = (model, own_tokenizer, texts, cache_mib)
+    for (name, (model, its_tokenizer, _)), result in zip(cases.items(), results, strict=True):
+        by_name[name] = (model, its_tokenizer, *result)
     return by_name
 
 

@@ -28,10 +28,12 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib.accounting import attends
+from harp_lib.models.gguf_tokens import FileTokenizer
 from harp_lib.models.gguf_vocabulary import write_vocabulary
 from harp_lib.models.plain_llama import Heads, PlainLlama
 from harp_lib.models.same_logits import check_positions, check_same_logits, relative_error
 from harp_lib.models.savable import check_savable
+from harp_lib.models.token_probe import check_tokens
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import FFN_PARTS, LoneAttention, group_width, num_groups
 
@@ -98,7 +100,7 @@ def save_gguf(
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file(progress=True)
         writer.close()
-        check_file(file, model)
+        check_file(file, model, tokenizer)
         file.replace(path)
 
 
@@ -219,14 +221,15 @@ def _default_frequencies(base: float, head_dim: int) -> torch.Tensor:
     return base**-exponents
 
 
-def check_file(file: Path, model: PreTrainedModel) -> None:
-    """Raise a ValueError if llama.cpp would compute something else from ``file`` than ``model``.
+def check_file(file: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise a ValueError if llama.cpp would compute other tokens or logits from ``file``.
 
     Each tensor has to be that of the model but for rounding to its type. The logits are computed
     from the settings in the file and from the tensors before rounding, so that a wrong setting
     is not taken for the effect of rounding.
     """
     reader = GGUFReader(file)
+    check_tokens(FileTokenizer(reader), tokenizer)
     stored = {tensor.name: tensor for tensor in reader.tensors}
     expected = dict(file_tensors(model))
     for name, tensor in expected.items():

@@ -36,15 +36,14 @@ class FileTokenizer:
 
     def __init__(self, reader: GGUFReader) -> None:
         self.settings = reader.fields
-        self.tokens: list[str] = self._setting("tokens")
-        self.ids = {token: index for index, token in enumerate(self.tokens)}
-        self.special: dict[str, int] = {}
-        for index, kind in enumerate(self._setting("token_type")):
-            if kind in SPECIAL_TYPES and self.tokens[index]:
-                self.special[self.tokens[index]] = index
-        # Longer ones first, as llama.cpp looks for them.
-        by_length = sorted(self.special, key=lambda token: -len(token.encode()))
-        self.special = {token: self.special[token] for token in by_length}
+        tokens = self._setting("tokens")
+        self.ids: dict[str, int] = {token: index for index, token in enumerate(tokens)}
+        special = []
+        for token, kind in zip(tokens, self._setting("token_type"), strict=True):
+            if kind in SPECIAL_TYPES and token:
+                special.append(token)
+        special.sort(key=lambda token: -len(token.encode()))  # llama.cpp looks for long ones first
+        self.special = {token: self.ids[token] for token in special}
         self.any_special = re.compile("|".join(map(re.escape, self.special)) or r"(?!)")
         self.bpe: Tokenizer | None = None
         self.scores: list[float] = []

@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFReader, GGUFWriter, SpecialVocab, TokenType
+from gguf import GGUFWriter, SpecialVocab, TokenType
 from transformers import PreTrainedTokenizerBase
 
-from harp_lib.models.gguf_tokens import LLAMA3_WORDS, FileTokenizer
-from harp_lib.models.token_probe import check_tokens
+from harp_lib.models.gguf_tokens import LLAMA3_WORDS
 
 
 def write_vocabulary(
@@ -16,18 +15,11 @@ def write_vocabulary(
 ) -> None:
     """Write ``tokenizer`` with room for ``size`` tokens; ``folder`` is for files in between.
 
-    A ValueError if llama.cpp would tokenize in another way.
+    A ValueError if a file cannot hold a tokenizer of this kind.
     """
     _check_kind(tokenizer, size)
-    special = _special_vocabulary(tokenizer, folder / "tokenizer")
-    trial = GGUFWriter(folder / "vocabulary.gguf", "llama")
-    for target in (trial, writer):
-        _add_tokens(target, tokenizer, size)
-        special.add_to_gguf(target, quiet=True)
-    trial.write_header_to_file()
-    trial.write_kv_data_to_file()
-    trial.close()
-    check_tokens(FileTokenizer(GGUFReader(folder / "vocabulary.gguf")), tokenizer)
+    _add_tokens(writer, tokenizer, size)
+    _special_vocabulary(tokenizer, folder / "tokenizer").add_to_gguf(writer, quiet=True)
 
 
 def _check_kind(tokenizer: PreTrainedTokenizerBase, size: int) -> None:

@@ -22,7 +22,7 @@ from harp_lib.config import NAMED_MODELS
 from harp_lib.models import registry
 
 SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-# Files of which a tokenizer has one at least.
+# A folder with a tokenizer has at least one file with such a name.
 TOKENIZER_FILES = ("*token*", "vocab*", "*.model", "*.spm")
 
 
@@ -77,22 +77,22 @@ def load_model(
     return model, tokenizer
 
 
-def floating_dtype(dtype: str | torch.dtype | None) -> str | torch.dtype | None:
-    """The dtype of a name that transformers, lm-eval or people use; "auto" and None stay.
+def floating_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    """The torch dtype of a name that transformers, lm-eval or people use; "auto" stays.
 
     A ValueError is raised for any other name, and for integers.
     """
-    if dtype in ("auto", None):
+    if dtype == "auto":
         return dtype
-    found = dtype
+    torch_dtype = dtype
     if isinstance(dtype, str):
         name = dtype.removeprefix("torch.")
-        found = getattr(torch, SHORT_DTYPES.get(name, name), None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        torch_dtype = getattr(torch, SHORT_DTYPES.get(name, name), None)
+    if not isinstance(torch_dtype, torch.dtype) or not torch_dtype.is_floating_point:
         raise ValueError(
             f"{dtype!r} is no dtype of a model: choose from auto, float32, bfloat16, float16"
         )
-    return found
+    return torch_dtype
 
 
 def _locate(name: str) -> tuple[str, str]:

@@ -68,17 +68,17 @@ def check_same_logits(
     _check_frequencies(model, written.frequencies)
     ids, positions = probe(model)
     stream, logits = written.forward(ids, positions)
-    own_stream, own_logits = _model_forward(model, ids, positions, written.frequencies)
-    if not own_logits.isfinite().all():
+    expected_stream, expected_logits = _model_forward(model, ids, positions, written.frequencies)
+    if not expected_logits.isfinite().all():
         raise ValueError("the logits of the model are not finite: look for nan and inf in it")
-    error = relative_error(logits, own_logits)
+    error = relative_error(logits, expected_logits)
     if error <= tolerance:
         return
     last_blocks = torch.tensor([0, *blocks_per_layer]).cumsum(0).tolist()
     stages = ["the embeddings", *(f"layer {index}" for index in range(len(blocks_per_layer)))]
     place = "the norm and the head after the last layer"
-    for stage, block, own in zip(stages, last_blocks, own_stream, strict=True):
-        if not relative_error(stream[block], own) <= tolerance:
+    for stage, block, expected in zip(stages, last_blocks, expected_stream, strict=True):
+        if not relative_error(stream[block], expected) <= tolerance:
             place = stage
             break
     raise ValueError(
@@ -112,14 +112,18 @@ def _reason(model: PreTrainedModel) -> str:
 
 
 def _check_frequencies(model: PreTrainedModel, frequencies: torch.Tensor) -> None:
-    """Raise a ValueError if the model rotates by other angles; few tokens may not show it."""
+    """Raise a ValueError if the model rotates by other angles than the file says.
+
+    Logits of a few tokens may not show it.
+    """
     rotary = model.get_decoder().rotary_emb
-    own = rotary.inv_freq.float().cpu()
+    in_model = rotary.inv_freq.float().cpu()
     rounding = max(1e-5, torch.finfo(rotary.inv_freq.dtype).eps)
-    if own.shape == frequencies.shape and torch.allclose(own, frequencies, rtol=rounding, atol=0):
+    is_as_long = in_model.shape == frequencies.shape
+    if is_as_long and torch.allclose(in_model, frequencies, rtol=rounding, atol=0):
         return
     raise ValueError(
-        f"the model rotates queries and keys by the frequencies {own[:3].tolist()} …, but its "
+        f"the model rotates queries and keys by the frequencies {in_model[:3].tolist()} …, but its "
         f"config says {frequencies[:3].tolist()} …: set config.rope_parameters before the model is "
         "built, not afterwards"
     )
@@ -193,24 +197,24 @@ def _in_float32(model: PreTrainedModel, frequencies: torch.Tensor) -> Iterator[N
     Only the weights of the module that runs are converted, so that memory suffices.
     ``frequencies`` stand in for the model's own, which may be rounded.
     """
-    kept: dict[nn.Module, dict[str, nn.Parameter]] = {}
+    narrow: dict[nn.Module, dict[str, nn.Parameter]] = {}  # parameters of modules that run now
 
     def widened(value: Any) -> Any:
         is_narrow = torch.is_tensor(value) and value.is_floating_point() and value.itemsize < 4
         return value.float() if is_narrow else value
 
     def widen(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        kept[module] = dict(module._parameters)
+        narrow[module] = dict(module._parameters)
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 module._parameters[name] = nn.Parameter(widened(parameter.data), False)
         return tree_map(widened, args), tree_map(widened, kwargs)
 
     def restore(module: nn.Module, *_: Any) -> None:
-        module._parameters.update(kept.pop(module))
+        module._parameters.update(narrow.pop(module))
 
     rotary = model.get_decoder().rotary_emb
-    own_frequencies = rotary.inv_freq
+    model_frequencies = rotary.inv_freq
     with ExitStack() as hooks:
         for module in model.modules():
             if module._parameters:
@@ -218,10 +222,10 @@ def _in_float32(model: PreTrainedModel, frequencies: torch.Tensor) -> Iterator[N
                 hooks.enter_context(hook)
                 hook = module.register_forward_hook(restore, always_call=True)
                 hooks.enter_context(hook)
-        rotary.inv_freq = frequencies.to(own_frequencies.device)
+        rotary.inv_freq = frequencies.to(model_frequencies.device)
         try:
             yield
         finally:
-            rotary.inv_freq = own_frequencies
-            for module in list(kept):
+            rotary.inv_freq = model_frequencies
+            for module in list(narrow):
                 restore(module)

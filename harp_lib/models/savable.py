@@ -1,4 +1,4 @@
-"""Whether the weights of a model in memory are all that the model is."""
+"""Refuses to save a model that its weights, by name, and its config do not fully describe."""
 
 import copy
 

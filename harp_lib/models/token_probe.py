@@ -1,7 +1,7 @@
 """Whether the vocabulary in a GGUF file gives the tokens that the tokenizer gives.
 
-A tokenizer may normalize, split and add in ways that a file has no place for. So both read texts in
-which each part of a pipeline shows.
+A tokenizer may normalize, split and add in ways that a file has no place for. So both read the same
+texts, in which each step of a tokenizer makes a difference.
 """
 
 import json
@@ -38,9 +38,9 @@ PHRASES = (
     "def f(x):\n    if x == 1:\n\t\treturn {'a': [1, 2]}  # comment\n",
     "https://example.org/a?b=c&d=%20 name@example.org @user #tag <b>bold</b> &amp; a/b C:\\d e.g.",
 )
-NUM_TOKENS = 20_000  # of the vocabulary, each of which is a text
-NUM_ADDED = 300
-NUM_CHARACTERS = 32  # in one text, of all characters below U+3000
+NUM_TOKENS = 20_000  # tokens of the vocabulary that are read as texts, at most
+NUM_ADDED = 300  # added tokens that are read within texts, at most
+NUM_CHARACTERS = 32  # characters in each of the texts of all characters below U+3000
 
 
 def check_tokens(written: FileTokenizer, tokenizer: PreTrainedTokenizerBase) -> None:
