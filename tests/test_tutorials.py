@@ -1,5 +1,10 @@
-"""The tutorials of CONTRIBUTING are carried out as they stand, in a copy of the repository."""
+"""The tutorials of CONTRIBUTING are carried out as they stand, in a copy of the repository.
 
+The copy runs this file to show what it makes of the tutorial's method.
+"""
+
+import contextlib
+import copy
 import json
 import os
 import re
@@ -11,6 +16,7 @@ import pytest
 from helpers import CHECKOUT
 
 BLOCK = re.compile(r"<!-- (file|append): (\S+) -->\n```\w+\n(.*?)```", re.DOTALL)
+ADDED = "first-groups"  # the tutorial's method
 PARTS = re.split(r"^## ", (CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.M)
 
 
@@ -26,9 +32,13 @@ def blocks_of(heading):
 def repository(tmp_path):
     """A copy of the repository without its results."""
     root = tmp_path / "repository"
-    left_out = shutil.ignore_patterns("__pycache__", "executed", "results", "reference", "models")
-    for name in ("harp_lib", "notebooks", "data"):
-        shutil.copytree(CHECKOUT / name, root / name, ignore=left_out)
+    for name, left_out in {
+        "harp_lib": ["__pycache__"],
+        "notebooks": ["executed"],
+        "data": ["__pycache__", "results", "reference", "models"],
+    }.items():
+        ignore = shutil.ignore_patterns(*left_out)
+        shutil.copytree(CHECKOUT / name, root / name, ignore=ignore)
     (root / "tests").mkdir()
     shutil.copy(CHECKOUT / "Snakefile", root)
     return root
@@ -57,18 +67,62 @@ def run(root, *command):
 
 
 def test_a_method_takes_a_file_and_an_entry(repository):
+    """It is planned, tuned among layer ranges, and stands in the tables of 04 and 05."""
     follow("Tutorial: a pruning method", repository)
-    code = """
-import torch
-from harp_lib import METHODS, load_model, make_plan
-from harp_lib.names import BASELINES
-model, _ = load_model("tiny-llama")
-plan = make_plan("first-groups", model, None, kv_groups=6)
-print("first-groups" in METHODS, "first-groups" in BASELINES)
-print(sorted((layer, part.removed_groups) for layer, part in plan.layers.items()))
-"""
-    said = run(repository, "-c", code).splitlines()
-    assert said == ["True True", str([(layer, (0,)) for layer in range(6)])]
+    (repository / "data" / "reference").symlink_to(CHECKOUT / "data" / "reference")
+    shown = json.loads(run(repository, __file__).splitlines()[-1])
+    assert shown["removed"] == {str(layer): [0] for layer in range(6)}
+    assert shown["ranges"]
+    tables = repository / "figures" / "mini" / "tables"
+    for table, name in (("baselines_against_harp", "First groups"), ("averages", ADDED)):
+        assert name in (tables / f"{table}.csv").read_text(encoding="utf-8"), table
+
+
+def show_added_method():
+    """Plan with the tutorial's method, and draw 04 and 05 as if its cells were stored.
+
+    These are the cells of FLAP once more, with another plan.
+    """
+    import nbformat
+    import torch
+    from matplotlib import pyplot
+
+    from harp_lib import config, load_model, make_plan, notebooks
+    from harp_lib.config import load_profile
+    from harp_lib.experiments.job import Job
+    from harp_lib.experiments.plans import Setting
+    from harp_lib.report import frames
+    from harp_lib.results import read_results
+
+    def read_with_added(*names):
+        cells = read_results(*names)
+        for (model, method, task), cell in list(cells.items()):
+            if method == "flap":
+                copied = copy.deepcopy(cell)
+                plan = copied["result"].get("plan")
+                if plan:
+                    plan["layers"] = plan["layers"][1:]
+                cells[model, ADDED, task] = copied
+        return cells
+
+    frames.read_results = read_with_added
+    pyplot.switch_backend("agg")
+    for name in ("04_baselines", "05_main_tables"):
+        notebook = notebooks.without_models(nbformat.read(config.NOTEBOOKS / f"{name}.ipynb", 4))
+        variables = {}
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                with contextlib.redirect_stdout(sys.stderr):
+                    exec(cell.source, variables)
+
+    model, _ = load_model("tiny-llama")
+    plan = make_plan(ADDED, model, torch.arange(96).view(2, 48), kv_groups=6)
+    profile = load_profile("smoke", models=["tiny-llama"])
+    ranges = Setting(Job("baselines", profile, "tiny-llama")).windows(ADDED)
+    return {
+        "removed": {layer: part.removed_groups for layer, part in plan.layers.items()},
+        "ranges": [len(window) for window in ranges],
+    }
 
 
 def test_a_notebook_takes_an_experiment_a_figure_and_a_test(repository):
@@ -81,3 +135,7 @@ def test_a_notebook_takes_an_experiment_a_figure_and_a_test(repository):
     assert "the first token is longer" in outputs
     said = run(repository, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
     assert "1 passed" in said
+
+
+if __name__ == "__main__":
+    print(json.dumps(show_added_method()))
