@@ -76,12 +76,12 @@ def test_windows_predict_their_last_tokens_and_weigh_by_them(tiny, tokens):
 
 
 def test_gradients_of_a_bfloat16_model_are_summed_in_float32(tiny, tokens, monkeypatch):
-    """Of 300 equal passes, a sum in bfloat16 would stand still at 256 times the first."""
+    """Of nine equal passes, a sum in bfloat16 would lose bits."""
     monkeypatch.setattr(llm_pruner, "TOKENS_PER_PASS", 8)
     model = tiny().to(torch.bfloat16)
     ids = tokens[:1, :8]
     once = weight_gradients(model, ids, [5], PARTS)[5]
-    often = weight_gradients(model, ids.expand(300, -1), [5], PARTS)[5]
+    often = weight_gradients(model, ids.expand(9, -1), [5], PARTS)[5]
     for (_, gradient_once), (_, gradient_often) in zip(once, often, strict=True):
         assert torch.allclose(gradient_often, gradient_once, rtol=1e-5, atol=0)
 

@@ -6,13 +6,14 @@ import math
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
-from harp_lib import theory
+from harp_lib import config, theory
 from harp_lib.experiments.random_matrices import check_on_draws, norm_sweep, uniformity_sweep
 from harp_lib.theory import Products, counterexamples, norm_matching_alpha, reconstructing_alpha
 from harp_lib.theory.inequalities import attention
@@ -238,20 +239,19 @@ def test_reconstructing_alpha_is_least_squares(generator, scale):
 def test_every_counterexample_refutes_its_statement(build):
     example = build()
     assert example.refuted, example
-    assert example.statement
-    assert example.found
 
 
-def test_counterexamples_register_themselves_in_the_order_of_the_file():
-    lines = [build.__code__.co_firstlineno for build in counterexamples.ALL]
-    assert lines == sorted(lines)
-    table = counterexamples.counterexample_table()
-    assert list(table["call"]) == [f"{build.__name__}()" for build in counterexamples.ALL]
+def test_every_counterexample_is_named_by_a_statement_of_the_paper():
+    statements = yaml.safe_load((config.PAPER / "statements.yaml").read_text(encoding="utf-8"))
+    named = []
+    for statement in statements:
+        named += statement.get("examples", [])
+    assert sorted(named) == sorted(counterexamples.counterexample_table()["call"])
 
 
 def test_bounds_hold_on_random_draws_and_are_nearly_attained():
     """What the paper prints too generously is violated."""
-    checks = check_on_draws(2000, seed=1).set_index("check")
+    checks = check_on_draws(700, seed=1).set_index("check")
     false_as_printed = ["d(SiLU(H)) ≤ d(H)", "d(ÂH) ≤ √λ d(H), e = 1", "d(ÂH) ≤ d(H)"]
     assert set(checks.index[checks["violations"] > 0]) == set(false_as_printed)
     quotients = checks.loc[checks["kind"] == "inequality", "largest"]

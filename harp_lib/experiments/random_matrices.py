@@ -6,10 +6,9 @@ the norm (Proposition 1).
 
 import itertools
 import math
-from collections.abc import Iterable
 from functools import partial
-from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -22,18 +21,13 @@ TOKENS = 64  # N of the sweeps
 WIDTH = 64  # d of the sweeps
 
 
-class RandomMatrices(NamedTuple):
-    """What the inequalities are about: the arguments of :func:`inequalities`, in this order."""
+def draw_matrices(
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[float, float]]:
+    """The arguments of :func:`inequalities`, of random size.
 
-    H: Tensor  # (N, d)
-    B: Tensor  # (N, d)
-    W: Tensor  # (d, d')
-    A: Tensor  # (N, N), row-stochastic
-    factors: tuple[float, float]  # positive
-
-
-def draw_matrices(generator: torch.Generator) -> RandomMatrices:
-    """Matrices of random size; A is from uniform to one-hot, and in half of the draws causal."""
+    A is from uniform to one-hot, and in half of the draws causal.
+    """
     tokens, width, out_width = torch.randint(2, 13, (3,), generator=generator).tolist()
     normal = partial(torch.randn, generator=generator, dtype=torch.float64)
     offset = 3 * normal(1)
@@ -47,7 +41,7 @@ def draw_matrices(generator: torch.Generator) -> RandomMatrices:
     H = offset + scale * normal(tokens, width)
     B = scale * normal(tokens, width)
     W = normal(width, out_width)
-    return RandomMatrices(H, B, W, logits.softmax(-1), (a_1, a_2))
+    return H, B, W, logits.softmax(-1), (a_1, a_2)
 
 
 def check_on_draws(draws: int, seed: int) -> pd.DataFrame:
@@ -69,40 +63,26 @@ def check_on_draws(draws: int, seed: int) -> pd.DataFrame:
         that is above 1.
     """
     generator = torch.Generator().manual_seed(seed)
-    drawn = [draw_matrices(generator) for _ in range(draws)]
-    progress = tqdm(drawn, desc="random draws", unit="draw")
-    sides_of_inequalities = pd.DataFrame([inequalities(*matrices) for matrices in progress])
-    sides_of_identities = pd.DataFrame([identities(matrices.H) for matrices in drawn])
+    of_inequalities = []
+    of_identities = []
+    for _ in tqdm(range(draws), desc="random draws", unit="draw"):
+        matrices = draw_matrices(generator)
+        of_inequalities.append(inequalities(*matrices))
+        of_identities.append(identities(matrices[0]))
 
     records = []
-    for name, sides in sides_of_inequalities.items():
-        records.append(
-            {"check": name, "kind": "inequality", "draws": draws, **_judge_inequality(sides)}
-        )
-    for name, sides in sides_of_identities.items():
-        records.append(
-            {"check": name, "kind": "identity", "draws": draws, **_judge_identity(sides)}
-        )
-    return pd.DataFrame(records)
-
-
-def _judge_inequality(sides: Iterable[tuple[float, float]]) -> dict[str, Any]:
-    """How often smaller ≤ larger is violated, beyond rounding, and the largest quotient."""
-    violations = 0
-    quotients = []
-    for smaller, larger in sides:
-        if smaller > larger * (1 + 1e-9) + 1e-9:
-            violations += 1
-        if larger > 1e-6:
-            quotients.append(smaller / larger)
-    return {"violations": violations, "largest": max(quotients)}
-
-
-def _judge_identity(sides: Iterable[tuple[float, float]]) -> dict[str, Any]:
-    """How often left = right is violated, beyond rounding, and the largest relative difference."""
-    differences = [abs(left - right) / max(1.0, abs(right)) for left, right in sides]
-    violations = sum(difference > 1e-9 for difference in differences)
-    return {"violations": violations, "largest": max(differences)}
+    for name, sides in pd.DataFrame(of_inequalities).items():
+        smaller, larger = np.transpose(sides.tolist())  # (draws,) each
+        violations = smaller > larger * (1 + 1e-9) + 1e-9  # beyond rounding
+        not_zero = larger > 1e-6
+        quotients = smaller[not_zero] / larger[not_zero]
+        records.append((name, "inequality", draws, violations.sum(), quotients.max()))
+    for name, sides in pd.DataFrame(of_identities).items():
+        left, right = np.transpose(sides.tolist())
+        differences = np.abs(left - right) / np.maximum(1, np.abs(right))
+        violations = differences > 1e-9
+        records.append((name, "identity", draws, violations.sum(), differences.max()))
+    return pd.DataFrame(records, columns=["check", "kind", "draws", "violations", "largest"])
 
 
 def uniformity_sweep(draws: int, seed: int) -> pd.DataFrame:

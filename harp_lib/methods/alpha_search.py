@@ -164,7 +164,7 @@ def greedy_search(
     perplexity_with: Callable[[dict[int, float]], float],
     layers_top_down: Sequence[int],
     grid: Sequence[float],
-    progress: bool = False,
+    progress: bool,
 ) -> tuple[dict[int, float], dict[int, dict[float, float]]]:
     """Algorithm 1 of the paper: choose alpha layer by layer, and keep what is chosen.
 

@@ -182,9 +182,9 @@ class LayerStream:
                 for layer, (args, kwargs) in zip(self.layers, arguments, strict=True):
                     hidden = first_of(layer(hidden, *args, **kwargs))
                 agrees = same_logits(hidden, leaving_the_top[0])
-            except (AttributeError, TypeError, IndexError, RuntimeError) as error:
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise
+            except torch.OutOfMemoryError:
+                raise
+            except (AttributeError, TypeError, IndexError, RuntimeError):
                 agrees = False
         if not agrees:
             raise ValueError(
