@@ -22,6 +22,7 @@ from harp_lib.names import PAPER_MODELS
 from harp_lib.pruning.architecture import all_linear, check_fits, decoder_layers
 from harp_lib.pruning.layers import FFN_PARTS, num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
+from harp_lib.pruning.remote import stock_class
 from harp_lib.pruning.surgery import temporarily_pruned
 
 
@@ -39,10 +40,7 @@ def stock_model(config: PreTrainedConfig) -> PreTrainedModel:
     stock_config = copy.copy(config)
     vars(stock_config).pop("fold_output", None)
     if vars(stock_config).pop("pruning_plan", None) is not None:
-        # The class may come from a checkpoint's own code. One of its bases is transformers' own.
-        stock_config.__class__ = next(
-            base for base in type(config).__mro__ if base.__module__.startswith("transformers.")
-        )
+        stock_config.__class__ = stock_class(type(config))
     return _build(type(stock_config), stock_config.to_json_string(use_diff=False))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from helpers import CHECKOUT, VISION, IdentityAttention, multiply_branch
+from helpers import CHECKOUT, VISION, with_twins
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from torch import nn
@@ -242,7 +242,7 @@ def _has(default: PreTrainedConfig, name: str) -> bool:
 
 
 def outcomes(family: str) -> dict[str, str]:
-    """What each column of the table says of a family; *perplexity* and *search* beside them."""
+    """What each column of the table says of a family, and *perplexity* beside them."""
     model = build(family)
     row = {"perplexity": outcome(check_perplexity, model)}
     row["hf-prefix"] = outcome(check_prefix, model)
@@ -333,7 +333,7 @@ def check_harp(model: PreTrainedModel) -> str:
     alphas = {num_layers - 1: 0.5, num_layers - 2: 0.25}
     plan = PruningPlan.value_only(num_layers, alphas)
     pruned = apply_plan(copy.deepcopy(model), plan)
-    same(logits(pruned), logits(_with_twins(copy.deepcopy(model), alphas)), "pruned against masked")
+    same(logits(pruned), logits(with_twins(copy.deepcopy(model), alphas)), "pruned against masked")
     searches = [
         search_alphas(model, IDS, 2, grid=[0.5, 1], reuse_prefix=reuse, progress=False)
         for reuse in (False, True)
@@ -345,15 +345,6 @@ def check_harp(model: PreTrainedModel) -> str:
                 raise Wrong(f"search in layer {layer}: {result:.5g} for {value:.5g}")
     check_use(pruned)
     return "yes"
-
-
-def _with_twins(model: PreTrainedModel, alphas: dict[int, float]) -> PreTrainedModel:
-    """``model`` whose attention in some layers reads each token as a text of its own."""
-    for layer, alpha in alphas.items():
-        module = decoder_layers(model)[layer]
-        module.self_attn = IdentityAttention(module.self_attn)
-        multiply_branch(module, alpha)
-    return model
 
 
 def check_baseline(model: PreTrainedModel) -> str:

@@ -224,17 +224,10 @@ def test_the_config_of_a_pruned_model_counts_as_the_dense_ones():
 
 def test_errors_name_what_is_wrong():
     config, _ = small("tiny-llama")
-    other_group = {3: LayerPlan(removed_groups=(2,))}
-    other_channel = {3: LayerPlan(removed_channels=(128,))}
-    wrong_plans = {
-        "the plan is for 5 layers, LlamaForCausalLM has 6": PruningPlan(5, {}),
-        "layer 3: key/value group 2 does not exist": PruningPlan(6, other_group),
-        "layer 3: FFN channel 128 does not exist": PruningPlan(6, other_channel),
-    }
+    other_group = PruningPlan(6, {3: LayerPlan(removed_groups=(2,))})
     for count in (removed_fraction, head_ratio, parameters, kv_bytes_per_token):
-        for message, plan in wrong_plans.items():
-            with pytest.raises(ValueError, match=message):
-                count(config, plan)
+        with pytest.raises(ValueError, match="layer 3: key/value group 2 does not exist"):
+            count(config, other_group)
     phi3 = AutoConfig.for_model("phi3", **SHAPE, vocab_size=512, pad_token_id=0)
     message = "Phi3ForCausalLM is not supported: layer 0 has no self_attn with separate q_proj"
     with pytest.raises(ValueError, match=message):

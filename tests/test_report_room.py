@@ -3,12 +3,14 @@
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib import pyplot as plt
 from scipy import stats
 
 from harp_lib import config
 from harp_lib.report import intervals, judge, save
 from harp_lib.report.frames import Results, with_plain_types
 from harp_lib.report.intervals import Interval
+from harp_lib.report.style import dot_panels
 
 ABOVE = Interval(0.2, 0.1, 0.3, 9, p=0.001)
 BELOW = -ABOVE
@@ -282,8 +284,6 @@ def test_a_check_says_which_models_were_not_run(capsys):
 
 
 def test_a_figure_is_written_with_its_numbers_and_its_cells(results, tmp_path):
-    from matplotlib import pyplot as plt
-
     rows = results.rows("norm_change", "alpha")
     figure, _ = plt.subplots()
     shown = results.save(figure, "alphas", rows)
@@ -337,10 +337,6 @@ def test_links_lead_from_the_page_to_the_file(tmp_path, monkeypatch):
 
 
 def test_dots_stand_at_their_values_and_reach_to_the_ends():
-    from matplotlib import pyplot as plt
-
-    from harp_lib.report.style import dot_panels
-
     frame = pd.DataFrame(
         {
             "text": ["News", "News", "WikiText-2"],
@@ -362,10 +358,6 @@ def test_dots_stand_at_their_values_and_reach_to_the_ends():
 
 def test_panels_of_nothing_are_one_empty_panel():
     """A small run may leave nothing to compare; its notebook is drawn to the end."""
-    from matplotlib import pyplot as plt
-
-    from harp_lib.report.style import dot_panels
-
     nothing = pd.DataFrame(columns=["α", "model", "text", "value", "low", "high"])
     axes = dot_panels(nothing, "α", "model", "text")
     assert len(axes) == 1

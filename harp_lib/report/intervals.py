@@ -217,9 +217,7 @@ def paired_means(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> In
     return Interval(value, value - reach, value + reach, int(sizes.sum()), float(p))
 
 
-def bootstrap(
-    statistic: Callable[..., float], *groups: int, draws: int = DRAWS, seed: int = 0
-) -> Interval:
+def bootstrap(statistic: Callable[..., float], *groups: int) -> Interval:
     """A statistic of items that are drawn with replacement, with its percentile interval.
 
     Parameters
@@ -228,13 +226,11 @@ def bootstrap(
         Takes an array of places for each group, as ``arange(number)`` is, and returns a number.
     *groups : int
         Number of items in each group; groups (tasks, say) are drawn one by one.
-    draws, seed : int
-        Number of draws, and of the generator.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     value = statistic(*(np.arange(number) for number in groups))
     drawn = []
-    for _ in range(draws):
+    for _ in range(DRAWS):
         drawn.append(statistic(*(random.integers(number, size=number) for number in groups)))
     drawn = np.asarray(drawn, float)
     drawn = drawn[np.isfinite(drawn)]  # a share has no value where its denominator is 0
