@@ -74,14 +74,6 @@ def _read_benchmarks() -> dict[str, Benchmark]:
     return benchmarks
 
 
-def _tasks_by_kind(benchmarks: dict[str, Benchmark]) -> dict[str, list[str]]:
-    """Names of benchmarks, by their kind."""
-    tasks: dict[str, list[str]] = {}
-    for name, benchmark in benchmarks.items():
-        tasks.setdefault(benchmark.kind, []).append(name)
-    return tasks
-
-
 ALL_BENCHMARKS = _read_benchmarks()
 BENCHMARKS = {
     name: benchmark
@@ -91,7 +83,9 @@ BENCHMARKS = {
 LONGBENCH = {
     name: benchmark for name, benchmark in ALL_BENCHMARKS.items() if name not in BENCHMARKS
 }
-CATEGORIES = _tasks_by_kind(LONGBENCH)
+CATEGORIES: dict[str, list[str]] = {}
+for _name, _benchmark in LONGBENCH.items():
+    CATEGORIES.setdefault(_benchmark.kind, []).append(_name)
 
 
 def task_title(task: str, source: str) -> str:
@@ -186,10 +180,10 @@ def check_rows(datasets: str) -> None:
                 if file.is_file():
                     files.append((benchmark, file))
     if not files and not (folder / "wikitext").is_dir():
-        expected = (
-            "folders such as piqa, with validation.jsonl and train.jsonl, named as in data/mini"
+        raise MissingTaskError(
+            f"{folder} holds no benchmark and no text; expected folders such as piqa, with "
+            "validation.jsonl and train.jsonl, named as in data/mini"
         )
-        raise MissingTaskError(f"{folder} holds no benchmark and no text; expected {expected}")
     for benchmark, file in files:
         read_rows(file, benchmark.fields, benchmark.title)
 

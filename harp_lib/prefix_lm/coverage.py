@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from .masks import IMPLEMENTATIONS
 
@@ -68,22 +68,6 @@ HARMLESS_DEFAULTS = {
     "_from_model_config",
     "max_length",
 }
-# What switches other settings off, besides None and False.
-NEUTRAL_DEFAULTS = {
-    "num_beams": 1,
-    "num_beam_groups": 1,
-    "num_return_sequences": 1,
-    "min_length": 0,
-    "no_repeat_ngram_size": 0,
-    "encoder_no_repeat_ngram_size": 0,
-    "repetition_penalty": 1.0,
-    "encoder_repetition_penalty": 1.0,
-    "length_penalty": 1.0,
-    "diversity_penalty": 0.0,
-    "typical_p": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-}
 # Parts of ``generate`` that prepare what the model's forward pass is given, and choose nothing; so
 # do those that make caches.
 PREPARATIONS = {"prepare_inputs_for_generation", "create_masks_for_generate"}
@@ -110,12 +94,10 @@ def unsuitable_build(model: Any) -> str | None:
     for module in model.modules():
         if getattr(module, "_compiled_call_impl", None) is not None:
             return f"{name} is compiled"
-        rope_types = getattr(module, "rope_type", ())
+        rope_types = getattr(module, "rope_type", {})  # by kind of layer, or one for all
         if isinstance(rope_types, str):
-            rope_types = (rope_types,)
-        elif isinstance(rope_types, dict):
-            rope_types = rope_types.values()
-        for rope_type in rope_types:
+            rope_types = {"all": rope_types}
+        for rope_type in rope_types.values():
             if rope_type not in STATIC_ROPES:
                 return f"rotary embeddings of type {rope_type!r} depend on a text's length"
     decoder = model.get_decoder()
@@ -151,8 +133,9 @@ def active_default(model: PreTrainedModel) -> str | None:
             return f"{name} has {part} of its own"
     if model.generation_config is None:
         return f"{name} has no generation config"
+    neutral = GenerationConfig._get_default_generation_params()  # what generate takes None for
     for setting, value in model.generation_config.to_diff_dict().items():
-        is_off = value is None or value is False or value == NEUTRAL_DEFAULTS.get(setting)
+        is_off = value is None or value is False or value == neutral.get(setting)
         if setting not in HARMLESS_DEFAULTS and not is_off:
             return f"the model's generation config has {setting}={value!r}"
     return None

@@ -39,17 +39,14 @@ class OneDNN(TorchFunctionMode):
 
 def _suits_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
     """Whether oneDNN can compute this product: float32 on the CPU, not empty, no gradient."""
-    for tensor in (x, weight, bias):
+    for tensor in (x, weight) if bias is None else (x, weight, bias):
         # Subclasses of a tensor, such as quantized weights, have products of their own.
-        if tensor is not None and type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return False
-    for tensor in (x, weight):
         if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.numel():
             return False
-    if torch.is_grad_enabled():
-        for tensor in (x, weight, bias):
-            if tensor is not None and tensor.requires_grad:
-                return False
+        if tensor.requires_grad and torch.is_grad_enabled():
+            return False
     return weight.is_contiguous()
 
 

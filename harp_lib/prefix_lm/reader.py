@@ -16,14 +16,6 @@ from .tree import Branch, PackedTree, Tokens, fits, sorted_branches
 WORTH_CACHING = 16  # tokens; a shorter common beginning is not worth a pass of its own
 
 
-class Pass(NamedTuple):
-    """Branches that are read together, and a cache that holds what all of them begin with."""
-
-    branches: list[Branch]
-    num_cached: int  # tokens in the cache
-    cache: DynamicCache | None
-
-
 class Reading(NamedTuple):
     """What one forward pass found out about several sequences."""
 
@@ -88,10 +80,14 @@ class TreeReader:
 
     def _passes(
         self, branches: list[Branch], num_cached: int = 0, cache: DynamicCache | None = None
-    ) -> Iterator[Pass]:
-        """Split sorted branches into passes, each with a cache of what its branches begin with."""
+    ) -> Iterator[tuple[list[Branch], int, DynamicCache | None]]:
+        """Split sorted branches into those of each pass.
+
+        With them come the number of tokens that all of them begin with and that were read before,
+        and the cache with these tokens.
+        """
         if fits(branches, num_cached):
-            yield Pass(branches, num_cached, cache)
+            yield branches, num_cached, cache
             return
 
         num_shared = min(branch.num_shared for branch in branches[1:])

@@ -27,21 +27,16 @@ def build_signature(model: PreTrainedModel) -> Hashable:
     like one that is pruned in 12. Nothing in it keeps the model alive.
     """
     layers = model.get_decoder().layers
-    configs = {id(config): config for config in _configs(model)}
+    configs = [model.generation_config]
+    for module in model.modules():
+        configs.append(vars(module).get("config"))
+    different_configs = {id(config): config for config in configs}.values()
     return (
-        tuple(_described(config) for config in configs.values()),
+        tuple(_described(config) for config in different_configs),
         _build(model, layers),
         tuple(dict.fromkeys(_build(layer) for layer in layers)),
         num_mixing_layers(layers) < len(layers),
     )
-
-
-def _configs(model: PreTrainedModel) -> list[PreTrainedConfig | GenerationConfig]:
-    """Configs of all modules, and of ``generate``."""
-    configs = [model.generation_config]
-    for module in model.modules():
-        configs.append(vars(module).get("config"))
-    return [config for config in configs if config is not None]
 
 
 def _build(module: nn.Module, left_out: nn.Module | None = None) -> Hashable:

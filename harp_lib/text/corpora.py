@@ -63,23 +63,29 @@ def load_corpus(name: str, split: str, datasets: str = "embedded") -> Corpus:
     Raises
     ------
     ValueError
-        For an unknown corpus, one that is not embedded if ``datasets`` is ``embedded``, or a
-        missing or damaged file.
+        For an unknown corpus, one that is not embedded if ``datasets`` is ``embedded``, another
+        split of a task than ``validation``, or a missing or damaged file.
     """
     if name in EMBEDDED:
         return Corpus(name, split, "embedded", _third(_embedded_documents(name), split))
-    if "task" in CORPORA.get(name, ()):
-        return _held_out_rows(name, split, datasets)
-    if name not in CORPORA or datasets == "embedded":
+    is_of_task = "task" in CORPORA.get(name, ())
+    if name not in CORPORA or (datasets == "embedded" and not is_of_task):
         others = [other for other in CORPORA if {"hub", "task"} & {*CORPORA[other]} == {"hub"}]
         raise ValueError(
             f"{name} is not embedded; choose from {', '.join(EMBEDDED)}, or one of "
             f"{', '.join(others)} with datasets='hub' or a folder"
         )
+    published_split = split
+    if is_of_task:
+        if split != "validation":
+            raise ValueError(f"{CORPUS_TITLES[name]} is held out: it has no split {split!r}")
+        published_split = "test"
     if datasets == "hub":
-        return Corpus(name, split, "hub", _hub_documents(name, split))
-    directory = Path(datasets)
-    return Corpus(name, split, directory.name, _directory_documents(name, split, directory))
+        return Corpus(name, split, "hub", _hub_documents(name, published_split))
+    directory = config.DATA / "mini" if datasets == "embedded" else Path(datasets)
+    source = "embedded" if datasets == "embedded" else directory.name
+    documents = _directory_documents(name, published_split, directory)
+    return Corpus(name, split, source, documents)
 
 
 def excerpt(
@@ -171,25 +177,6 @@ def _third(documents: Sequence[str], split: str) -> tuple[str, ...]:
     return tuple(ordered[SPLITS.index(split) :: len(SPLITS)])
 
 
-def _held_out_rows(name: str, split: str, datasets: str) -> Corpus:
-    """Texts of the rows of a task: nothing else reads them, so all of them are held out."""
-    corpus = CORPORA[name]
-    if split != "validation":
-        raise ValueError(f"{corpus['title']} is held out: it has no split {split!r}")
-    if datasets == "hub":
-        from datasets import load_dataset
-
-        documents = load_dataset(*corpus["hub"], split="test")[corpus["field"]]
-        return Corpus(name, split, "hub", tuple(documents))
-    directory = config.DATA / "mini" if datasets == "embedded" else Path(datasets)
-    file = directory / corpus["task"] / "test.jsonl"
-    if not file.is_file():
-        raise ValueError(f"{file} does not exist: {corpus['title']} is not in these datasets")
-    rows = read_rows(file, [corpus["field"]], corpus["title"])
-    source = "embedded" if datasets == "embedded" else directory.name
-    return Corpus(name, split, source, tuple(row[corpus["field"]] for row in rows))
-
-
 def _hub_documents(name: str, split: str) -> tuple[str, ...]:
     from datasets import load_dataset
 
@@ -203,12 +190,12 @@ def _hub_documents(name: str, split: str) -> tuple[str, ...]:
 
 
 def _directory_documents(name: str, split: str, directory: Path) -> tuple[str, ...]:
-    file = directory / name / f"{split}.jsonl"
+    corpus = CORPORA[name]
+    file = directory / corpus.get("task", name) / f"{split}.jsonl"
     if not file.is_file():
-        raise ValueError(f"{file} does not exist; {directory} has to hold <name>/<split>.jsonl")
-    field = CORPORA[name]["field"]
-    rows = read_rows(file, [field], CORPUS_TITLES[name])
-    return tuple(row[field] for row in rows)
+        raise ValueError(f"{file} does not exist: {corpus['title']} is not in these datasets")
+    rows = read_rows(file, [corpus["field"]], corpus["title"])
+    return tuple(row[corpus["field"]] for row in rows)
 
 
 @functools.cache

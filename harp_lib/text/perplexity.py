@@ -184,8 +184,6 @@ def _summed_nll(logits: torch.Tensor, targets: torch.Tensor) -> float:
 def perplexity_from_nll(nll: float, count: int) -> float:
     """``exp(nll / count)``, infinite where that overflows."""
     mean = nll / count
-    if math.isnan(mean):
-        return math.nan
     if mean >= 700:
         return math.inf
     return math.exp(mean)

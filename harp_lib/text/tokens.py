@@ -75,7 +75,9 @@ def make_batches(model: PreTrainedModel, tokens: Tokens) -> list[Batch]:
             "so there is nothing to predict"
         )
     batches = []
-    for (length, scored), group in groupby(windows, key=_shape):
+    for (length, scored), group in groupby(
+        windows, lambda window: (len(window.ids), window.scored)
+    ):
         ids = torch.stack([window.ids for window in group])  # (B, N)
         sequences_per_batch = max(1, TOKENS_PER_BATCH // length)
         batches += [Batch(part, scored) for part in ids.split(sequences_per_batch)]
@@ -101,10 +103,6 @@ def read_ids(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     A window may be a token longer than the context, because its last token is only predicted.
     """
     return batch.ids[:, : context_length(model.config)].to(model.device)
-
-
-def _shape(window: Window) -> tuple[int, int]:
-    return len(window.ids), window.scored
 
 
 # What people pass
