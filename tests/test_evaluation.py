@@ -3,21 +3,18 @@
 Scores of choices by hand are in notebook 05.
 """
 
-import ast
-import graphlib
 import json
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
 from lm_eval.tasks import TaskManager
-from tokenizers.processors import TemplateProcessing
+from test_text import adding_bos
 
-from harp_lib import config, evaluation
+from harp_lib import config
 from harp_lib.config import load_profile
 from harp_lib.evaluation.benchmarks import (
     ALL_BENCHMARKS,
@@ -47,34 +44,10 @@ def write_rows(folder, **splits):
         (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-class TestModules:
-    def test_benchmarks_are_listed_without_torch(self):
-        code = "import sys, harp_lib.evaluation.benchmarks; print('torch' in sys.modules)"
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        )
-        assert done.stdout == "False\n"
-
-    def test_none_imports_one_that_imports_it(self):
-        """Not even late, within a function."""
-        room = "harp_lib.evaluation."
-        imports = {}
-        for file in Path(evaluation.__file__).parent.glob("*.py"):
-            modules = set()
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ImportFrom):
-                    modules.add(node.module)
-                    modules.update(f"{node.module}.{alias.name}" for alias in node.names)
-                elif isinstance(node, ast.Import):
-                    modules.update(alias.name for alias in node.names)
-            imports[room + file.stem] = {name for name in modules if name.startswith(room)}
-        order = list(graphlib.TopologicalSorter(imports).static_order())
-        for earlier, later in (
-            ("benchmarks", "longbench"),
-            ("longbench", "runner"),
-            ("runner", "evaluator"),
-        ):
-            assert order.index(room + earlier) < order.index(room + later)
+def test_benchmarks_are_listed_without_torch():
+    code = "import sys, harp_lib.evaluation.benchmarks; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 class TestBenchmarks:
@@ -198,16 +171,6 @@ class TestBenchmarks:
         assert _revisions([from_hub, from_folder]) == {"Xn/Long": commit}
 
 
-def tokenizer_with_bos():
-    """The tiny tokenizer, putting a BOS token before each text as Llama's does."""
-    tokenizer = tiny_tokenizer()
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", 1)]
-    )
-    assert tokenizer("a").input_ids[0] == tokenizer.bos_token_id == 1
-    return tokenizer
-
-
 class TestScores:
     def test_the_same_seed_draws_the_same_examples(self, tiny):
         model = tiny()
@@ -265,7 +228,7 @@ class TestScores:
     def test_a_token_begins_the_prompts_of_gemma_and_of_longbench_alone(
         self, tiny, family, context, begins_with_bos
     ):
-        runner = Runner(tiny(family), tokenizer_with_bos(), context=context)
+        runner = Runner(tiny(family), adding_bos(), context=context)
         assert (runner.tok_encode("a")[0] == 1) == begins_with_bos
 
 

@@ -1,9 +1,9 @@
 """LongBench by its protocol: prompts, cuts, what ends an answer, metrics."""
 
-import json
-
 import pytest
 import torch
+from lm_twins import WORDS
+from test_evaluation import write_rows
 
 from harp_lib.config import load_profile
 from harp_lib.evaluation import longbench
@@ -12,23 +12,10 @@ from harp_lib.evaluation.evaluator import Evaluator
 from harp_lib.evaluation.runner import load_tasks
 from harp_lib.models.registry import tiny_tokenizer
 
-WORDS = [
-    "river",
-    "stone",
-    "lantern",
-    "orchard",
-    "copper",
-    "meadow",
-    "harbour",
-    "window",
-    "saddle",
-    "thunder",
-]
-
 
 def question_row(number, **fields):
     """A row in the hub's schema, with ``fields`` of one's own."""
-    words = [f"{WORDS[(number + i * i) % 10]} {i}." for i in range(120)]
+    words = [f"{WORDS[(number + i * i) % len(WORDS)]} {i}." for i in range(120)]
     row = {
         "question": f"What about {number}?",
         "context": " ".join(words),
@@ -47,18 +34,11 @@ TOO_LONG = question_row(3)
 SHORT = question_row(8, context="There is a river.", question="Where?")
 
 
-def write_rows(folder, rows):
-    """Rows of the split ``test``, in which LongBench has its questions."""
-    folder.mkdir(exist_ok=True, parents=True)
-    lines = [json.dumps(row) for row in rows]
-    (folder / "test.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
 @pytest.fixture
 def folder(tmp_path):
     """Two rows of three tasks that differ in how answers are generated."""
     for task in ("hotpotqa", "samsum", "lcc"):
-        write_rows(tmp_path / f"longbench_{task}", [TOO_LONG, SHORT])
+        write_rows(tmp_path / f"longbench_{task}", test=[TOO_LONG, SHORT])
     return str(tmp_path)
 
 
@@ -95,7 +75,7 @@ def test_the_paper_profile_is_the_official_protocol(tmp_path):
         0, question="question", context="context", all_classes=["x"], answers=["Paragraph 3"]
     )
     for (name, benchmark), length in zip(LONGBENCH.items(), lengths, strict=True):
-        write_rows(tmp_path / name, [row])
+        write_rows(tmp_path / name, test=[row])
         cache = tmp_path / "tasks" / name
         loaded = load_tasks(benchmark, str(tmp_path), {"new_tokens": None}, cache)
         task = loaded["tasks"][name]

@@ -1,35 +1,36 @@
-"""PrefixLM gives the answers of stock HFLM, for whole and pruned models, choices and texts."""
+"""PrefixLM gives the answers of stock HFLM, for models of all kinds, choices and texts."""
 
 import ast
 import random
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from lm_eval.api.instance import Instance
-from lm_eval.models.huggingface import HFLM
-from transformers import AutoConfig, AutoModelForCausalLM
+from helpers import VISION
+from lm_twins import (
+    PAIRS,
+    PROMPT,
+    WORDS,
+    assert_equal,
+    assert_same_outcome,
+    random_model,
+    requests_of,
+    with_tokenizer,
+)
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    create_causal_mask,
+    create_chunked_causal_mask,
+)
+from transformers.models.llama import modeling_llama
 
 from harp_lib import PruningPlan, apply_plan, prefix_lm
-from harp_lib.evaluation.runner import quiet_lm_eval
 from harp_lib.models.registry import SHAPE, tiny_tokenizer
-from harp_lib.prefix_lm import PrefixLM, lm, tree
+from harp_lib.prefix_lm import lm, tree
 from harp_lib.pruning.plan import LayerPlan
 
-WORDS = [
-    "river",
-    "stone",
-    "lantern",
-    "orchard",
-    "copper",
-    "meadow",
-    "harbour",
-    "window",
-    "saddle",
-    "thunder",
-]
 PLANS = {
     "dense": {},
     "top value-only and skipped": {5: LayerPlan(0.8), 4: LayerPlan(0.0)},
@@ -43,30 +44,15 @@ PLANS = {
 }
 
 
-def wrapped(lm_class, model):
-    """A model as lm-eval's."""
-    with quiet_lm_eval():
-        return lm_class(model, tokenizer=tiny_tokenizer(), batch_size=3, add_bos_token=False)
-
-
-def random_model(kind, **settings):
-    """A model of a kind that transformers has, with random weights."""
-    config = AutoConfig.for_model(
-        kind, **settings, vocab_size=512, bos_token_id=1, eos_token_id=2, pad_token_id=0
-    )
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config).eval()
-
-
 def random_text(rng, words):
     return " ".join(rng.choice(WORDS) for _ in range(words))
 
 
-def choice_requests(rng):
-    """Requests for log-likelihoods of choices.
+def choices(rng):
+    """Contexts and continuations.
 
     Five questions after the same examples, with choices of several tokens; one with choices of a
-    single token; a context to be cut; and requests that begin like others.
+    single token; a context to be cut; and pairs that begin like others.
     """
     examples = random_text(rng, 30)
     pairs = []
@@ -79,11 +65,11 @@ def choice_requests(rng):
         pairs.append((letters, letter))
     pairs.append((random_text(rng, 200), " end"))
     pairs.extend([("", "x y"), ("a", "bc"), ("a", "bc d"), (examples, " stone")])
-    return [Instance("loglikelihood", {}, pair, number) for number, pair in enumerate(pairs)]
+    return pairs
 
 
-def text_requests(rng):
-    """Requests for texts: with stop strings, or end tokens that may not come first; one repeats."""
+def prompts(rng):
+    """Prompts and settings: stop strings, or end tokens that may not come first; one repeats."""
     examples = random_text(rng, 30)
     with_stop_strings = {"until": ["\n", "x"], "max_gen_toks": 10, "do_sample": False}
     with_end_tokens = {
@@ -101,26 +87,16 @@ def text_requests(rng):
     for _ in range(4):
         pairs.append((random_text(rng, rng.randint(1, 60)), with_end_tokens))
     pairs.append(pairs[0])
-    return [Instance("generate_until", {}, pair, number) for number, pair in enumerate(pairs)]
+    return pairs
 
 
 def assert_same_answers(model, seed):
     """PrefixLM finds HFLM's likelihoods and greedy choices, and writes the same texts."""
-    stock = wrapped(HFLM, model)
-    ours = wrapped(PrefixLM, model)
+    stock, ours = with_tokenizer(model)  # one text at a time: padding changes what stock writes
     assert ours._can_share()
     rng = random.Random(seed)
-    choices = choice_requests(rng)
-    prompts = text_requests(rng)
-    expected = stock.loglikelihood(choices, disable_tqdm=True)
-    answers = ours.loglikelihood(choices, disable_tqdm=True)
-    for (likelihood, is_greedy), (stock_likelihood, stock_is_greedy) in zip(
-        answers, expected, strict=True
-    ):
-        assert likelihood == pytest.approx(stock_likelihood, abs=1e-4)
-        assert is_greedy == stock_is_greedy
-    expected_texts = stock.generate_until(prompts, disable_tqdm=True)
-    assert ours.generate_until(prompts, disable_tqdm=True) == expected_texts
+    assert_same_outcome(stock, ours, "loglikelihood", *choices(rng))
+    assert_same_outcome(stock, ours, "generate_until", *prompts(rng))
     assert not ours._reasons_said, "nothing is left to HFLM"
 
 
@@ -136,22 +112,163 @@ def test_answers_are_those_of_stock_lm_eval(tiny, monkeypatch, family, plan, tok
     assert_same_answers(model, family + plan)
 
 
+GEMMA_3 = {
+    "text_config": {
+        **SHAPE,
+        "vocab_size": 512,
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "initializer_range": 0.2,
+    },
+    "vision_config": VISION,
+    "mm_tokens_per_image": 4,
+    "image_token_id": 511,
+    "boi_token_id": 510,
+    "eoi_token_id": 509,
+}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
         ("mistral", {"sliding_window": 9}),
+        ("gemma3", GEMMA_3),
         ("gemma3_text", {"sliding_window": 9, "query_pre_attn_scalar": 16}),
+        ("gpt_oss", {"sliding_window": 9, "head_dim": 16, **EXPERTS}),
+        ("cohere2", {"sliding_window": 9}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}),
+        ("phi3", TOKENS),  # without a ``k_proj``, but with attention all the same
     ],
 )
-def test_sliding_windows_are_kept(monkeypatch, kind, settings):
+def test_patterns_of_attention_are_the_models_own(monkeypatch, kind, settings):
     monkeypatch.setattr(tree, "TOKENS_PER_PASS", 64)
-    assert_same_answers(random_model(kind, **SHAPE | settings), kind)
+    assert_same_answers(random_model(kind, **settings), kind)
 
 
-def test_fused_projections_mix_tokens(monkeypatch):
-    """Phi-3 has no ``k_proj``, but attention all the same."""
+def chunks(config, **kwargs):
+    config.attention_chunk_size = 7
+    return create_chunked_causal_mask(config, **kwargs)
+
+
+def every_third_token(**kwargs):
+    def pattern(batch_idx, head_idx, q_idx, kv_idx):
+        return (q_idx - kv_idx) % 3 == 0
+
+    return create_causal_mask(**kwargs, and_mask_function=pattern)
+
+
+@pytest.mark.parametrize("make_mask", [chunks, every_third_token])
+def test_a_pattern_need_not_be_known(tiny, monkeypatch, make_mask):
     monkeypatch.setattr(tree, "TOKENS_PER_PASS", 64)
-    assert_same_answers(random_model("phi3", **SHAPE), "phi3")
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", make_mask)
+    assert_same_answers(tiny(), make_mask.__name__)
+
+
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 8,
+    "long_factor": [4.0] * 8,
+    "original_max_position_embeddings": 30,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "reason"),
+    [
+        ("phi3", {"rope_parameters": LONG_ROPE, **TOKENS}, "'longrope' depend on a text's length"),
+        ("gpt_neo", {"attention_types": [[["local"], 3]], "num_layers": 3}, "no layers with"),
+        ("qwen3_next", {"head_dim": 16, "num_experts": 4}, "no layers with self_attn"),
+        ("t5", {"d_model": 64, "d_kv": 16, "num_layers": 2, "num_heads": 4}, "'seq2seq'"),
+    ],
+)
+def test_other_models_are_left_to_stock(caplog, kind, settings, reason):
+    if kind == "t5":
+        config = AutoConfig.for_model(kind, vocab_size=512, decoder_start_token_id=0, **settings)
+        model = AutoModelForSeq2SeqLM.from_config(config).eval()
+    else:
+        model = random_model(kind, **settings)
+    stock, ours = with_tokenizer(model)
+    assert_equal(stock, ours)
+    assert not ours._can_share()
+    assert caplog.text.count(reason) == 1
+
+
+def test_attention_that_takes_no_masks_is_left_to_stock(tiny):
+    model = tiny()
+    _, ours = with_tokenizer(model)
+    assert ours._can_share()
+    model.config._attn_implementation = "flash_attention_2"
+    assert not ours._can_share()
+
+
+def neighbours_enter(module, args, output):
+    """A layer with a convolution that its class does not show."""
+    return output + output.roll(1, dims=1)
+
+
+def positions_are_counted(module, args, output):
+    """A layer that adds where in the sequence a token stands, as some embeddings do."""
+    return output + torch.arange(output.shape[1])[:, None] / 5
+
+
+def texts_longer_than_a_limit_differ(module, args, output):
+    """A layer with an effect that short texts do not show."""
+    return output * (1 + (output.shape[1] > len(tiny_tokenizer()(PROMPT).input_ids) - 4))
+
+
+def one_text_at_a_time(module, args, output):
+    if len(output) > 1:
+        raise IndexError("more than one text")
+
+
+OTHER_LOGITS = "a tree of texts has other logits than the texts alone"
+
+
+@pytest.mark.parametrize(
+    ("effect", "reason"),
+    [
+        (neighbours_enter, OTHER_LOGITS),
+        (positions_are_counted, OTHER_LOGITS),
+        (texts_longer_than_a_limit_differ, OTHER_LOGITS),
+        (one_text_at_a_time, "reading a tree ended in IndexError: more than one text"),
+    ],
+)
+def test_a_model_that_reads_trees_otherwise_is_found_by_comparing(tiny, caplog, effect, reason):
+    model = tiny()
+    model.model.layers[2].register_forward_hook(effect)
+    stock, ours = with_tokenizer(model)
+    assert ours._can_share()
+    assert_same_outcome(stock, ours, "loglikelihood", *PAIRS)
+    assert not ours._can_share()
+    assert caplog.text.count(reason) == 1
+
+
+def test_a_generate_with_ways_of_its_own_is_found_by_comparing(tiny, monkeypatch, caplog):
+    """With its cache, a model may see less than in a forward pass."""
+    model = tiny()
+    generate = model.generate
+
+    def unlikeliest_tokens(*args, **kwargs):
+        with model.lm_head.register_forward_hook(lambda module, inputs, output: -output):
+            return generate(*args, **kwargs)
+
+    monkeypatch.setattr(model, "generate", unlikeliest_tokens)
+    assert_equal(*with_tokenizer(model))
+    assert caplog.text.count(OTHER_LOGITS) == 1
+
+
+def test_masks_are_the_models_again_afterwards(tiny):
+    before = dict(ALL_MASK_ATTENTION_FUNCTIONS)
+    _, ours = with_tokenizer(tiny("tiny-gemma2"))
+    ours.loglikelihood(requests_of("loglikelihood", *PAIRS))
+    assert dict(ALL_MASK_ATTENTION_FUNCTIONS) == before
+    assert not ALL_MASK_ATTENTION_FUNCTIONS._local_mapping
 
 
 def test_each_token_is_read_once_and_logits_are_few(tiny):
@@ -164,8 +281,8 @@ def test_each_token_is_read_once_and_logits_are_few(tiny):
     model.lm_head.register_forward_hook(
         lambda module, args, output: num_logits.append(output.shape[1])
     )
-    ours = wrapped(PrefixLM, model)
-    requests = choice_requests(random.Random(0))[:15]
+    _, ours = with_tokenizer(model)
+    requests = requests_of("loglikelihood", *choices(random.Random(0))[:15])
     ours.loglikelihood(requests, disable_tqdm=True)  # and compares the model with its own pass
     num_read.clear()
     num_logits.clear()
@@ -180,54 +297,6 @@ def test_each_token_is_read_once_and_logits_are_few(tiny):
         num_answer_tokens += len(continuation)
     assert sum(num_read) == len(beginnings), "each different beginning is one token to read"
     assert sum(num_logits) <= num_answer_tokens
-
-
-def likelihood_requests(*pairs):
-    return [Instance("loglikelihood", {}, pair, number) for number, pair in enumerate(pairs)]
-
-
-def test_an_empty_continuation_beside_one_of_a_token_has_stock_answers(tiny):
-    requests = likelihood_requests(("a b c", ""), ("a b c", "d"), ("q", "r"))
-    expected = wrapped(HFLM, tiny()).loglikelihood(requests, disable_tqdm=True)
-    answers = wrapped(PrefixLM, tiny()).loglikelihood(requests, disable_tqdm=True)
-    assert answers[0] == expected[0] == (0.0, True)
-    for (likelihood, is_greedy), (stock_likelihood, stock_is_greedy) in zip(
-        answers, expected, strict=True
-    ):
-        assert likelihood == pytest.approx(stock_likelihood, abs=1e-4)
-        assert is_greedy == stock_is_greedy
-
-
-@pytest.mark.parametrize(
-    ("pairs", "complaint"),
-    [
-        ([("a b", "")], "the continuation '' of 'a b' has no token to score: leave the request"),
-        ([("a b", ""), ("x", "y")], "the continuation '' of 'a b'"),
-        ([("x", "y"), ("", "")], "the continuation '' of '' has no token"),
-    ],
-)
-@pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2"])
-def test_an_empty_continuation_where_stock_fails_is_named(tiny, attention, pairs, complaint):
-    model = tiny()
-    requests = likelihood_requests(*pairs)
-    with pytest.raises((AssertionError, IndexError)):
-        wrapped(HFLM, model).loglikelihood(requests, disable_tqdm=True)
-    model.config._attn_implementation = attention
-    with pytest.raises(ValueError, match=complaint):
-        wrapped(PrefixLM, model).loglikelihood(requests, disable_tqdm=True)
-
-
-def test_attention_that_takes_no_masks_is_left_to_stock(tiny):
-    model = tiny()
-    ours = wrapped(PrefixLM, model)
-    assert ours._can_share()
-    model.config._attn_implementation = "flash_attention_2"
-    assert not ours._can_share()
-
-
-def test_models_of_another_build_are_left_to_stock():
-    gpt2 = random_model("gpt2", n_embd=64, n_layer=2, n_head=4, n_positions=512)
-    assert not wrapped(PrefixLM, gpt2)._can_share()
 
 
 def test_it_needs_nothing_else_of_the_library():
@@ -249,9 +318,3 @@ def test_it_needs_nothing_else_of_the_library():
                 packages.add(node.module.partition(".")[0])
     external = packages - sys.stdlib_module_names
     assert external == {"torch", "transformers", "lm_eval"}
-
-
-def test_onednn_is_imported_without_lm_eval():
-    code = "import sys, harp_lib.prefix_lm.onednn; print('lm_eval' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"

@@ -6,12 +6,10 @@ import weakref
 from contextlib import contextmanager
 
 import pytest
-from lm_eval.api.instance import Instance
+from lm_twins import requests_of, with_tokenizer
 
 from harp_lib import PruningPlan, apply_plan
-from harp_lib.evaluation.runner import quiet_lm_eval
-from harp_lib.models.registry import tiny_tokenizer
-from harp_lib.prefix_lm import PrefixLM, trial
+from harp_lib.prefix_lm import trial
 from harp_lib.prefix_lm.signature import build_signature
 from harp_lib.pruning.plan import LayerPlan
 from harp_lib.pruning.surgery import temporarily_pruned
@@ -34,19 +32,19 @@ def trials(monkeypatch):
 
 
 def new_lm(model):
-    with quiet_lm_eval():
-        return PrefixLM(model, tokenizer=tiny_tokenizer(), add_bos_token=False)
+    _, lm = with_tokenizer(model)
+    return lm
 
 
 def score(model, prompt=PROMPT):
     """Two choices, scored by an lm-eval model of their own."""
-    requests = [Instance("loglikelihood", {}, (prompt, choice), 0) for choice in (" a", " b")]
+    requests = requests_of("loglikelihood", (prompt, " a"), (prompt, " b"))
     return new_lm(model).loglikelihood(requests, disable_tqdm=True)
 
 
 def write(model, prompt=PROMPT):
     settings = {"until": [], "max_gen_toks": 3, "do_sample": False}
-    requests = [Instance("generate_until", {}, (prompt, settings), 0)]
+    requests = requests_of("generate_until", (prompt, settings))
     return new_lm(model).generate_until(requests, disable_tqdm=True)
 
 

@@ -207,20 +207,6 @@ class TestPerplexity:
         nll = sum(naive_nll(model, window.ids, window.scored) for window in windows)
         assert perplexity(model, windows) == pytest.approx(math.exp(nll / 65), rel=1e-5)
 
-    @pytest.mark.parametrize(
-        "scaling",
-        [
-            {"model_type": "cohere", "logit_scale": 0.3},
-            {"model_type": "granite", "logits_scaling": 4.0},
-        ],
-    )
-    def test_families_that_scale_their_logits(self, tokens, scaling):
-        from test_surgery import small_model
-
-        model = small_model(scaling.pop("model_type"), vocab_size=512, **scaling)
-        expected = math.exp(sum(naive_nll(model, row, 47) for row in tokens) / (4 * 47))
-        assert perplexity(model, tokens) == pytest.approx(expected, rel=1e-5)
-
     def test_refusals(self, tiny):
         for empty in ([], [torch.tensor([5])], torch.empty(0, 4, dtype=torch.long)):
             with pytest.raises(ValueError, match="the corpus is empty"):
