@@ -129,10 +129,10 @@ class Evaluator:
         loaded = self._load(benchmark)
         runner = Runner(model, tokenizer, inputs["batch_size"], inputs.get("context"))
         results = evaluate(runner, loaded, inputs["rows"], SHOTS_SEED + self.seed)
-        samples = {
-            subtask: _in_order(subtask_samples, benchmark.filter)
-            for subtask, subtask_samples in results["samples"].items()
-        }
+        samples = {}
+        for subtask, unordered in results["samples"].items():
+            filtered = [sample for sample in unordered if sample["filter"] == benchmark.filter]
+            samples[subtask] = sorted(filtered, key=lambda sample: sample["doc_id"])
 
         rows = []
         for subtask, subtask_samples in samples.items():
@@ -223,12 +223,6 @@ def _after_reasoning(questions: Sequence[Any], replies: Mapping[str, Sequence[st
         if reasoning is not None:
             continued.append(question.after(reasoning))
     return continued
-
-
-def _in_order(samples: Sequence[Mapping[str, Any]], filter_name: str) -> list[Mapping[str, Any]]:
-    """lm-eval's samples of one filter, in the order of the rows."""
-    samples = [sample for sample in samples if sample["filter"] == filter_name]
-    return sorted(samples, key=lambda sample: sample["doc_id"])
 
 
 def _score(benchmark: Benchmark, subtask: str, sample: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Forward passes over the tree of tokens, each of which computes what is new and no more."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import groupby
 from typing import NamedTuple
@@ -94,7 +94,11 @@ class TreeReader:
         num_unscored = min(len(branch.tokens) - branch.num_scored for branch in branches)
         end = min(num_shared, num_unscored)
         if end - num_cached >= WORTH_CACHING:
-            longer = self._extend(cache, branches[0].tokens[num_cached:end], num_cached)
+            tokens = torch.tensor([branches[0].tokens[num_cached:end]])
+            positions = torch.arange(num_cached, end)[None]
+            nowhere = torch.tensor([], dtype=torch.long)
+            longer = DynamicCache() if cache is None else continued(cache)
+            self._logits(tokens, positions, None, longer, nowhere)
             yield from self._passes(branches, end, longer)
             return
 
@@ -106,16 +110,6 @@ class TreeReader:
                 group = []
             group.extend(limb)
         yield from self._passes(group, num_cached, cache)
-
-    def _extend(
-        self, cache: DynamicCache | None, tokens: Sequence[int], num_cached: int
-    ) -> DynamicCache:
-        """A cache with more tokens in it; the one before stays as it is."""
-        longer = DynamicCache() if cache is None else continued(cache)
-        positions = num_cached + torch.arange(len(tokens))
-        nowhere = torch.tensor([], dtype=torch.long)
-        self._logits(torch.tensor([tokens]), positions[None], None, longer, nowhere)
-        return longer
 
     def read_prompts(self, prompts: Iterable[Tokens]) -> Iterator[ReadPrompt]:
         """Each different prompt once, with its part of the cache it was read into."""
