@@ -16,8 +16,7 @@ from pathlib import Path
 
 import torch
 from helpers import CHECKOUT, VISION, with_twins
-from lm_eval.api.instance import Instance
-from lm_eval.models.huggingface import HFLM
+from lm_twins import requests_of, with_tokenizer
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -35,7 +34,6 @@ from harp_lib import (
     search_alphas,
 )
 from harp_lib.models.registry import tiny_tokenizer
-from harp_lib.prefix_lm import PrefixLM
 from harp_lib.pruning.architecture import decoder_layers
 
 PAGE = CHECKOUT / "docs" / "library.md"
@@ -303,15 +301,12 @@ def check_perplexity(model: PreTrainedModel) -> str:
 
 def check_prefix(model: PreTrainedModel) -> str:
     """Likelihoods and a text of ``hf-prefix`` are those of ``hf``."""
-    stock, ours = (
-        kind(model, tokenizer=tiny_tokenizer(), batch_size=1, add_bos_token=False)
-        for kind in (HFLM, PrefixLM)
-    )
+    stock, ours = with_tokenizer(model)
     few_shots = "def f(x): return the value of the object in a statement that follows it. " * 2
     pairs = [(few_shots + "one", " a"), (few_shots + "one", " name"), (few_shots + "two", " a")]
-    scored = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+    scored = requests_of("loglikelihood", *pairs)
     settings = {"until": ["\n"], "max_gen_toks": 6, "do_sample": False}
-    written = [Instance("generate_until", {}, (few_shots, settings), 0)]
+    written = requests_of("generate_until", (few_shots, settings))
     try:
         expected = stock.loglikelihood(scored, disable_tqdm=True)
         text = stock.generate_until(written, disable_tqdm=True)

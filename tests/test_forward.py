@@ -6,11 +6,11 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from lm_twins import PAIRS, assert_same_outcome, with_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
 from harp_lib import perplexity, search_alphas
 from harp_lib.methods.alpha_search import model_digest
-from harp_lib.models.registry import tiny_tokenizer
 from harp_lib.prefix_lm import forward
 from harp_lib.prefix_lm.forward import is_decoder_and_head
 from harp_lib.text import perplexity as perplexity_module
@@ -142,11 +142,6 @@ def test_weights_of_another_kind_compute_their_products_themselves(tiny):
 
 def test_a_quantized_model_is_read_and_searched(tiny):
     quantization = pytest.importorskip("torchao.quantization")
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
-
-    from harp_lib.prefix_lm import PrefixLM
-
     model = tiny("tiny-gemma2")  # alpha is multiplied into its norms, which are not quantized
     digest = model_digest(model)
     quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
@@ -156,10 +151,4 @@ def test_a_quantized_model_is_read_and_searched(tiny):
     literal = search_alphas(model, IDS, 2, [0.0, 0.5], reuse_prefix=False, progress=False)
     for layer, curve in fast.perplexities.items():
         assert curve == pytest.approx(literal.perplexities[layer], rel=1e-4)
-    pairs = [("def f(x): return", ending) for ending in (" x", " the value")]
-    requests = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
-    scores = []
-    for wrapper in (HFLM, PrefixLM):
-        lm = wrapper(pretrained=model, tokenizer=tiny_tokenizer(), batch_size=1)
-        scores.append([score for score, _ in lm.loglikelihood(requests, disable_tqdm=True)])
-    assert scores[0] == pytest.approx(scores[1], abs=1e-3)
+    assert_same_outcome(*with_tokenizer(model), "loglikelihood", *PAIRS)

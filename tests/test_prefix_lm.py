@@ -184,6 +184,11 @@ LONG_ROPE = {
         ("phi3", {"rope_parameters": LONG_ROPE, **TOKENS}, "'longrope' depend on a text's length"),
         ("gpt_neo", {"attention_types": [[["local"], 3]], "num_layers": 3}, "no layers with"),
         ("qwen3_next", {"head_dim": 16, "num_experts": 4}, "no layers with self_attn"),
+        (
+            "granitemoehybrid",
+            {"layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8},
+            "no layers with self_attn",
+        ),
         ("t5", {"d_model": 64, "d_kv": 16, "num_layers": 2, "num_heads": 4}, "'seq2seq'"),
     ],
 )

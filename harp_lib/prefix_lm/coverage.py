@@ -102,7 +102,8 @@ def unsuitable_build(model: Any) -> str | None:
                 return f"rotary embeddings of type {rope_type!r} depend on a text's length"
     decoder = model.get_decoder()
     layers = getattr(decoder, "layers", None) or ()
-    if len(layers) == 0 or not all(hasattr(layer, "self_attn") for layer in layers):
+    attentions = [getattr(layer, "self_attn", None) for layer in layers]  # None in a hybrid model
+    if not attentions or None in attentions:
         return f"{type(decoder).__name__} has no layers with self_attn"
     implementation = decoder.config._attn_implementation
     if implementation not in IMPLEMENTATIONS:
