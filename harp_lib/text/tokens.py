@@ -226,11 +226,11 @@ def _without_padding(ids: torch.Tensor, model: PreTrainedModel) -> list[torch.Te
     pad, is_text = _pad_token(model)
     if pad is None or not ids.numel():
         return list(ids)
-    is_pad = ids == pad  # (B, N)
-    kept = torch.ones_like(is_pad)
-    for from_the_end in (False, True):
-        side = is_pad.flip(1) if from_the_end else is_pad
-        runs = side.long().cumprod(dim=1)  # (B, N): 1 within a run of pad tokens at this side
+    is_pad = (ids == pad).long()  # (B, N)
+    at_begin = is_pad.cumprod(dim=1)  # (B, N): 1 within a run of pad tokens at this side
+    at_end = is_pad.flip(1).cumprod(dim=1).flip(1)
+    kept = torch.ones_like(ids, dtype=torch.bool)
+    for runs in (at_begin, at_end):
         lengths = runs.sum(dim=1)  # (B,)
         if is_text and lengths.max() > 1:
             raise ValueError(
@@ -239,8 +239,7 @@ def _without_padding(ids: torch.Tensor, model: PreTrainedModel) -> list[torch.Te
             )
         is_padding = lengths.max() > 1 or 0 < lengths.count_nonzero() < len(ids)
         if is_padding and not is_text:
-            padding = runs.bool()
-            kept &= ~(padding.flip(1) if from_the_end else padding)
+            kept &= runs == 0
     return [row[keep] for row, keep in zip(ids, kept, strict=True)]
 
 
