@@ -63,9 +63,8 @@ def times_of_prefill():
 
 
 SENTENCES = {
-    "reads in {:.2f} to {:.2f} times the dense model's time, and so in {:.2f} to {:.2f} times": (
-        times_of_prefill
-    ),
+    "reads in {:.2f} to {:.2f} times the dense model's time, and with the last token alone in "
+    "{:.2f} to {:.2f} times": times_of_prefill,
     "perplexity is up to {:.1f} times the dense model's with α = 1, and at most {:.1f} times with "
     "the searched α": costs_of_alpha,
     "On three texts perplexity with the projection is at most {:.1f} % above that with the "
