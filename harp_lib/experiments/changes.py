@@ -204,15 +204,14 @@ class Change:
         ask for those that begin lowest first. A draw that few changes read is not kept.
         """
         text = (self.texts, self.samples)
-        is_kept = not self.seed and not self.prompts
-        if is_kept and text in self.job.calibrated:
-            stream = self.job.calibrated[text]
-        else:
-            stream = LayerStream(self.job.model, self.calibration)
-        if is_kept:
-            self.job.calibrated = {text: stream}
-        stream.entering(self.lowest)
-        return stream.fork()
+        kept = self.job.calibrated
+        if self.seed or self.prompts:
+            kept = {}
+        if text not in kept:
+            kept.clear()
+            kept[text] = LayerStream(self.job.model, self.calibration)
+        kept[text].entering(self.lowest)
+        return kept[text].fork()
 
     @cached_property
     def fitted(self) -> Any:

@@ -61,9 +61,9 @@ def refit_values(
     ----------
     model : PreTrainedModel
         A dense model. It is unchanged afterwards, also after an error.
-    tokens : Tensor or sequence
-        Calibration text, as in :func:`harp_lib.search_alphas`. Its hidden states at one layer are
-        held in memory. Or these states, at or below the layers; they are moved up.
+    tokens : Tensor, sequence or LayerStream
+        Calibration text, as in :func:`harp_lib.search_alphas`, or its hidden states at or below the
+        layers, which are moved up. The states at one layer are held in memory.
     num_layers : int
         Number of layers to refit, counted from the top.
     layers : iterable of int, optional
