@@ -39,7 +39,10 @@ class OneDNN(TorchFunctionMode):
 
 def _suits_onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
     """Whether oneDNN can compute this product: float32 on the CPU, not empty, no gradient."""
-    for tensor in (x, weight) if bias is None else (x, weight, bias):
+    tensors = [x, weight]
+    if bias is not None:
+        tensors.append(bias)
+    for tensor in tensors:
         # Subclasses of a tensor, such as quantized weights, have products of their own.
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return False
