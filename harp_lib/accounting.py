@@ -13,11 +13,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+import pandas as pd
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from harp_lib.config import CONFIGS
+from harp_lib.config import CONFIGS, PAPER
 from harp_lib.names import PAPER_MODELS
 from harp_lib.pruning.architecture import all_linear, check_fits, decoder_layers
 from harp_lib.pruning.layers import FFN_PARTS, num_groups
@@ -33,6 +34,14 @@ def paper_configs() -> dict[str, PreTrainedConfig]:
         content = json.loads((CONFIGS / f"{file_name}.json").read_bytes())
         configs[model] = AutoConfig.for_model(**content)
     return configs
+
+
+def printed_plan(model: str) -> PruningPlan:
+    """HARP's plan of a model of the paper, with the alphas that it prints, searched on WikiText."""
+    printed = pd.read_csv(PAPER / "alpha_search.csv")
+    printed = printed.query("model == @model and task == 'wikitext'")
+    alphas = printed.set_index("layer")["value"].to_dict()
+    return PruningPlan.value_only(paper_configs()[model].num_hidden_layers, alphas)
 
 
 def stock_model(config: PreTrainedConfig) -> PreTrainedModel:

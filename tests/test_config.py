@@ -106,8 +106,7 @@ def test_models_datasets_and_rows_may_be_replaced(tmp_path):
     assert models_of(small, "efficiency") == [*small["models"], shape]
     profile = load_profile("paper", models=["tiny-llama"], datasets=str(tmp_path), limit=3)
     for unit in UNITS:
-        if unit not in ("theory", "ratios"):  # cells of no model
-            assert models_of(profile, unit) == ["tiny-llama"], "no extra models, no shapes"
+        assert models_of(profile, unit) == ["tiny-llama"], "no extra models, no shapes"
     assert profile["corpora"] == ("python-docs", "scipy-docs"), "the folder has no text"
     assert {task["rows"] for task in profile["longbench"]["tasks"].values()} == {3}
 

@@ -33,10 +33,8 @@ TASKS = ("triviaqa", "piqa", "boolq")
 # The second one after the dense model's reasoning.
 LIKELIHOODS = ("triviaqa", "bbh_cot_fewshot", "longbench_narrativeqa")
 CELLS = {
-    "theory": 4,
-    "paper_ratios": 4,
-    "similarity": 6,
-    "norm_change": 8,
+    "similarity": 3,
+    "norm_change": 6,
     "alpha_search": 26,
     "baselines": 67,
     "main_tables": 24,
@@ -67,7 +65,7 @@ def finished(tmp_path_factory):
     root = tmp_path_factory.mktemp("results")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "RESULTS", root)
-        run("theory", "ratios", "similarity", "norms", profile=settings())
+        run("similarity", "norms", profile=settings())
         run("alpha", "efficiency", "frontier", "frontier_scores", profile=settings())
         run("ablations", "layers", profile=settings())
         run(
@@ -131,7 +129,7 @@ def kinds_of(store, cells, left_out=()):
     for (_, method, name), cell in cells.items():
         coordinates = cell["coordinates"]
         method = coordinates.get("method", method)
-        about = [coordinates.get(column) for column in ("corpus", "split", "kind", "table")]
+        about = [coordinates.get(column) for column in ("corpus", "split", "kind")]
         is_of_task = name in ALL_BENCHMARKS
         if name in left_out or "llama_cpp" in about:
             continue
@@ -183,14 +181,6 @@ def test_rows_have_the_columns_of_the_reference(store):
     assert expected <= columns_of_quantities(read_results("smoke", store))
 
 
-@pytest.mark.parametrize("task", ["draws", "uniformity-sweep", "norm-sweep", "counterexamples"])
-def test_checks_of_the_theory_are_read_as_tables(task):
-    rows = result_of("theory", "theory", task)["rows"]
-    cells = read_results("smoke", "theory")
-    frame = stacked({key: cell for key, cell in cells.items() if key[-1] == task})
-    assert frame[list(rows)].to_dict("list") == rows
-
-
 def test_a_second_run_computes_nothing_and_force_only_its_own(
     capsys, finished, tmp_path, monkeypatch
 ):
@@ -201,7 +191,7 @@ def test_a_second_run_computes_nothing_and_force_only_its_own(
     shutil.copytree(finished, copy)
     monkeypatch.setattr(config, "RESULTS", copy)
     run("norms", profile=settings(), force=True)
-    assert capsys.readouterr().out == "8 cells computed, 4 read\n", "the search is read"
+    assert capsys.readouterr().out == "6 cells computed, 4 read\n", "the search is read"
 
 
 @pytest.mark.parametrize(("split", "windows"), [("test", 2), ("validation", 6)])
@@ -422,7 +412,7 @@ def test_norms_are_followed_under_the_alphas_of_every_rule():
     searched = the_job().alphas(FIRST)
     assert alphas["searched"] == {str(layer): alpha for layer, alpha in searched.items()}
     assert alphas["dense"] == {}
-    assert alphas["norm-matching"].keys() == alphas["constant"].keys() == {"4", "5"}
+    assert alphas["reconstructing"].keys() == {"4", "5"}
 
 
 def test_the_ablations_share_their_scores_with_the_main_tables():

@@ -6,12 +6,10 @@ from string import Formatter
 import nbformat
 import pandas as pd
 import pytest
-import yaml
 from helpers import CHECKOUT
 
 from harp_lib import config, notebooks
 from harp_lib.report import judge, ledger
-from harp_lib.results import read_results
 
 SMALL = CHECKOUT / "figures" / "small"
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
@@ -181,21 +179,6 @@ def test_of_many_effects_the_lowest_and_the_highest_are_shown():
     assert text == "12 effects, from task -3 −3, n = 9 to task 8 +8, n = 9"
     nothing = verdicts_of(("faster", "A", "", None, "–")).assign(within="")
     assert ledger._effects(nothing) == "no question"
-
-
-def test_stored_checks_say_of_each_theorem_what_its_entry_says():
-    cells = read_results("small", "theory")
-    checks, examples = (
-        pd.DataFrame(cells["synthetic", "theory", name]["result"]["rows"])
-        for name in ("draws", "counterexamples")
-    )
-    violations = checks.set_index("check")["violations"]
-    refuted = examples.set_index("call")["refuted"]
-    statements = (config.PAPER / "statements.yaml").read_text(encoding="utf-8")
-    for statement in yaml.safe_load(statements):
-        assert (violations[statement.get("kept", [])] == 0).all()
-        assert (violations[statement.get("broken", [])] > 0).all()
-        assert refuted[statement.get("examples", [])].all()
 
 
 # ---- what a reader sees

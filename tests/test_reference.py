@@ -82,32 +82,33 @@ def test_a_later_version_computes_no_committed_cell_again(profile, monkeypatch):
 
 
 def test_a_file_that_is_there_is_not_unpacked():
-    store = ResultStore("mini", "theory")
-    computed = Cell("theory", "draws", {}, lambda: {"rows": []})
-    store.result("synthetic", computed)
-    store.finish("theory")
+    store = ResultStore("mini", "similarity")
+    computed = Cell("trained", "python-docs", {}, lambda: {"rows": []})
+    store.result("smollm2-135m", computed)
+    store.finish("similarity")
     pack.unpack("mini")
-    (cell,) = computed_cells("mini", "theory").values()
+    (cell,) = computed_cells("mini", "similarity").values()
     assert cell["result"] == {"rows": {}}
-    assert store.file("synthetic", "theory", "norm-sweep").is_file(), "it was not there"
+    repeated = store.file("smollm2-135m", "trained", "repeated-tokens")
+    assert repeated.is_file(), "it was not there"
 
 
 def test_an_experiment_is_replaced_and_others_stay(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(config, "REFERENCE", tmp_path / "reference")
     shutil.copytree(COMMITTED / "mini" / "norm_change", tmp_path / "reference/mini/norm_change")
-    shutil.copytree(COMMITTED / "mini" / "theory", tmp_path / "reference/mini/theory")
+    shutil.copytree(COMMITTED / "mini" / "similarity", tmp_path / "reference/mini/similarity")
     before = committed_cells("mini", "norm_change")
-    store = ResultStore("mini", "theory")
-    store.result("owner/model", Cell("theory", "draws", {}, lambda: {"rows": []}))
-    store.finish("theory")
-    store.result("owner/model", Cell("theory", "of an interrupted run", {}, lambda: {"rows": []}))
+    store = ResultStore("mini", "similarity")
+    store.result("owner/model", Cell("trained", "draws", {}, lambda: {"rows": []}))
+    store.finish("similarity")
+    store.result("owner/model", Cell("trained", "interrupted", {}, lambda: {"rows": []}))
     pack.pack("mini")
-    assert capsys.readouterr().out == "theory: 4 cells before, 1 now\n"
+    assert capsys.readouterr().out == "similarity: 3 cells before, 1 now\n"
     assert committed_cells("mini", "norm_change") == before
-    (key,) = committed_cells("mini", "theory")
-    assert key == ("owner/model", "theory", "draws")
-    names = sorted(file.name for file in (config.REFERENCE / "mini" / "theory").iterdir())
-    assert names == ["owner--model.jsonl", "run-theory.json"]
+    (key,) = committed_cells("mini", "similarity")
+    assert key == ("owner/model", "trained", "draws")
+    names = sorted(file.name for file in (config.REFERENCE / "mini" / "similarity").iterdir())
+    assert names == ["owner--model.jsonl", "run-similarity.json"]
 
 
 @pytest.mark.parametrize(("profile", "is_kept"), [("mini", True), ("small", False)])

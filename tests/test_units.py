@@ -17,7 +17,7 @@ def profile():
 
 def test_wrong_requests(tmp_path, monkeypatch):
     monkeypatch.setattr(config, "RESULTS", tmp_path)
-    with pytest.raises(ValueError, match="unknown unit 'alphas'; choose from theory, similarity"):
+    with pytest.raises(ValueError, match="unknown unit 'alphas'; choose from similarity, search"):
         run("alphas", profile=profile())
     missing = {
         "plans": "alpha_search has no harp/search",
@@ -53,7 +53,7 @@ def test_units_and_notebooks_fit_together():
     for name, unit in UNITS.items():
         assert all(order.index(needed) < order.index(name) for needed in unit.needs)
         models = models_of(profile(), name)
-        assert models == [unit.model or MODEL]
+        assert models == [MODEL]
     extra = profile()
     extra["alpha_search"]["extra_models"] = ["owner/large"]
     assert [unit for unit in UNITS if "owner/large" in models_of(extra, unit)] == ["search"]

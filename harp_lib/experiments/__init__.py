@@ -30,8 +30,6 @@ class Unit:
         The numbers of the notebooks that show it.
     section : str
         The section of the profile that lists its tasks; several jobs may share these.
-    model : str
-        In place of the profile's models, a name for cells that are of no model.
     """
 
     store: str
@@ -39,7 +37,6 @@ class Unit:
     needs: tuple[str, ...] = ()
     notebooks: tuple[str, ...] = ()
     section: str = ""
-    model: str = ""
 
 
 _ENTRIES = yaml.safe_load((config.DATA / "experiments.yaml").read_text(encoding="utf-8"))
@@ -72,8 +69,6 @@ def models_of(profile: dict[str, Any], unit: str) -> list[str]:
     """
     if unit not in UNITS:
         raise ValueError(f"unknown unit {unit!r}; choose from {', '.join(UNITS)}")
-    if UNITS[unit].model:
-        return [UNITS[unit].model]
     if unit == "search":
         return [*profile["models"], *profile["alpha_search"]["extra_models"]]
     section = "ablations" if unit == "layers" else unit

@@ -1,6 +1,5 @@
-"""Notebooks 01 and 02: the theory on random matrices, and in every layer of a real model."""
+"""Notebooks 01 and 02: what the paper's theory is about, in every layer of a real model."""
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -12,15 +11,12 @@ from transformers import PreTrainedModel
 from harp_lib import theory as measures
 from harp_lib.evaluation.probe import LayerView, observe_layers
 from harp_lib.experiments.job import HELD_OUT, SEARCHED, Job
-from harp_lib.experiments.random_matrices import check_on_draws, norm_sweep, uniformity_sweep
-from harp_lib.experiments.texts import Text, document_rows
-from harp_lib.models.load import random_model
+from harp_lib.experiments.texts import Text
 from harp_lib.names import DENSE
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_value_only
 from harp_lib.results import Cell, Result, rows_of
-from harp_lib.theory.counterexamples import counterexample_table
 
 Row = dict[str, Any]
 Measure = Callable[[PreTrainedModel, LayerView], Iterator[Row]]
@@ -30,45 +26,18 @@ A row without a layer is of the layer that is looked at.
 """
 
 
-def theory(job: Job) -> None:
-    """Random draws, two sweeps and the counterexamples: the rows of a cell are those of a table."""
-    settings = job.profile["theory"]
-    draws = {"seed": job.seed, "draws": settings["draws"]}
-    sweep = {"seed": job.seed, "draws": settings["sweep_draws"]}
-    tables = {
-        "draws": (check_on_draws, draws),
-        "uniformity-sweep": (uniformity_sweep, sweep),
-        "norm-sweep": (norm_sweep, sweep),
-        "counterexamples": (counterexample_table, {}),
-    }
-    for name, (table, inputs) in tables.items():
-        compute = partial(_rows_of_table, table, inputs)
-        job.result(Cell("theory", name, inputs, compute, {"table": name}))
-
-
-def _rows_of_table(table: Callable, inputs: dict[str, int]) -> Result:
-    """A table as the rows of a cell."""
-    return {"rows": table(**inputs).to_dict("records")}
-
-
 def similarity(job: Job) -> None:
-    """Observations of every layer, also of an untrained twin; the block bound; a repeated token."""
-    model = job.model
-    twin = functools.cache(lambda: random_model(model.config, model.dtype, job.seed))
+    """Observations of every layer, and what a repeated token does."""
     cells = []
     for text in _texts(job):
         corpus = text.corpus.name
         ids = _first_windows(text)
         inputs = _inputs(text)
         coordinates = {"corpus": corpus}
-        trained = partial(_observation, lambda: model, ids, tokens_of)
-        cells.append(Cell("trained", corpus, inputs, trained, coordinates))
-        random = partial(_observation, twin, ids, tokens_of)
-        cells.append(Cell("random", corpus, inputs | {"seed": job.seed}, random, coordinates))
+        observation = partial(_observation, job.model, ids, tokens_of)
+        cells.append(Cell("trained", corpus, inputs, observation, coordinates))
         if corpus == job.corpora[0]:
-            bound = partial(bound_blocks, model, ids[0])
-            cells.append(Cell("trained", "block-bound", inputs, bound, coordinates))
-            repeated = partial(repeat_tokens, model, ids[0])
+            repeated = partial(repeat_tokens, job.model, ids[0])
             cells.append(Cell("trained", "repeated-tokens", inputs, repeated, coordinates))
     job.results("layers observed", cells)
 
@@ -77,7 +46,7 @@ def norms(job: Job) -> None:
     """What aggregation does to branches, and what the residual stream becomes under many alphas."""
     cells = []
     for text in _texts(job):
-        observation = partial(_observation, lambda: job.model, _first_windows(text), norms_of)
+        observation = partial(_observation, job.model, _first_windows(text), norms_of)
         corpus = text.corpus.name
         cells.append(Cell(DENSE, corpus, _inputs(text), observation, {"corpus": corpus}))
     first, *_ = job.results("branches", cells)
@@ -87,13 +56,9 @@ def norms(job: Job) -> None:
         DENSE: {},
         "alpha-1": dict.fromkeys(searched, 1.0),
         "searched": searched,
-        "norm-matching": {
-            layer: measures.norm_matching_alpha(products[layer]) for layer in searched
-        },
         "reconstructing": {
             layer: measures.reconstructing_alpha(products[layer]) for layer in searched
         },
-        "constant": dict.fromkeys(searched, 0.5),  # shrinks, and knows nothing
     }
     text = _text(job, job.corpora[0], HELD_OUT)
     cells = []
@@ -125,11 +90,9 @@ def _first_windows(text: Text) -> list[torch.Tensor]:
     return [document[0].ids[None] for document in text.documents]
 
 
-def _observation(
-    get_model: Callable[[], PreTrainedModel], ids: list[torch.Tensor], measure: Measure
-) -> Result:
-    """The result of a cell: what is measured in each layer of a model, made when it is needed."""
-    return {"rows": observe(get_model(), ids, measure, "document")}
+def _observation(model: PreTrainedModel, ids: list[torch.Tensor], measure: Measure) -> Result:
+    """The result of a cell: what is measured in each layer of a model."""
+    return {"rows": observe(model, ids, measure, "document")}
 
 
 def observe(
@@ -162,11 +125,8 @@ def tokens_of(model: PreTrainedModel, view: LayerView) -> Iterator[Row]:
         streams[view.layer + 1] = view.leaving
     for layer, H in streams.items():
         yield _row("similarity", measures.similarity(H), layer=layer)
-        yield _row("distance", measures.distance_to_consensus(H), layer=layer)
     yield _row("projected similarity", measures.similarity(view.projected))
     yield _row("block influence", measures.block_influence(view.entering, view.leaving))
-    after_attention = view.entering + view.branch
-    yield _row("attention influence", measures.block_influence(view.entering, after_attention))
     yield from entropies_of(model, view)
     states = view.value_states.double()  # (1, H, N, Dh)
     moved = view.attention.double() @ states - states
@@ -209,36 +169,6 @@ def pooled_products(result: Result) -> list[measures.Products]:
     return [measures.Products(*numbers) for numbers in np.transpose(sums).tolist()]
 
 
-def bound_blocks(model: PreTrainedModel, ids: torch.Tensor) -> Result:
-    """Lemma 2 in each layer, read as kindly as it can be: with its own s, λ and β."""
-
-    def bound(model: PreTrainedModel, view: LayerView) -> Iterator[Row]:
-        layer = decoder_layers(model)[view.layer]
-        # The smallest root mean square of a token before each RMS norm, in place of a standard
-        # deviation.
-        sums = (view.entering, view.entering + view.branch)
-        betas = tuple(H.double().square().mean(-1).sqrt().min().item() for H in sums)
-        ffn = [weight for weight in layer.mlp.parameters() if weight.dim() == 2]
-        s = max(map(measures.largest_singular_value, [*value_output_maps(layer), *ffn]))
-        largest = measures.largest_eigenvalue(view.attention).max().item()
-        heads = view.attention.shape[1]
-        yield _row("v", measures.block_bound(s, largest, heads, betas))
-
-    return {"rows": observe(model, [ids], bound, "document")}
-
-
-def value_output_maps(layer: torch.nn.Module) -> list[torch.Tensor]:
-    """For each query head a small matrix (Dh, Dh) with the singular values of its W_V W_O."""
-    attention = layer.self_attn
-    output = attention.o_proj.weight.double().unflatten(1, (-1, attention.head_dim))
-    output = output.transpose(0, 1)  # (H, d, Dh)
-    value = attention.v_proj.weight.double().unflatten(0, (-1, attention.head_dim))  # (K, Dh, d)
-    value = value.repeat_interleave(len(output) // len(value), dim=0)  # (H, Dh, d)
-    left = torch.linalg.qr(output).R  # W_O = Q₁ left
-    right = torch.linalg.qr(value.mT).R  # W_Vᵀ = Q₂ right
-    return list(left @ right.mT)
-
-
 @torch.no_grad()
 def repeat_tokens(model: PreTrainedModel, ids: torch.Tensor, tokens: int = 3) -> Result:
     """One token of the text at every position, so that rows stay equal in every layer.
@@ -256,13 +186,12 @@ def repeat_tokens(model: PreTrainedModel, ids: torch.Tensor, tokens: int = 3) ->
         with temporarily_value_only(model, everywhere):
             pruned = model(text).logits.double()
         difference = ((pruned - dense).abs().max() / dense.std()).item()
-        rows.append(_row("token id", chosen[number].item(), token=number))
         rows.append(_row("logit difference", difference, token=number))
     return {"rows": rows + observe(model, repeated, entropies_of, "token")}
 
 
 def follow(text: Text, alphas: Mapping[int, float]) -> Result:
-    """Each document's likelihood, and the norm of the residual stream at each depth.
+    """The norm of the residual stream at each depth, of each document.
 
     Depth i is what enters layer i, and the last one is what leaves the top.
     """
@@ -276,4 +205,4 @@ def follow(text: Text, alphas: Mapping[int, float]) -> Result:
     for depth, of_documents in enumerate(norms):
         for document, value in enumerate(of_documents):
             rows.append(_row("stream norm", value, document=document, layer=depth))
-    return {"rows": rows + document_rows(text.nll(plan), text.tokens)}
+    return {"rows": rows}

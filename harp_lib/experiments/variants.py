@@ -9,8 +9,7 @@ import psutil
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from harp_lib.accounting import count_groups, paper_configs, parameters
-from harp_lib.experiments.paper_ratios import printed_alphas
+from harp_lib.accounting import count_groups, paper_configs, parameters, printed_plan
 from harp_lib.models.load import random_model
 from harp_lib.names import DENSE
 from harp_lib.pruning import remote, surgery
@@ -91,8 +90,9 @@ def random_shape(
         config.head_dim = 2
         config.hidden_size = 2 * config.num_attention_heads
         config.intermediate_size = 2
-    alphas = [alpha for _, alpha in sorted(printed_alphas(name).items(), reverse=True)]
-    count = max(1, round(len(alphas) * layers / paper_configs()[name].num_hidden_layers))
+    printed = printed_plan(name)
+    alphas = [printed.alphas[layer] for layer in sorted(printed.alphas, reverse=True)]
+    count = max(1, round(len(alphas) * layers / printed.num_layers))
     plan = PruningPlan.value_only(layers, alphas[:count])
     return random_model(config, dtype, seed), plan
 

@@ -9,10 +9,13 @@ name is a plural returns one value for each matrix, (...).
 
 from __future__ import annotations  # signatures show the name Matrix
 
+import math
 from typing import NamedTuple
 
 import torch
 from numpy.typing import ArrayLike
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 Matrix = torch.Tensor | ArrayLike
 
@@ -81,7 +84,7 @@ def largest_eigenvalue(A: Matrix) -> torch.Tensor:
     torch.Tensor (...)
         Between 0 (all rows of A equal) and N/2.
     """
-    A = _attention(A)
+    A = _row_stochastic(A)
     centred = A - A.mean(-2, keepdim=True)  # (I - ee') A
     return torch.linalg.eigvalsh(centred @ centred.mT)[..., -1].clamp_min(0)
 
@@ -106,14 +109,6 @@ def block_bound(s: float, largest: float, heads: int, betas: tuple[float, float]
     return (1 + s**2) * (1 + largest**0.5 * heads * s) / (betas[0] * betas[1])
 
 
-def largest_singular_value(weight: torch.Tensor) -> float:
-    """Spectral norm of a matrix (m, n), from the smaller of its two Gram matrices."""
-    weight = weight.detach().double()
-    if weight.shape[0] > weight.shape[1]:
-        weight = weight.mT
-    return torch.linalg.eigvalsh(weight @ weight.mT)[-1].clamp_min(0).sqrt().item()
-
-
 def norm_ratios(A: Matrix, H: Matrix) -> torch.Tensor:
     r"""Change of the norm by the aggregation step (paper, Proposition 1).
 
@@ -131,7 +126,7 @@ def norm_ratios(A: Matrix, H: Matrix) -> torch.Tensor:
     torch.Tensor (...)
         Between 0 and the square root of the largest column sum of A, which is at most √N.
     """
-    A = _attention(A)
+    A = _row_stochastic(A)
     H = _rows(H)
     norms = torch.linalg.matrix_norm(H)
     if not norms.all():
@@ -152,9 +147,48 @@ def preserves_norm(A: Matrix) -> bool:
     not enough. Under a causal mask only the identity is left. Of several matrices (..., N, N), all
     have to preserve the norm.
     """
-    A = _attention(A)
+    A = _row_stochastic(A)
     identity = torch.eye(A.shape[-1]).to(A)
     return bool(((A.mT @ A - identity).abs() <= 1e-6).all())
+
+
+def attention(
+    H: torch.Tensor,
+    W_Q: torch.Tensor,
+    W_K: torch.Tensor,
+    rotary: bool = False,
+    causal: bool = True,
+) -> torch.Tensor:
+    """Attention weights of one head, the softmax of q·k / √d_k (paper, proof of Theorem 1).
+
+    Parameters
+    ----------
+    H : (..., N, d)
+        Hidden states.
+    W_Q, W_K : (d, d_k)
+        Query and key projections.
+    rotary
+        Whether to turn queries and keys by their positions (base 10,000), as the paper's four
+        models do.
+    causal
+        Whether a token sees only itself and earlier tokens.
+
+    Returns
+    -------
+    torch.Tensor (..., N, N)
+    """
+    queries = H @ W_Q  # (..., N, d_k)
+    keys = H @ W_K  # (..., N, d_k)
+    tokens, width = queries.shape[-2:]
+    if rotary:
+        config = LlamaConfig(head_dim=width, max_position_embeddings=tokens)
+        cos, sin = LlamaRotaryEmbedding(config)(H, torch.arange(tokens)[None])
+        queries, keys = apply_rotary_pos_emb(queries, keys, cos[0], sin[0], unsqueeze_dim=0)
+    logits = queries @ keys.mT / math.sqrt(width)  # (..., N, N)
+    if causal:
+        is_later = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+        logits = logits.masked_fill(is_later, -torch.inf)
+    return logits.softmax(-1)
 
 
 def visible_positions(tokens: int, window: int | None = None) -> torch.Tensor:
@@ -184,7 +218,7 @@ def attention_entropies(A: Matrix, visible: Matrix) -> torch.Tensor:
     torch.Tensor (...)
         The mean over queries.
     """
-    A = _attention(A)
+    A = _row_stochastic(A)
     visible = torch.as_tensor(visible, device=A.device)
     if ((A > 1e-8).sum(-1) > visible).any():
         raise ValueError(
@@ -303,7 +337,7 @@ def _directions(H: torch.Tensor) -> torch.Tensor:
     return H / lengths
 
 
-def _attention(A: Matrix) -> torch.Tensor:
+def _row_stochastic(A: Matrix) -> torch.Tensor:
     """A (..., N, N) in float64; a ValueError unless it is row-stochastic, up to rounding."""
     A = torch.as_tensor(A)
     tolerance = 1e-5

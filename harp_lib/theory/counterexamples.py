@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from harp_lib.theory import (
+    attention,
     attention_entropies,
     block_bound,
     largest_eigenvalue,
@@ -23,7 +24,6 @@ from harp_lib.theory import (
     visible_positions,
 )
 from harp_lib.theory import distance_to_consensus as d_M
-from harp_lib.theory.inequalities import attention, normalise
 
 F64 = torch.float64
 
@@ -175,6 +175,13 @@ def gated_ffn() -> Counterexample:
         found=f"d_M(after)/d_M(before) = {growth:.2f}, v = {v:.2f}",
         refuted=growth > 2 * v,
     )
+
+
+def normalise(H: Tensor) -> tuple[Tensor, float]:
+    """Rows of mean 0 and standard deviation 1, and the smallest standard deviation before."""
+    deviations = H.std(-1, correction=0, keepdim=True)  # (..., N, 1)
+    normalised = (H - H.mean(-1, keepdim=True)) / deviations
+    return normalised, deviations.min().item()
 
 
 def _bound_of_one_head(s: float, A: Tensor, first_sum: Tensor, second_sum: Tensor) -> float:
