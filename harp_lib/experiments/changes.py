@@ -179,20 +179,20 @@ class Change:
             inputs |= {"searched": described(searched.corpus)}
 
         def compute() -> Result:
+            searching = job
+            text = searched.windows
             tokens = sum(searched.tokens)
             if self.method == ALPHA_SEARCH:
                 text = torch.stack(self.calibration)  # (samples, tokens)
                 tokens = text[:, 1:].numel()
-                # A longer greedy search begins like a shorter one, so all are kept in one file.
-                folder = config.RESULTS / job.profile["name"] / ".search"
-                journal = folder / f"{config.slug(job.name)}.jsonl"
-                search = search_alphas(job.model, text, count, resume=journal)
             elif self.method == IN_PAIRS:
-                twice = [window for window in searched.windows for _ in range(2)]
-                search = search_alphas(job.model, twice, count)
+                text = [window for window in searched.windows for _ in range(2)]
             else:
-                exact = replace(job, profile=job.profile | {"dtype": "float32"})
-                search = search_alphas(exact.model, searched.windows, count)
+                searching = replace(job, profile=job.profile | {"dtype": "float32"})
+            # A longer greedy search begins like a shorter one, so all are kept in one file.
+            folder = config.RESULTS / job.profile["name"] / ".search"
+            journal = folder / f"{config.slug(job.name)}.jsonl"
+            search = search_alphas(searching.model, text, count, resume=journal)
             return {"rows": search_rows(search, tokens)}
 
         return alphas_of(job.result(Cell(self.name, "search", inputs, compute, self.coordinates)))
