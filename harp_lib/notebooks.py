@@ -203,6 +203,7 @@ def with_outputs(source: NotebookNode, executed: NotebookNode) -> NotebookNode:
     for cell in executed.cells:
         if INJECTED in _tags(cell):
             cell.metadata = NotebookNode(tags=[INJECTED])
+            cell.id = INJECTED  # papermill draws another one in each run
             merged.cells.insert(_place_of_parameters(merged), cell)
     return merged
 

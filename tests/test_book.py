@@ -48,16 +48,16 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The folder of the book of small, and what Sphinx printed."""
-    folder = tmp_path_factory.mktemp("book")
-    configuration = CHECKOUT / "notebooks" / "book"
-    command = [sys.executable, "-P", "-m", "sphinx", "-q", "-E", "-c", configuration]
-    command += ["-d", folder / "doctrees", CHECKOUT, folder / "small"]
-    path = os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "HARP_BOOK": "small", "PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    """The folder of the book of small, and what the command printed."""
+    root = tmp_path_factory.mktemp("checkout")
+    for source in CHECKOUT.iterdir():
+        if not source.name.startswith(".") and source.name != "book":
+            (root / source.name).symlink_to(source)
+    environment = {**os.environ, "HARP_ROOT": str(root), "PYTHONPATH": str(CHECKOUT)}
+    command = [sys.executable, "-P", "-m", "harp_lib.cli", "book"]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return folder / "small", done.stderr
+    return root / "book" / "small", done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +69,11 @@ def pages(built):
 
 
 def test_the_book_is_made_without_a_warning(built):
-    _, printed = built
+    folder, printed = built
     assert "WARNING" not in printed
+    assert "open it in a browser: book/small/index.html" in printed
+    assert (folder / "index.html").read_text() == (folder / "README.html").read_text()
+    assert len([*folder.glob("notebooks/executed/small/*.html")]) == 10
 
 
 def test_every_link_leads_somewhere(pages):

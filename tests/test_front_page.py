@@ -67,8 +67,8 @@ SENTENCES = {
     "the searched α": costs_of_alpha,
     "On three texts perplexity with the projection is at most {:.1f} % above that with the "
     "searched α, and with the α that keeps the norm up to {:.0f} %": rules_against_the_search,
-    "an entropy of {:.2f}, where 1 is uniform, and in every layer attention moves the values by at "
-    "least {:.0f} % of their length": what_attention_does,
+    "an entropy of {:.2f}, where 1 is uniform, and in every layer attention changes the values by "
+    "at least {:.0f} % of their norm": what_attention_does,
 }
 """Sentences of the front page, and the functions that read their numbers."""
 
@@ -149,7 +149,10 @@ def test_claims_on_models_are_counted():
         ("perplexity-heads", "B", "", 1.0, ""),
         ("faster", "B", "", None, "–"),
     ).assign(kind=kinds)
-    assert ledger.counted(judged) == ("Of 2 marks, 1 ✓, 1 ✗ and 0 ?; 1 more could not be tested.")
+    assert (
+        ledger.counted(judged)
+        == "All claims together: of 2 marks 1 ✓, 1 ✗ and 0 ?; 1 more could not be tested."
+    )
 
 
 def test_verdicts_of_all_notebooks_stand_in_the_order_of_the_claims(tmp_path, monkeypatch):

@@ -3,16 +3,15 @@
 import contextlib
 import os
 import random
-import re
 import time
 
 import nbformat
 import psutil
 import pytest
-from helpers import CHECKOUT, Checkout
+from helpers import Checkout
 
 SEED = "HARP_TEST_SEED"  # an environment variable: the seed of a run that failed
-SOME = ("--only", "05", "--models", "tiny-llama", "--jobs", "2")
+SOME = ("--only", "04", "--models", "tiny-llama", "--jobs", "2")
 LEFTOVERS = ("*.tmp", "*.partial", "*.error", "*.unreadable*", "*.unfinished.ipynb")
 
 
@@ -122,28 +121,5 @@ def test_kills_and_another_way_to_run_change_nothing(smoke, tmp_path, seed):
     assert code == 0, shown
     cells = work.cells()
     undisturbed = smoke.cells()
-    assert len(cells) > 100
+    assert len(cells) > 50
     assert cells == {name: undisturbed[name] for name in cells}
-
-
-def test_the_book_reads_offline(smoke):
-    """The pages of the smoke run load scripts and pictures of the book only, and these exist."""
-    pytest.importorskip("myst_nb")
-    pytest.importorskip("sphinx_book_theme")
-    front = (CHECKOUT / "README.md").read_text(encoding="utf-8")
-    (smoke.root / "README.md").write_text(front, encoding="utf-8")
-    for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", front):
-        (smoke.root / picture).parent.mkdir(parents=True, exist_ok=True)
-        (smoke.root / picture).write_bytes((CHECKOUT / picture).read_bytes())
-    code, shown = smoke.run(command="book")
-    assert code == 0, shown
-    assert "open it in a browser: book/smoke/index.html" in shown
-    book = smoke.root / "book" / "smoke"
-    assert (book / "index.html").read_text() == (book / "README.html").read_text()
-    pages = sorted((book / "notebooks" / "executed" / "smoke").glob("*.html"))
-    assert len(pages) == 10
-    for page in [book / "README.html", *pages]:
-        text = page.read_text(encoding="utf-8")
-        assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?://[^"]+', text)
-        for target in re.findall(r'<(?:script|img)[^>]+src="([^"#?]+)', text):
-            assert (page.parent / target).is_file(), target

@@ -54,7 +54,7 @@ def counted(judged: pd.DataFrame) -> str:
     parts = []
     for mark in (judge.REPRODUCED, judge.REFUTED, judge.INCONCLUSIVE):
         parts.append(f"{numbers.get(mark, 0)} {mark}")
-    sentence = f"Of {tested} marks, {parts[0]}, {parts[1]} and {parts[2]}"
+    sentence = f"All claims together: of {tested} marks {parts[0]}, {parts[1]} and {parts[2]}"
     not_run = numbers.get(judge.NOT_RUN, 0)
     if not_run:
         sentence += f"; {not_run} more could not be tested"
