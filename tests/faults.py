@@ -19,7 +19,7 @@ import psutil
 from helpers import Checkout
 
 VICTIMS = ("harp_lib.cli", "snakemake", "harp_lib.jobs", "ipykernel")
-TABLES_WITH_TIMES = ("time", "memory", "attention_share", "llama_cpp", "claims", "costs")
+TABLES_WITH_TIMES = ("time", "hours", "passes", "memory", "attention_share", "llama_cpp")
 """Words in the names of tables that depend on a clock."""
 
 
