@@ -21,23 +21,15 @@ LLAMA_CPP = """
 import json
 import sys
 import urllib.request
-import xllamacpp
+from harp_lib.evaluation.llama_cpp import LlamaCpp
 texts = json.loads(sys.stdin.read())
 for path in sys.argv[1:]:
-    params = xllamacpp.CommonParams()
-    params.verbosity = -1
-    params.model.path = path
-    params.n_ctx = 64
-    params.n_parallel = 1
-    params.n_gpu_layers = 0
-    params.fit_params = False
-    params.warmup = False
-    server = xllamacpp.Server(params)
+    engine = LlamaCpp(path, context=64)
     ids = []
     for text in texts:
         question = {"content": text, "add_special": True, "parse_special": True}
         request = urllib.request.Request(
-            f"{server.listening_address}/tokenize",
+            f"{engine.server.listening_address}/tokenize",
             data=json.dumps(question).encode(),
             headers={"Content-Type": "application/json"},
         )
