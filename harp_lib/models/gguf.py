@@ -28,7 +28,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib.accounting import attends
-from harp_lib.models.gguf_tokens import FileTokenizer
+from harp_lib.models.gguf_tokens import file_tokenizer
 from harp_lib.models.gguf_vocabulary import write_vocabulary
 from harp_lib.models.plain_llama import Heads, PlainLlama
 from harp_lib.models.same_logits import check_positions, check_same_logits, relative_error
@@ -229,7 +229,7 @@ def check_file(file: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenize
     is not taken for the effect of rounding.
     """
     reader = GGUFReader(file)
-    check_tokens(FileTokenizer(reader), tokenizer)
+    check_tokens(file_tokenizer(reader), tokenizer)
     stored = {tensor.name: tensor for tensor in reader.tensors}
     expected = dict(file_tensors(model))
     for name, tensor in expected.items():

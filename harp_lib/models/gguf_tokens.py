@@ -1,10 +1,12 @@
 """The tokens that llama.cpp makes of a text, by the vocabulary in a GGUF file.
 
 This is what ``src/llama-vocab.cpp`` does. First the text is cut at special tokens. Then the rest is
-split by byte-level BPE (``gpt2``), or by the scores of SentencePiece (``llama``).
+split by byte-level BPE (``gpt2``), or by the scores of SentencePiece (``llama``). Only byte-level
+BPE is the same in the package ``tokenizers``: it looks for special tokens from left to right, and
+it joins no letters that are not tokens themselves.
 """
 
-import re
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -25,104 +27,83 @@ TAKES_WHOLE_WORDS = ("llama-bpe",)  # a word that is a token is taken without lo
 SPECIAL_TYPES = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
 
 
-class FileTokenizer:
-    """Tokenizes as llama.cpp does with the vocabulary of a file.
+def file_tokenizer(reader: GGUFReader) -> Callable[[str], list[int]]:
+    """A function that tokenizes as llama.cpp does with the vocabulary of a file.
 
     Parameters
     ----------
     reader : GGUFReader
         A file that :func:`harp_lib.save_gguf` wrote.
+
+    Returns
+    -------
+    Callable[[str], list[int]]
+        Gives the ids of a text, with the tokens that are added at its ends.
     """
 
-    def __init__(self, reader: GGUFReader) -> None:
-        self.settings = reader.fields
-        tokens = self._setting("tokens")
-        self.ids: dict[str, int] = {token: index for index, token in enumerate(tokens)}
-        special = []
-        for token, kind in zip(tokens, self._setting("token_type"), strict=True):
-            if kind in SPECIAL_TYPES and token:
-                special.append(token)
-        special.sort(key=lambda token: -len(token.encode()))  # llama.cpp looks for long ones first
-        self.special = {token: self.ids[token] for token in special}
-        self.any_special = re.compile("|".join(map(re.escape, self.special)) or r"(?!)")
-        self.bpe: Tokenizer | None = None
-        self.scores: list[float] = []
-        if self._setting("model") == "gpt2":
-            self.bpe = self._byte_pairs()
-        else:
-            self.scores = self._setting("scores")
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, with the tokens that are added at its ends."""
-        ids = []
-        if self._setting("add_bos_token", False):
-            ids.append(self._setting("bos_token_id"))
-        after_special = True
-        for fragment in self._fragments(text):
-            if isinstance(fragment, int):
-                ids.append(fragment)
-            elif self.bpe is not None:
-                ids.extend(self.bpe.encode(fragment).ids)
-            else:
-                if after_special and self._setting("add_space_prefix", True):
-                    fragment = f" {fragment}"
-                ids.extend(self._by_scores(fragment.replace(" ", "▁")))
-            after_special = isinstance(fragment, int)
-        if self._setting("add_eos_token", False):
-            ids.append(self._setting("eos_token_id"))
-        return ids
-
-    def _setting(self, name: str, default: Any = None) -> Any:
-        field = self.settings.get(f"tokenizer.ggml.{name}")
+    def setting(name: str, default: Any = None) -> Any:
+        field = reader.fields.get(f"tokenizer.ggml.{name}")
         return default if field is None else field.contents()
 
-    def _byte_pairs(self) -> Tokenizer:
-        """Byte-level BPE with the merges of the file, and llama.cpp's way to split into words."""
-        kind = self._setting("pre")
-        merges = [tuple(merge.split(" ")) for merge in self._setting("merges")]
-        bpe = Tokenizer(models.BPE(self.ids, merges, ignore_merges=kind in TAKES_WHOLE_WORDS))
-        splits = [pre_tokenizers.Split(Regex(words), "isolated") for words in WORDS[kind]]
-        bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        bpe.pre_tokenizer = pre_tokenizers.Sequence([*splits, bytes_of])
-        return bpe
+    tokens = setting("tokens")
+    ids = {token: index for index, token in enumerate(tokens)}
+    if setting("model") == "gpt2":
+        split = _byte_pairs(ids, setting("merges"), setting("pre"))
+    else:
+        split = _sentencepiece(ids, setting("scores"), setting("add_space_prefix", True))
+    types = zip(tokens, setting("token_type"), strict=True)
+    special = [token for token, kind in types if token and kind in SPECIAL_TYPES]
+    special.sort(key=lambda token: -len(token.encode()))  # llama.cpp looks for long ones first
+    start = [setting("bos_token_id")] if setting("add_bos_token", False) else []
+    end = [setting("eos_token_id")] if setting("add_eos_token", False) else []
 
-    def _fragments(self, text: str) -> list[str | int]:
-        """The text, cut at special tokens, which are given by their ids."""
-        fragments: list[str | int] = [text]
-        if not self.any_special.search(text):
-            return fragments if text else []
-        for token, index in self.special.items():
-            if token not in text:
-                continue
-            cut: list[str | int] = []
-            for fragment in fragments:
-                if isinstance(fragment, int):
-                    cut.append(fragment)
-                    continue
-                first, *others = fragment.split(token)
-                cut.append(first)
-                for other in others:
-                    cut.extend((index, other))
-            fragments = [fragment for fragment in cut if fragment != ""]
-        return fragments
+    def cut(text: str) -> list[int]:
+        """The ids of a text, which is cut wherever the longest special token is."""
+        for token in special:
+            before, found, after = text.partition(token)
+            if found:
+                return [*cut(before), ids[token], *cut(after)]
+        return split(text) if text else []
 
-    def _by_scores(self, text: str) -> list[int]:
-        """SentencePiece: the pair of neighbours whose joint token has the highest score is merged.
+    return lambda text: [*start, *cut(text), *end]
 
-        What is no token in the end becomes tokens of single bytes, or -1 where there are none.
-        """
-        symbols = list(text)
+
+def _byte_pairs(ids: dict[str, int], merges: list[str], kind: str) -> Callable[[str], list[int]]:
+    """Byte-level BPE with the merges of the file, and llama.cpp's way to split into words."""
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    bpe = Tokenizer(models.BPE(ids, pairs, ignore_merges=kind in TAKES_WHOLE_WORDS))
+    splits = [pre_tokenizers.Split(Regex(words), "isolated") for words in WORDS[kind]]
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([*splits, bytes_of])
+    return lambda text: bpe.encode(text).ids
+
+
+def _sentencepiece(
+    ids: dict[str, int], scores: list[float], add_space: bool
+) -> Callable[[str], list[int]]:
+    """SentencePiece: the neighbours whose joint token has the highest score are merged first.
+
+    What is no token in the end becomes tokens of single bytes.
+    """
+
+    def split(text: str) -> list[int]:
+        if add_space:
+            text = f" {text}"
+        symbols = list(text.replace(" ", "▁"))
         while True:
             pairs = [first + second for first, second in pairwise(symbols)]
-            candidates = [place for place, pair in enumerate(pairs) if pair in self.ids]
-            if not candidates:
+            known = [pair for pair in pairs if pair in ids]
+            if not known:
                 break
-            place = max(candidates, key=lambda place: self.scores[self.ids[pairs[place]]])
-            symbols[place : place + 2] = [pairs[place]]
-        ids = []
+            best = max(known, key=lambda pair: scores[ids[pair]])  # the first of equal ones
+            place = pairs.index(best)
+            symbols[place : place + 2] = [best]
+        result = []
         for symbol in symbols:
-            if symbol in self.ids:
-                ids.append(self.ids[symbol])
+            if symbol in ids:
+                result.append(ids[symbol])
             else:
-                ids.extend(self.ids.get(f"<0x{byte:02X}>", -1) for byte in symbol.encode())
-        return ids
+                result.extend(ids[f"<0x{byte:02X}>"] for byte in symbol.encode())
+        return result
+
+    return split

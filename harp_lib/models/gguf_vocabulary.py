@@ -17,23 +17,8 @@ def write_vocabulary(
 
     A ValueError if a file cannot hold a tokenizer of this kind.
     """
-    _check_kind(tokenizer, size)
-    _add_tokens(writer, tokenizer, size)
-    _special_vocabulary(tokenizer, folder / "tokenizer").add_to_gguf(writer, quiet=True)
-
-
-def _check_kind(tokenizer: PreTrainedTokenizerBase, size: int) -> None:
-    """Raise a ValueError if ``tokenizer`` is of another kind, or has more than ``size`` tokens."""
-    if tokenizer is None:
-        raise ValueError("a GGUF file holds the tokenizer too: give the one of the model")
-    if not tokenizer.is_fast:
-        raise ValueError(
-            f"{type(tokenizer).__name__} is written in Python and cannot be written as GGUF: load "
-            "the tokenizer with use_fast=True"
-        )
-    kind = _backend_state(tokenizer)["model"]["type"]
-    if kind != "BPE":
-        raise ValueError(f"a tokenizer of type {kind} cannot be written as GGUF; BPE can")
+    state = _backend_state(tokenizer)
+    _check_kind(state)
     num_tokens = 1 + max(tokenizer.get_vocab().values())
     if num_tokens > size:
         raise ValueError(
@@ -41,23 +26,65 @@ def _check_kind(tokenizer: PreTrainedTokenizerBase, size: int) -> None:
             f"model.resize_token_embeddings({num_tokens}) before pruning makes room for tokens "
             "that were added"
         )
+    _add_tokens(writer, tokenizer, state, size)
+    special = _special_vocabulary(tokenizer, state, folder / "tokenizer")
+    special.add_to_gguf(writer, quiet=True)
 
 
-def _add_tokens(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
+def _backend_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """The content of ``tokenizer.json``, or a ValueError if there is no such file."""
+    if tokenizer is None:
+        raise ValueError("a GGUF file holds the tokenizer too: give the one of the model")
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"{type(tokenizer).__name__} is written in Python and cannot be written as GGUF: load "
+            "the tokenizer with use_fast=True"
+        )
+    return json.loads(tokenizer.backend_tokenizer.to_str())
+
+
+def _check_kind(state: dict[str, Any]) -> None:
+    """Raise a ValueError if a tokenizer is no BPE, or if it changes text in a way of its own."""
+    kind = state["model"]["type"]
+    if kind != "BPE":
+        raise ValueError(f"a tokenizer of type {kind} cannot be written as GGUF; BPE can")
+    steps = _steps(state["normalizer"], "normalizers")
+    if _is_sentencepiece(state):
+        steps = [*steps, *_steps(state["pre_tokenizer"], "pretokenizers")]
+        steps = [step for step in steps if not _is_about_blanks(step)]
+    if steps:
+        raise ValueError(
+            f"a tokenizer that changes or splits text by {steps} cannot be written as GGUF"
+        )
+
+
+def _is_about_blanks(step: dict[str, Any]) -> bool:
+    """Whether a step changes only blanks, which any text of several words shows."""
+    return step["type"] in ("Prepend", "Metaspace") or step.get("pattern") == {"String": " "}
+
+
+def _steps(part: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer, which has several of them under ``name``."""
+    return part.get(name, [part]) if part else []
+
+
+def _add_tokens(
+    writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, state: dict[str, Any], size: int
+) -> None:
     """Write ``size`` tokens and their types."""
-    state = _backend_state(tokenizer)
     bpe = state["model"]
+    is_sentencepiece = _is_sentencepiece(state)
     tokens = [f"[PAD{index}]" for index in range(size)]
     types = [TokenType.UNUSED] * size
     for token, index in bpe["vocab"].items():
         tokens[index] = token
-        is_byte = _is_sentencepiece(state) and token.startswith("<0x")
+        is_byte = is_sentencepiece and token.startswith("<0x")
         types[index] = TokenType.BYTE if is_byte else TokenType.NORMAL
     for added in state["added_tokens"]:
         index = added["id"]
         tokens[index] = added["content"]
         types[index] = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
-    if _is_sentencepiece(state):
+    if is_sentencepiece:
         if tokenizer.unk_token_id is not None:
             types[tokenizer.unk_token_id] = TokenType.UNKNOWN
         writer.add_tokenizer_model("llama")
@@ -70,7 +97,9 @@ def _add_tokens(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, size: in
     writer.add_token_types(types)
 
 
-def _special_vocabulary(tokenizer: PreTrainedTokenizerBase, folder: Path) -> SpecialVocab:
+def _special_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, state: dict[str, Any], folder: Path
+) -> SpecialVocab:
     """Ids of special tokens, chat template and byte-level merges, as llama.cpp reads them.
 
     The tokenizer is saved to ``folder``, from which the ``gguf`` package reads.
@@ -78,7 +107,7 @@ def _special_vocabulary(tokenizer: PreTrainedTokenizerBase, folder: Path) -> Spe
     tokenizer.save_pretrained(folder)
     special = SpecialVocab(
         folder,
-        load_merges=not _is_sentencepiece(_backend_state(tokenizer)),
+        load_merges=not _is_sentencepiece(state),
         special_token_types=("bos", "eos", "pad"),
     )
     # What the tokenizer does counts, whatever its files say.
@@ -90,14 +119,10 @@ def _special_vocabulary(tokenizer: PreTrainedTokenizerBase, folder: Path) -> Spe
     return special
 
 
-def _backend_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """The content of ``tokenizer.json``."""
-    return json.loads(tokenizer.backend_tokenizer.to_str())
-
-
 def _is_sentencepiece(state: dict[str, Any]) -> bool:
     """Whether a BPE tokenizer falls back to tokens for single bytes, as SentencePiece does."""
-    return bool(state["model"].get("byte_fallback"))
+    byte_tokens = {f"<0x{byte:02X}>" for byte in range(256)}
+    return state["model"]["byte_fallback"] and byte_tokens <= state["model"]["vocab"].keys()
 
 
 def _token_scores(tokens: list[str], merges: list[list[str]]) -> list[float]:
@@ -116,9 +141,7 @@ def _adds_space(state: dict[str, Any]) -> bool:
 
 def _splitting(pre_tokenizer: dict[str, Any] | None) -> str:
     """llama.cpp's name for the way in which text is split into words."""
-    steps = []
-    if pre_tokenizer:
-        steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    steps = _steps(pre_tokenizer, "pretokenizers")
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"] and steps[0]["use_regex"]:
         return "gpt-2"
