@@ -162,6 +162,10 @@ def test_other_attention_and_ffns_are_refused(tiny, name):
             {"removed_groups": (0,), "group_means": (0.5,)},
             "layer 1: 1 group_means for 32 removed columns",
         ),
+        (
+            {"removed_channels": (0, 3), "channel_means": (0.5,) * 4},
+            "layer 1: 4 channel_means for 2 removed columns",
+        ),
         ({"removed_channels": (10**6,)}, "layer 1: FFN channel 1000000 does not exist"),
         ({"removed_channels": "all"}, "layer 1: all [0-9]+ FFN channels would go"),
     ],

@@ -187,7 +187,7 @@ def _touched_weights(
     return touched
 
 
-def check_fits(model: PreTrainedModel, plan: PruningPlan) -> None:  # noqa: C901 (checks in a row)
+def check_fits(model: PreTrainedModel, plan: PruningPlan) -> None:
     """Raise a ValueError if ``plan`` names layers, groups or channels that ``model`` lacks.
 
     The modules that lose something also have to be of a known kind: separate linear projections of
@@ -213,11 +213,7 @@ def check_fits(model: PreTrainedModel, plan: PruningPlan) -> None:  # noqa: C901
             groups = layer_plan.removed_groups
             _check_indices(f"layer {index}: key/value group", groups, num_groups(attention))
             num_columns = len(groups) * group_width(attention)
-            means = layer_plan.group_means
-            if means is not None and len(means) != num_columns:
-                raise ValueError(
-                    f"layer {index}: {len(means)} group_means for {num_columns} removed columns"
-                )
+            _check_means(index, "group_means", layer_plan.group_means, num_columns)
         if layer_plan.removed_channels:
             ffn = getattr(layers[index], "mlp", None)
             if not all_linear(ffn, FFN_PARTS):
@@ -232,12 +228,18 @@ def check_fits(model: PreTrainedModel, plan: PruningPlan) -> None:  # noqa: C901
                 raise ValueError(
                     f"layer {index}: all {num_channels} FFN channels would go; leave at least one"
                 )
+            _check_means(index, "channel_means", layer_plan.channel_means, len(channels))
 
 
 def _check_indices(what: str, indices: Sequence[int], count: int) -> None:
     largest = indices[-1]  # they are in rising order
     if largest >= count:
         raise ValueError(f"{what} {largest} does not exist; there are {count} (0 … {count - 1})")
+
+
+def _check_means(layer: int, name: str, means: Sequence[float] | None, num_columns: int) -> None:
+    if means is not None and len(means) != num_columns:
+        raise ValueError(f"layer {layer}: {len(means)} {name} for {num_columns} removed columns")
 
 
 @torch.no_grad()
