@@ -101,20 +101,23 @@ def _check_structure(model: PreTrainedModel) -> None:
             )
     weights = model.state_dict(keep_vars=True)
     described_weights = described.state_dict(keep_vars=True)
-    for name in sorted(weights.keys() ^ described_weights.keys()):
-        what = "is not in the model" if name in described_weights else "is not known to the config"
+    shapes = _shapes(weights)
+    described_shapes = _shapes(described_weights)
+    differing = dict(shapes.items() ^ described_shapes.items())
+    if differing:
+        name = min(differing)
         raise ValueError(
-            f"{name} {what}: undo what changed the weights of its module (a mask, a weight norm, "
-            "an added layer), then save"
+            f"{name} is {shapes.get(name, 'missing')}, where loading makes "
+            f"{described_shapes.get(name, 'nothing')}: undo what changed the weights of its module "
+            "(a mask, a weight norm, an added layer), or correct the config "
+            "(resize_token_embeddings does so for embeddings), then save"
         )
-    for name, tensor in described_weights.items():
-        if weights[name].shape != tensor.shape:
-            raise ValueError(
-                f"{name} is of shape {tuple(weights[name].shape)}, but the config describes "
-                f"{tuple(tensor.shape)}: correct the config (resize_token_embeddings does so for "
-                "embeddings), then save"
-            )
     _check_ties(weights, described_weights)
+
+
+def _shapes(weights: dict[str, torch.Tensor]) -> dict[str, str]:
+    """The shape of each weight, in words."""
+    return {name: f"a weight of shape {tuple(weight.shape)}" for name, weight in weights.items()}
 
 
 def _check_ties(
