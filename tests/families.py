@@ -169,8 +169,7 @@ SHORTER = (
     (r"^\w+ is not supported: ", ""),
     (r"^(in )?layer \d+,? ", ""),
     (r"^has no self_attn with separate [^()]*\((.*)\)$", r"\1"),
-    (r"^\w+ models cannot be written as GGUF$", "another architecture"),
-    (r"^\w+ models cannot be written as \S+, because ", ""),
+    (r"^\w+ models cannot be written as .*$", "another architecture"),
 )
 
 

@@ -1,6 +1,5 @@
 """A pruned model as a Hugging Face folder that says how it was pruned."""
 
-import inspect
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +15,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from harp_lib.models.card import CARD_FILE, pruned_card
 from harp_lib.models.load import floating_dtype, from_pretrained
 from harp_lib.models.registry import quiet
-from harp_lib.models.same_logits import TOLERANCE, comparable, probe, relative_error
+from harp_lib.models.same_logits import (
+    LIKELY_REASON,
+    TOLERANCE,
+    comparable,
+    outputs_on_probe,
+    relative_error,
+)
 from harp_lib.models.savable import check_savable
 from harp_lib.pruning import remote
 from harp_lib.pruning.plan import PruningPlan
@@ -175,25 +180,17 @@ def _check_weights(loaded: PreTrainedModel, model: PreTrainedModel) -> None:
             )
 
 
-@torch.no_grad()
 def _check_outputs(loaded: PreTrainedModel, model: PreTrainedModel) -> None:
-    ids, positions = probe(model)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if "position_ids" in inspect.signature(type(model).forward).parameters:
-        inputs["position_ids"] = positions
-    batch = {name: values[None].to(model.device) for name, values in inputs.items()}
-    expected = model(**batch, use_cache=False)[0].float()
-    output = loaded(**batch, use_cache=False)[0].float()
+    expected = outputs_on_probe(model)
     if not expected.isfinite().all():
         return  # float16 that overflows on these tokens; the weights are the same
     tolerance = max(TOLERANCE, 4 * torch.finfo(model.dtype).eps)
-    error = relative_error(output, expected)
+    error = relative_error(outputs_on_probe(loaded), expected)
     if not error <= tolerance:
         raise ValueError(
             f"the checkpoint computes other outputs than the model in memory: they differ by "
-            f"{error:.2%} ({tolerance:.2%} is allowed), though the weights are the same. Likely a "
-            "setting was changed after the model was built, a module was replaced, or a hook is "
-            "set: undo that, or make the change in the config before the model is built, then save"
+            f"{error:.2%} ({tolerance:.2%} is allowed), though the weights are the same. "
+            f"{LIKELY_REASON}"
         )
 
 

@@ -31,8 +31,7 @@ from harp_lib.accounting import attends
 from harp_lib.models.gguf_tokens import file_tokenizer
 from harp_lib.models.gguf_vocabulary import write_vocabulary
 from harp_lib.models.plain_llama import Heads, PlainLlama
-from harp_lib.models.same_logits import check_positions, check_same_logits, relative_error
-from harp_lib.models.savable import check_savable
+from harp_lib.models.same_logits import check_llama, check_same_logits, relative_error
 from harp_lib.models.token_probe import check_tokens
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import FFN_PARTS, LoneAttention, group_width, num_groups
@@ -106,14 +105,7 @@ def save_gguf(
 
 def check_gguf(model: PreTrainedModel) -> None:
     """Raise a ValueError, with the reason, if llama.cpp could not run ``model`` correctly."""
-    check_savable(model)
-    config = model.config
-    model_type = config.model_type.removeprefix("harp_")
-    if model_type not in MODEL_TYPES or config.hidden_act != "silu":
-        raise ValueError(
-            f"{model_type} models cannot be written as GGUF; {' and '.join(MODEL_TYPES)} can"
-        )
-    check_positions(model, ARCHITECTURE)
+    check_llama(model, f"GGUF ({ARCHITECTURE})", MODEL_TYPES)
     biases = [name for name, _ in model.named_parameters() if name.endswith("bias")]
     if biases:
         raise ValueError(
@@ -230,10 +222,17 @@ def check_file(file: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenize
     """
     reader = GGUFReader(file)
     check_tokens(file_tokenizer(reader), tokenizer)
-    stored = {tensor.name: tensor for tensor in reader.tensors}
     expected = dict(file_tensors(model))
+    stored = {tensor.name: tensor for tensor in reader.tensors}
     for name, tensor in expected.items():
         _check_tensor(stored[name], tensor)
+    check_same_logits(model, _as_llama(reader, stored, expected))
+
+
+def _as_llama(
+    reader: GGUFReader, stored: dict[str, ReaderTensor], expected: dict[str, torch.Tensor]
+) -> PlainLlama:
+    """What llama.cpp computes by the settings of the file, from the tensors before rounding."""
 
     def setting(name: str) -> Any:
         return reader.fields[f"{ARCHITECTURE}.{name}"].contents()
@@ -252,14 +251,13 @@ def check_file(file: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenize
             return None
         return expected[file_name].detach().float().cpu()
 
-    written = PlainLlama(
+    return PlainLlama(
         blocks=blocks,
         frequencies=frequencies.float(),
         rotates_neighbours=True,
         eps=setting("attention.layer_norm_rms_epsilon"),
         weight=weight,
     )
-    check_same_logits(model, written, blocks_per_layer=[1] * len(blocks))
 
 
 def _check_tensor(stored: ReaderTensor, expected: torch.Tensor) -> None:

@@ -17,9 +17,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from harp_lib.accounting import attends
-from harp_lib.models.same_logits import check_positions
-from harp_lib.models.savable import RELOAD, check_savable
-from harp_lib.pruning.architecture import decoder_layers, output_norm
+from harp_lib.models.same_logits import check_llama
+from harp_lib.models.savable import RELOAD
+from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import (
     folded_output,
     linear_like,
@@ -28,7 +28,6 @@ from harp_lib.pruning.layers import (
 )
 
 MODEL_TYPES = ("llama", "mistral", "qwen2")  # RMS norms before attention and FFN, a gated FFN
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDTH_UNIT = 256  # runtimes round the width of an FFN up to a multiple of it
 CONSTANT_GATE = 16.0  # a power of two, so that dividing by it is exact; SiLU(16) = 16 (1 - 1e-7)
 
@@ -44,16 +43,13 @@ class Block(NamedTuple):
 
 def check_nemotron_nas(model: PreTrainedModel) -> None:
     """Raise a ValueError, with the reason, if ``nemotron-nas`` cannot express ``model``."""
-    check_savable(model)
+    check_llama(model, "nemotron-nas", MODEL_TYPES)
     if getattr(model.config, "pruning_plan", None) is None:
         raise ValueError(
             "this model is not pruned: call apply_plan first, or save it with model.save_pretrained"
         )
-    for name, weight in model.named_parameters():
-        if weight.dtype not in DTYPES:
-            raise ValueError(f"{name} is of dtype {weight.dtype}: {RELOAD}, and prune that")
-    _check_architecture(model)
-    check_positions(model, "nemotron-nas")
+    if any(weight.dtype == torch.float64 for weight in model.parameters()):
+        raise ValueError(f"nemotron-nas has no weights of dtype torch.float64: {RELOAD}")
     bottom = decoder_layers(model)[0]
     if not attends(bottom):
         raise ValueError(
@@ -69,27 +65,6 @@ def check_nemotron_nas(model: PreTrainedModel) -> None:
         )
 
 
-def _check_architecture(model: PreTrainedModel) -> None:
-    """Raise a ValueError if the layers of ``model`` are not of Llama's kind."""
-    config = model.config
-    model_type = config.model_type.removeprefix("harp_")
-    reason = None
-    for layer in decoder_layers(model):
-        if output_norm(layer) is not None:
-            reason = "they have a norm after attention"
-        elif hasattr(layer.self_attn, "q_norm") or hasattr(layer.self_attn, "k_norm"):
-            reason = "they have norms of queries and keys"
-    if reason is None and getattr(config, "hidden_act", None) != "silu":
-        reason = f"their activation is {getattr(config, 'hidden_act', None)!r}, not 'silu'"
-    if reason is None and model_type not in MODEL_TYPES:
-        reason = "their architecture is another one"
-    if reason is not None:
-        raise ValueError(
-            f"{model_type} models cannot be written as nemotron-nas, because {reason}; "
-            f"{', '.join(MODEL_TYPES)} models can"
-        )
-
-
 @torch.no_grad()
 def blocks_of(model: PreTrainedModel) -> list[Block]:
     """The blocks that compute the same as the decoder layers of ``model``, from the bottom."""
@@ -97,11 +72,12 @@ def blocks_of(model: PreTrainedModel) -> list[Block]:
     for layer in decoder_layers(model):
         attention_settings: dict[str, Any] = {"no_op": True}
         tensors: Tensors = {}
+        attention = layer.self_attn
         if attends(layer):
-            heads_in_group, tensors = _attention(layer.self_attn, model.config.num_attention_heads)
+            heads_in_group, tensors = _attention(attention, model.config.num_attention_heads)
             attention_settings = {"no_op": False, "n_heads_in_group": heads_in_group}
             tensors["input_layernorm.weight"] = layer.input_layernorm.weight
-        elif num_blocks(layer) == 2:
+        elif hasattr(attention, "v_proj") or attention.bias is not None:
             blocks.append(_value_block(layer))
         tensors.update(_ffn(layer.mlp))
         tensors["post_attention_layernorm.weight"] = layer.post_attention_layernorm.weight
@@ -109,15 +85,6 @@ def blocks_of(model: PreTrainedModel) -> list[Block]:
     for module in ("self_attn", "mlp"):
         _complete_biases(blocks, module)
     return blocks
-
-
-def num_blocks(layer: nn.Module) -> int:
-    """Number of blocks that a decoder layer becomes."""
-    if attends(layer):
-        return 1
-    attention = layer.self_attn
-    is_zero = not hasattr(attention, "v_proj") and attention.bias is None
-    return 1 if is_zero else 2
 
 
 def has_biases(blocks: list[Block], module: str) -> bool:

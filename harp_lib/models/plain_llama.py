@@ -52,10 +52,8 @@ class PlainLlama:
     weight: Weight
 
     @torch.no_grad()
-    def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The residual stream, before the first block and after each, and the logits.
+    def logits(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Logits (N, vocabulary) of one text.
 
         Parameters
         ----------
@@ -63,16 +61,10 @@ class PlainLlama:
             (N,), the tokens.
         positions : torch.Tensor
             (N,), their positions, in rising order.
-
-        Returns
-        -------
-        tuple
-            A list of tensors (N, d), and a tensor (N, vocabulary).
         """
         angles = positions[:, None] * self.frequencies  # (N, Dh / 2)
         embeddings = self.weight("model.embed_tokens.weight")
         hidden = embeddings[ids]  # (N, d)
-        stream = [hidden]
         for index, heads in enumerate(self.blocks):
             block = f"model.layers.{index}"
             if heads.queries > 0:
@@ -80,11 +72,10 @@ class PlainLlama:
                 hidden = hidden + self._attention(f"{block}.self_attn", heads, normed, angles)
             normed = self._norm(f"{block}.post_attention_layernorm", hidden)
             hidden = hidden + self._ffn(f"{block}.mlp", normed)
-            stream.append(hidden)
         head = self.weight("lm_head.weight")
         if head is None:
             head = embeddings
-        return stream, linear(self._norm("model.norm", hidden), head)
+        return linear(self._norm("model.norm", hidden), head)
 
     def _norm(self, name: str, hidden: torch.Tensor) -> torch.Tensor:
         return rms_norm(hidden, hidden.shape[-1:], self.weight(f"{name}.weight"), self.eps)

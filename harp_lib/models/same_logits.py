@@ -1,5 +1,6 @@
 """Whether a file computes the same as the model that it was written from."""
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -11,7 +12,8 @@ from transformers import PreTrainedModel
 
 from harp_lib.accounting import attention_window
 from harp_lib.models.plain_llama import PlainLlama
-from harp_lib.pruning.architecture import decoder_layers, first_of
+from harp_lib.models.savable import check_savable
+from harp_lib.pruning.architecture import decoder_layers
 
 # Rotary positions that llama.cpp, vLLM and MLX-LM compute from the settings of a file.
 ROPE_TYPES = ("default", "linear", "llama3")
@@ -19,9 +21,27 @@ NUM_TOKENS = 16
 # Relative error of logits. Rounding of float32 costs a hundredth of it, and a norm's epsilon of
 # 1e-5 in place of 1e-6 is eight times as much in a small random model.
 TOLERANCE = 1e-4
+LIKELY_REASON = (
+    "Likely a setting was changed after the model was built, a module was replaced, or a hook is "
+    "set: undo that, or make the change in the config before the model is built, then save"
+)
 
 
-def check_positions(model: PreTrainedModel, format_name: str) -> None:
+def check_llama(model: PreTrainedModel, format_name: str, model_types: Sequence[str]) -> None:
+    """Raise a ValueError, with the reason, if ``model`` is no Llama that a format can express."""
+    check_savable(model)
+    model_type = model.config.model_type
+    if model_type not in model_types:
+        raise ValueError(
+            f"{model_type} models cannot be written as {format_name}; {', '.join(model_types)} can"
+        )
+    activation = model.config.hidden_act
+    if activation != "silu":
+        raise ValueError(f"the activation {activation!r} has no place in {format_name}; 'silu' has")
+    _check_positions(model, format_name)
+
+
+def _check_positions(model: PreTrainedModel, format_name: str) -> None:
     """Raise a ValueError if the model has sliding windows, or positions that runtimes do not know.
 
     A few tokens would not show either of them.
@@ -40,10 +60,7 @@ def check_positions(model: PreTrainedModel, format_name: str) -> None:
 
 
 def check_same_logits(
-    model: PreTrainedModel,
-    written: PlainLlama,
-    blocks_per_layer: Sequence[int],
-    tolerance: float = TOLERANCE,
+    model: PreTrainedModel, written: PlainLlama, tolerance: float = TOLERANCE
 ) -> None:
     """Raise a ValueError if what was written computes other logits than the model.
 
@@ -55,60 +72,30 @@ def check_same_logits(
         The model in memory, with its rotary positions in the decoder.
     written : PlainLlama
         What the file says.
-    blocks_per_layer : sequence of int
-        Number of blocks that each layer of ``model`` has in the file.
     tolerance : float
         Largest relative error of the logits.
 
     Raises
     ------
     ValueError
-        With the size of the difference, where it begins, and what is likely the reason.
+        With the size of the difference, and what is likely the reason.
     """
     _check_frequencies(model, written.frequencies)
-    ids, positions = probe(model)
-    stream, logits = written.forward(ids, positions)
-    expected_stream, expected_logits = _model_forward(model, ids, positions, written.frequencies)
-    if not expected_logits.isfinite().all():
+    with comparable(model), _in_float32(model, written.frequencies):
+        expected = outputs_on_probe(model)
+    if not expected.isfinite().all():
         raise ValueError("the logits of the model are not finite: look for nan and inf in it")
-    error = relative_error(logits, expected_logits)
-    if error <= tolerance:
-        return
-    last_blocks = torch.tensor([0, *blocks_per_layer]).cumsum(0).tolist()
-    stages = ["the embeddings", *(f"layer {index}" for index in range(len(blocks_per_layer)))]
-    place = "the norm and the head after the last layer"
-    for stage, block, expected in zip(stages, last_blocks, expected_stream, strict=True):
-        if not relative_error(stream[block], expected) <= tolerance:
-            place = stage
-            break
-    raise ValueError(
-        f"the file would compute other logits than the model: they differ by {error:.2%} "
-        f"({tolerance:.2%} is allowed), first in {place}. {_reason(model)}"
-    )
+    error = relative_error(written.logits(*_probe(model)), expected)
+    if not error <= tolerance:
+        raise ValueError(
+            f"the file would compute other logits than the model: they differ by {error:.2%} "
+            f"({tolerance:.2%} is allowed). {LIKELY_REASON}"
+        )
 
 
 def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
     """Norm of the difference, relative to the norm of ``expected``."""
     return ((output - expected).norm() / expected.norm().clamp_min(1e-30)).item()
-
-
-def _reason(model: PreTrainedModel) -> str:
-    """What in ``model`` is likely to change what it computes, in a sentence."""
-    for name, module in model.named_modules():
-        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        modules = [getattr(hook, "__module__", "") for hook in hooks]
-        if not all(module.startswith("transformers.") for module in modules):
-            return f"Likely the reason is a hook on {name or 'the model'}: remove it, then save."
-        if "forward" in vars(module) and not hasattr(module, "_hf_hook"):
-            return (
-                f"Likely the reason is that {name or 'the model'} has a forward function of its "
-                "own: restore that of its class, then save."
-            )
-    return (
-        "Likely the reason is a setting that was changed after the model was built, or a class "
-        "that computes more than this format can say: save the model with save_pruned, load it "
-        "again, and compare."
-    )
 
 
 def _check_frequencies(model: PreTrainedModel, frequencies: torch.Tensor) -> None:
@@ -129,7 +116,7 @@ def _check_frequencies(model: PreTrainedModel, frequencies: torch.Tensor) -> Non
     )
 
 
-def probe(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+def _probe(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens (N,) from all over the vocabulary, and positions (N,) with growing distances."""
     num_embeddings = model.get_input_embeddings().num_embeddings
     # Token 0 is often padding; a token that comes again gives attention something to look at.
@@ -144,34 +131,15 @@ def probe(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @torch.no_grad()
-def _model_forward(
-    model: PreTrainedModel,
-    ids: torch.Tensor,
-    positions: torch.Tensor,
-    frequencies: torch.Tensor,
-) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The model's residual stream before and after each layer, and its logits, in float32."""
-    stream = []
-
-    def record(module: nn.Module, inputs: tuple, output: Any) -> None:
-        hidden = first_of(output)  # (1, N, d)
-        stream.append(hidden[0].float().cpu())
-
-    with ExitStack() as stack:
-        stack.enter_context(comparable(model))
-        stack.enter_context(_in_float32(model, frequencies))
-        embeddings = model.get_input_embeddings()
-        for module in (embeddings, *decoder_layers(model)):
-            stack.enter_context(module.register_forward_hook(record))
-        logits = model(
-            input_ids=ids[None].to(model.device),
-            # Without a mask, positions that are far apart would be taken for several texts.
-            attention_mask=torch.ones_like(ids)[None].to(model.device),
-            position_ids=positions[None].to(model.device),
-            use_cache=False,
-            return_dict=True,
-        ).logits
-    return stream, logits[0].float().cpu()
+def outputs_on_probe(model: PreTrainedModel) -> torch.Tensor:
+    """What ``model`` puts out for a few tokens, without their batch, in float32 on the CPU."""
+    ids, positions = _probe(model)
+    # Without a mask, positions that are far apart would be taken for several texts.
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if "position_ids" in inspect.signature(type(model).forward).parameters:
+        inputs["position_ids"] = positions
+    batch = {name: values[None].to(model.device) for name, values in inputs.items()}
+    return model(**batch, use_cache=False)[0][0].float().cpu()
 
 
 @contextmanager
