@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from harp_lib.config import CONFIGS, PAPER
 from harp_lib.names import PAPER_MODELS
 from harp_lib.pruning.architecture import all_linear, check_fits, decoder_layers
-from harp_lib.pruning.layers import FFN_PARTS, num_groups
+from harp_lib.pruning.layers import FFN_PARTS, attends, num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.remote import stock_class
 from harp_lib.pruning.surgery import temporarily_pruned
@@ -144,11 +144,6 @@ def count_groups(
         for layer in decoder_layers(model):
             kept.append(num_groups(layer.self_attn) if attends(layer) else 0)
     return list(zip(totals, kept, strict=True))
-
-
-def attends(layer: nn.Module) -> bool:
-    """Whether a decoder layer has queries and keys."""
-    return hasattr(layer.self_attn, "q_proj")
 
 
 def kv_bytes_per_token(

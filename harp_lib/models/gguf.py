@@ -27,14 +27,13 @@ from gguf import (
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from harp_lib.accounting import attends
 from harp_lib.models.gguf_tokens import file_tokenizer
 from harp_lib.models.gguf_vocabulary import write_vocabulary
 from harp_lib.models.plain_llama import Heads, PlainLlama
 from harp_lib.models.same_logits import check_llama, check_same_logits, relative_error
 from harp_lib.models.token_probe import check_tokens
 from harp_lib.pruning.architecture import decoder_layers
-from harp_lib.pruning.layers import FFN_PARTS, LoneAttention, group_width, num_groups
+from harp_lib.pruning.layers import FFN_PARTS, LoneAttention, attends, num_groups
 
 ARCHITECTURE = "deci"
 MODEL_TYPES = ("llama", "mistral")  # RMS norms before attention and FFN, a gated FFN
@@ -125,7 +124,7 @@ def _add_shape(writer: GGUFWriter, model: PreTrainedModel) -> None:
         attention = layer.self_attn
         has_output = hasattr(attention, "o_proj")
         query_heads.append(attention.o_proj.in_features // config.head_dim if has_output else 0)
-        value_heads.append(num_groups(attention) if hasattr(attention, "k_proj") else 0)
+        value_heads.append(num_groups(attention) if attends(layer) else 0)
     writer.add_block_count(len(layers))
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -188,12 +187,10 @@ def _rows_for_llama_cpp(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 def _value_only_weight(attention: LoneAttention) -> torch.Tensor:
     """``W_O W_V`` (d, d) of a value-only layer, as ``o_proj.weight @ v_proj.weight``."""
-    heads_per_group = group_width(attention) // attention.head_dim
-    values = attention.v_proj.weight.float()  # (K·Dh, d)
-    values = values.unflatten(0, (-1, 1, attention.head_dim))  # (K, 1, Dh, d)
-    values = values.expand(-1, heads_per_group, -1, -1)  # (K, r, Dh, d)
-    values = values.flatten(0, 2)  # (H·Dh, d), each value head as often as W_O reads it
-    return attention.o_proj.weight.float() @ values
+    heads = (num_groups(attention), -1, attention.head_dim)
+    output = attention.o_proj.weight.float().unflatten(1, heads)  # (d, K, r, Dh)
+    output = output.sum(2).flatten(1)  # (d, K·Dh), the query heads of a group read the same values
+    return output @ attention.v_proj.weight.float()
 
 
 def _frequency_factors(model: PreTrainedModel) -> torch.Tensor:

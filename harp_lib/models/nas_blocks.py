@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from harp_lib.accounting import attends
 from harp_lib.models.same_logits import check_llama
 from harp_lib.models.savable import RELOAD
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import (
+    attends,
     folded_output,
     linear_like,
     num_groups,

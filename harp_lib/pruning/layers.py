@@ -225,6 +225,11 @@ def pruned_ffn(ffn: nn.Module, plan: LayerPlan) -> nn.Module:
     )
 
 
+def attends(layer: nn.Module) -> bool:
+    """Whether a decoder layer has queries and keys."""
+    return hasattr(getattr(layer, "self_attn", None), "q_proj")
+
+
 def repeats_values(attention: nn.Module) -> bool:
     """Whether W_O reads each value head several times, once for each query head of the group."""
     return attention.o_proj.in_features > attention.v_proj.out_features
