@@ -1,9 +1,7 @@
 """Model cards of saved folders: the head is what the hub reads, and the facts are right."""
 
 import pytest
-from helpers import small_model
 from huggingface_hub import ModelCard
-from safetensors.torch import load_file
 
 from harp_lib import PruningPlan, apply_plan, load_pruned, save_nemotron_nas, save_pruned
 from harp_lib.config import MODELS, NAMED_MODELS
@@ -21,7 +19,6 @@ def card_of(folder):
 
 def test_the_card_of_a_pruned_checkpoint(tiny, tmp_path):
     model = tiny()
-    dense_parameters = model.num_parameters()
     model.config.name_or_path = "owner/some-model"
     save_pruned(apply_plan(model, HARP), tiny_tokenizer(), tmp_path / "my-model-harp")
     card = card_of(tmp_path / "my-model-harp")
@@ -31,35 +28,11 @@ def test_the_card_of_a_pruned_checkpoint(tiny, tmp_path):
     assert card.data.pipeline_tag == "text-generation"
     assert card.data.tags == ["harp", "pruned"]
     text = card.text
-    assert "pruned by HARP. 3 of 6 layers are value-only" in text
-    assert "Where α is 0 (1), values" in text
-    assert "| 5 | 0.8 |\n| 4 | 0.25 |\n| 3 | 0 |" in text
-    parameters = model.num_parameters()
-    assert f"| parameters | {dense_parameters:,} | {parameters:,} |" in text
-    # Two groups of width 16 in float32, keys and values, in 6 and in 3 layers.
-    assert "| bytes of KV cache for each token | 1,536 | 768 | -50.0% |" in text
-    assert 'from_pretrained("my-model-harp", trust_remote_code=True)' in text
-    assert "save_gguf" in text
-    assert "save_nemotron_nas" in text
-
-
-@pytest.mark.parametrize(
-    ("family", "plan", "gguf", "nas"),
-    [
-        ("llama", PruningPlan.value_only(4, {0: 0.5}), True, False),
-        ("qwen2", PruningPlan.value_only(4, {2: 0.5}), False, True),
-        ("gemma2", PruningPlan.value_only(4, {2: 0.5}), False, False),
-        ("olmo2", PruningPlan.value_only(4, {2: 0.5}), False, False),
-        ("cohere", PruningPlan.value_only(4, {2: 0.5}), False, False),
-    ],
-)
-def test_only_what_can_run_the_model_is_named(family, plan, gguf, nas, tmp_path):
-    save_pruned(apply_plan(small_model(family), plan), tiny_tokenizer(), tmp_path / "pruned")
-    text = card_of(tmp_path / "pruned").text
-    assert ("llama.cpp" in text) == gguf
-    assert ("vLLM" in text) == nas
-    assert ("MLX-LM" in text) == nas
-    assert "AutoModelForCausalLM" in text
+    assert "[owner/some-model](https://huggingface.co/owner/some-model), pruned by HARP." in text
+    assert f"{model.num_parameters():,} parameters;\n3 of 6 layers have a KV cache." in text
+    assert "3 of 6 layers are value-only" in text
+    assert "|---|---|\n| 5 | 0.8 |\n| 4 | 0.25 |\n| 3 | 0 |\n\n" in text
+    assert 'AutoModelForCausalLM.from_pretrained("my-model-harp", trust_remote_code=True)' in text
 
 
 def test_the_card_of_a_nemotron_nas_folder(tiny, tmp_path):
@@ -68,11 +41,8 @@ def test_the_card_of_a_nemotron_nas_folder(tiny, tmp_path):
     card = card_of(tmp_path / "my-model-nas")
     assert card.data.library_name == "vllm"
     assert card.data.base_model is None
-    weights = load_file(tmp_path / "my-model-nas" / "model.safetensors")
-    num_parameters = sum(tensor.numel() for tensor in weights.values())
-    assert f" | {num_parameters:,} | " in card.text
-    assert "| 1,536 | 768 | -50.0% |" in card.text
-    assert "6 layers are written as 8 blocks, 3 of which have attention" in card.text
+    assert f"A model, pruned by HARP. It has {model.num_parameters():,} parameters" in card.text
+    assert "3 of 6 layers have a KV cache" in card.text
     assert "vllm serve ./my-model-nas --trust-remote-code\n" in card.text
     assert "mlx_lm.generate --model ./my-model-nas" in card.text
     assert "from_pretrained" not in card.text
@@ -81,10 +51,10 @@ def test_the_card_of_a_nemotron_nas_folder(tiny, tmp_path):
 def test_a_baseline(tiny, tmp_path):
     save_pruned(apply_plan(tiny(), FLAP), tiny_tokenizer(), tmp_path / "pruned")
     text = card_of(tmp_path / "pruned").text
-    assert "A model, pruned by FLAP. Key/value groups removed from layers that attend: 1." in text
-    assert "FFN channels removed: 2." in text
+    assert "A model, pruned by FLAP." in text
+    assert "6 of 6 layers have a KV cache." in text
+    assert "Key/value groups removed from layers that attend: 1.\nFFN channels removed: 2." in text
     assert "α" not in text
-    assert "| 1,536 | 1,408 |" in text
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import psutil
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from harp_lib.models.card import CARD_FILE, pruned_card
+from harp_lib.models.card import CARD_FILE, model_card
 from harp_lib.models.load import floating_dtype, from_pretrained
 from harp_lib.models.registry import quiet
 from harp_lib.models.same_logits import (
@@ -76,7 +76,7 @@ def save_pruned(
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         PruningPlan.from_dict(model.config.pruning_plan).to_json(folder / PLAN_FILE)
-        (folder / CARD_FILE).write_text(pruned_card(model, path.name), encoding="utf-8")
+        model_card(model, path.name, "transformers").save(folder / CARD_FILE)
         check_checkpoint(folder, model)
 
 

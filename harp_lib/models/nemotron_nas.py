@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from harp_lib.models import configuration_nemotron_nas
-from harp_lib.models.card import CARD_FILE, nemotron_nas_card
+from harp_lib.models.card import CARD_FILE, model_card
 from harp_lib.models.checkpoint import complete_or_nothing
 from harp_lib.models.configuration_nemotron_nas import NemotronNasConfig
 from harp_lib.models.nas_blocks import (
@@ -88,11 +88,8 @@ def save_nemotron_nas(
             model.generation_config.save_pretrained(folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-        weights = _state_dict(model, blocks)
-        num_parameters = sum(tensor.numel() for tensor in weights.values())
-        card = nemotron_nas_card(model, path.name, num_parameters, blocks)
-        (folder / CARD_FILE).write_text(card, encoding="utf-8")
-        save_torch_state_dict(weights, folder, metadata={"format": "pt"})
+        model_card(model, path.name, "vllm").save(folder / CARD_FILE)
+        save_torch_state_dict(_state_dict(model, blocks), folder, metadata={"format": "pt"})
         check_folder(folder, model)
 
 
