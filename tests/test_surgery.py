@@ -41,10 +41,10 @@ def test_logits_of_the_official_code(shared, family, fold):
 
 
 @pytest.mark.parametrize("fold", [False, True], ids=["as it is", "folded"])
-@pytest.mark.parametrize("alphas", [{3: 0.3}, {0: 0.7, 2: 0.0, 3: 1.0}], ids=["top", "scattered"])
 @pytest.mark.parametrize("name", [*FAMILIES, *SHAPES, "glm4"])
-def test_value_only_is_stock_attention_on_lone_tokens(tiny, name, alphas, fold):
+def test_value_only_is_stock_attention_on_lone_tokens(tiny, name, fold):
     """This holds in the context, which leaves the model as it was, and after ``apply_plan``."""
+    alphas = {0: 0.7, 2: 0.0, 3: 1.0}
     model = make(tiny, name)
     twin = with_twins(make(tiny, name), alphas)
     ids = torch.randint(3, 120, (2, 24), generator=torch.Generator().manual_seed(1))
