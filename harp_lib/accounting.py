@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
 from typing import NamedTuple
 
 import pandas as pd
@@ -44,32 +43,31 @@ def printed_plan(model: str) -> PruningPlan:
     return PruningPlan.value_only(max(alphas) + 1, alphas)  # they are of the highest layers
 
 
+_STOCK_MODELS: dict[tuple[type, str], PreTrainedModel] = {}
+"""Models that were counted before, by class and content of their config."""
+
+
 def stock_model(config: PreTrainedConfig) -> PreTrainedModel:
     """The dense model of ``config`` on the meta device; it is shared and must not be changed."""
-    stock_config = copy.copy(config)
+    stock_config = copy.deepcopy(config)
     vars(stock_config).pop("fold_output", None)
     if vars(stock_config).pop("pruning_plan", None) is not None:
         stock_config.__class__ = stock_class(type(config))
-    return _build(type(stock_config), stock_config.to_json_string(use_diff=False))
+    key = (type(stock_config), stock_config.to_json_string(use_diff=False))
+    if key not in _STOCK_MODELS:
+        _STOCK_MODELS[key] = _build(stock_config)
+    return _STOCK_MODELS[key]
 
 
-@lru_cache(maxsize=32)
-def _build(config_class: type[PreTrainedConfig], content: str) -> PreTrainedModel:
+def _build(config: PreTrainedConfig) -> PreTrainedModel:
     """A model on the meta device; a ValueError if key/value groups cannot be removed from it."""
-    config = config_class.from_dict(json.loads(content, object_hook=_infinity))
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        # A config may ask for a kernel that this machine lacks.
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     num_layers = len(decoder_layers(model))
     first_group = LayerPlan(removed_groups=(0,))
     check_fits(model, PruningPlan(num_layers, dict.fromkeys(range(num_layers), first_group)))
     return model
-
-
-def _infinity(values: dict) -> dict | float:
-    """A number that JSON does not have, as transformers writes it, or ``values`` themselves."""
-    if values.keys() == {"__float__"}:
-        return float(values["__float__"])
-    return values
 
 
 @contextmanager
