@@ -32,9 +32,6 @@ class Method:
     one_threshold : bool
         The groups of all layers in the range compete, so layers may lose different numbers of
         groups. Without this property, a method removes equally many groups from each layer.
-    standardises_per_layer : bool
-        Scores are standardised within each layer before layers compete, so the score of a layer's
-        only group carries no information.
     takes_alphas : bool
         The method rescales value-only layers. If no alphas are given, it searches them on the
         calibration text.
@@ -52,7 +49,6 @@ class Method:
     is_baseline: bool = False
     needs_text: bool = False
     one_threshold: bool = False
-    standardises_per_layer: bool = False
     takes_alphas: bool = False
     removes_channels: bool = False
     updates_weights: bool = False
@@ -71,16 +67,10 @@ def _read_yaml(name: str) -> dict[str, Any]:
 CATALOGUE = {name: Method(**fields) for name, fields in _read_yaml("methods").items()}
 """Every method by name, in the order of the rows of the paper's tables (``data/methods.yaml``)."""
 
-
-def with_property(name: str) -> tuple[str, ...]:
-    """Names of the methods that have a boolean property of :class:`Method`."""
-    return tuple(key for key, method in CATALOGUE.items() if getattr(method, name))
-
-
 DENSE = "dense"  # the model before pruning, beside the methods
 HARP = "harp"
 REFIT = "harp+refit"
-BASELINES = with_property("is_baseline")
+BASELINES = tuple(name for name, method in CATALOGUE.items() if method.is_baseline)
 EVALUATED = tuple(sorted(CATALOGUE, key=lambda name: name not in BASELINES))
 """All methods that are compared, in the order of tables and figures: baselines come first."""
 METHODS = tuple(name for name in EVALUATED if not CATALOGUE[name].updates_weights)
