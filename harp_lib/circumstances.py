@@ -65,10 +65,10 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     if platform.system() == "Darwin":
-        asked = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        shown = subprocess.run(asked, capture_output=True, check=False, text=True)
-        if shown.stdout.strip():
-            return shown.stdout.strip()
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        name = subprocess.run(command, capture_output=True, check=False, text=True).stdout.strip()
+        if name:
+            return name
     return platform.processor() or platform.machine()
 
 

@@ -85,27 +85,20 @@ def execute(name: str, profile: str, parameters: dict[str, Any]) -> Path:
     return output
 
 
-def draw(name: str, profile: str) -> None:
-    """Run a notebook without the cells that load a model, for the files that it writes.
-
-    Raises
-    ------
-    NotebookFailed
-        If a cell raises or the kernel dies.
-    """
-    _run(without_models(read(name)), {"profile": profile})
-
-
 def draw_all(profile: str) -> Iterator[tuple[str, str]]:
-    """Draw what all notebooks show, two side by side: their names, and why one failed, or "".
+    """Run all notebooks without the cells that load a model, for the files that they write.
 
-    Notebook 00 comes last, because it shows what the others judge.
+    Two run side by side. Notebook 00 comes last, because it shows what the others judge. Yields
+    each notebook's name, and why it failed, or "".
     """
     others = [name for name in names() if not name.startswith(LAST)]
     last = [name for name in names() if name.startswith(LAST)]
     with chdir(config.NOTEBOOKS), ThreadPoolExecutor(AT_ONCE) as pool:
         for side_by_side in (others, last):
-            drawn = {name: pool.submit(draw, name, profile) for name in side_by_side}
+            drawn = {}
+            for name in side_by_side:
+                notebook = without_models(read(name))
+                drawn[name] = pool.submit(_run, notebook, {"profile": profile})
             for name, future in drawn.items():
                 failure = future.exception()
                 if failure and not isinstance(failure, NotebookFailed):

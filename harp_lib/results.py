@@ -201,12 +201,13 @@ def read_cell(file: Path) -> dict[str, Any] | None:
     """
     try:
         stored = json.loads(file.read_bytes())
-        if {"coordinates", "inputs", "result"} <= set(stored):
-            return stored
+        is_cell = {"coordinates", "inputs", "result"} <= set(stored)
     except FileNotFoundError:
         return None
     except (ValueError, TypeError):
-        pass
+        is_cell = False
+    if is_cell:
+        return stored
     aside = file.with_suffix(f".unreadable-{int(time.time())}")
     with suppress(FileNotFoundError):  # another process was first
         file.rename(aside)
