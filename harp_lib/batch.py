@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
 from filelock import FileLock, Timeout
 
 from harp_lib import __version__, config, notebooks
@@ -80,12 +79,12 @@ def _settings(options: Namespace) -> dict[str, Any]:
         if value:
             overrides[name] = value
     parameters = _parameters(options, overrides)
-    if options.datasets and options.datasets not in config.NAMED_DATASETS:
+    if options.datasets:
         from harp_lib.evaluation.benchmarks import check_rows
 
         check_rows(options.datasets)
     profile = config.read_profile(options.profile, **overrides)
-    seed = max(values.get("seed", 0) for values in parameters.values())
+    seed = options.seed or 0
     jobs = options.jobs or 1
     threads = _threads_per_job(jobs)
     settings = {
@@ -120,20 +119,13 @@ def _parameters(options: Namespace, overrides: dict[str, Any]) -> dict[str, dict
     Raises
     ------
     ValueError
-        If a value is malformed, or none of the chosen notebooks has a parameter of that name.
+        If none of the chosen notebooks has a parameter of that name.
     """
     from papermill import inspect_notebook
 
     values = {"profile": options.profile, **overrides}
-    for name, value in options.parameters:
-        try:
-            values[name] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ValueError(
-                f"malformed parameter {name}={value!r}: not YAML ({error.args[0]})"
-            ) from error
-    if type(values.get("seed", 0)) is not int:
-        raise ValueError(f"seed is a whole number, not {values['seed']!r}")
+    if options.seed is not None:
+        values["seed"] = options.seed
     parameters = {}
     unknown = set(values)
     for notebook in notebooks.names():

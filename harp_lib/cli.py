@@ -7,33 +7,24 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from harp_lib import config
-from harp_lib.config import CHECKOUT, HUB_ID, NAMED_DATASETS, NAMED_MODELS
+from harp_lib.config import CHECKOUT
 
-COMMANDS = ("run", "lab", "figures", "book", "test", "setup")
-PASSED_ON = {"test": "pytest", "lab": "JupyterLab"}
+PASSED_ON = ("test", "lab")
 """Commands whose arguments go to another program."""
-HAVE_AN_OPTION = ("profile", "models", "datasets", "limit", "force")
-"""Parameters of notebooks that ``-p`` may not set."""
 HELP_SHOWN = 3
 PROFILE_OF_PAGES = "small"
 """The profile whose marks stand on the front page and in ``docs/claims.md``."""
 
 DESCRIPTION = """\
-Reproduces the paper: sets itself up, then does what COMMAND says.
-
-  run      run the notebooks (default); outputs go to notebooks/executed/<profile>
-  lab      open the notebooks in JupyterLab; what follows goes to it: ./run_all.sh lab --no-browser
-  figures  draw every figure and table from stored results: no model, two minutes; what is in
-           notebooks/executed stays
-  book     make an HTML book of front page, docs, executed notebooks and API, for any static host
-  test     run the tests side by side; what follows goes to pytest: ./run_all.sh test -k plan
-  setup    set up and stop there
-"""
+Reproduces the paper: sets itself up, then does what COMMAND says. Options without a command are
+those of run."""
 EPILOG = """\
 Exit codes: 0 all well, 1 something failed, 2 an argument was refused, 130 interrupted.
 HARP_PYTHON names an interpreter to use in place of .venv."""
@@ -47,99 +38,137 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     SystemExit
         As argparse does: with code 2 if an argument is refused, with 0 after ``--help``.
     """
-    if arguments and arguments[0] in PASSED_ON:
-        return argparse.Namespace(command=arguments[0], rest=arguments[1:])
+    first = arguments[0] if arguments else ""
+    if first in PASSED_ON:
+        return argparse.Namespace(command=first, rest=arguments[1:])
+    if not arguments or (first.startswith("-") and first not in ("-h", "--help")):
+        arguments = ["run", *arguments]
     parser = _parser()
     options, unknown = parser.parse_known_args(arguments)
-    command = options.command
     if unknown:
-        parser.error(f"unknown argument {unknown[0]!r}")
-    if command not in COMMANDS:
-        parser.error(f"unknown command {command!r}; choose from {', '.join(COMMANDS)}")
-    if command in PASSED_ON:
-        parser.error(f"{command!r} goes first; what follows goes to {PASSED_ON[command]}")
-    if command != "run":
-        _refuse_options_of_run(parser, options)
-    if options.profile is None:
-        options.profile = "small" if command == "book" else "mini"
+        parser.error(
+            f"{options.command!r} takes no {unknown[0]!r}; a command goes first, and --help shows "
+            "its options"
+        )
     return options
-
-
-def _refuse_options_of_run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Refuse what only goes with ``run``."""
-    for name, value in vars(options).items():
-        if name in ("command", "profile") or value == parser.get_default(name):
-            continue
-        option = "-p" if name == "parameters" else f"--{name.replace('_', '-')}"
-        parser.error(f"{option} goes with 'run', not with {options.command!r}")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="run_all.sh",
+        usage="run_all.sh [COMMAND] [OPTIONS]",
         description=DESCRIPTION,
-        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.set_defaults(rest=[])
-    parser.add_argument("command", nargs="?", default="run", metavar="COMMAND")
+    commands = parser.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", prog="run_all.sh"
+    )
+    run = commands.add_parser(
+        "run",
+        help="run the notebooks (default); outputs go to notebooks/executed/<profile>",
+        allow_abbrev=False,
+    )
+    commands.add_parser(
+        "lab",
+        help="open the notebooks in JupyterLab; what follows goes to it: "
+        "./run_all.sh lab --no-browser",
+    )
+    figures = commands.add_parser(
+        "figures",
+        help="draw every figure and table from stored results: no model, two minutes; what is in "
+        "notebooks/executed stays",
+        allow_abbrev=False,
+    )
+    book = commands.add_parser(
+        "book",
+        help="make an HTML book of front page, docs, executed notebooks and API, for any static "
+        "host",
+        allow_abbrev=False,
+    )
+    commands.add_parser(
+        "test",
+        help="run the tests side by side; what follows goes to pytest: ./run_all.sh test -k plan",
+    )
+    commands.add_parser("setup", help="set up and stop there", allow_abbrev=False)
+    _add_profile(run, "mini")
+    _add_profile(figures, "mini")
+    _add_profile(book, "small")
+    _add_options_of_run(run)
+    parser.epilog = f"{run.format_help()}\n{EPILOG}"
+    return parser
+
+
+def _add_profile(command: argparse.ArgumentParser, default: str) -> None:
     profiles = sorted(path.stem for path in config.PROFILES.glob("*.yaml"))
-    parser.add_argument(
+    command.add_argument(
         "--profile",
         choices=profiles,
+        default=default,
         metavar="NAME",
-        help=f"{', '.join(profiles)} (default: mini; small for book)",
+        help=f"{', '.join(profiles)} (default: {default})",
     )
-    group = parser.add_argument_group("options of run")
-    group.add_argument("--only", type=_notebooks, metavar="03,05", help="run these notebooks")
-    group.add_argument(
+
+
+def _add_options_of_run(run: argparse.ArgumentParser) -> None:
+    run.add_argument(
+        "--only", type=_checked(_notebooks), metavar="03,05", help="run these notebooks"
+    )
+    run.add_argument(
         "--models",
-        type=_models,
+        type=_checked(_models),
         metavar="A,B",
         help="models, folders or hub ids, where a notebook can",
     )
-    group.add_argument(
+    run.add_argument(
         "--datasets",
-        type=_datasets,
+        type=_checked(config.data_source),
         metavar="FROM",
         help="embedded, hub, or a folder of benchmarks",
     )
-    group.add_argument(
+    run.add_argument(
         "--limit",
-        type=_number,
+        type=_checked(_number),
         metavar="N",
         help="ask only the first N questions of each task",
     )
-    group.add_argument(
+    run.add_argument(
+        "--seed",
+        type=_checked(partial(_number, least=0)),
+        metavar="N",
+        help="seed of everything that is drawn, such as calibration samples (default: 0)",
+    )
+    run.add_argument(
         "--force",
         action="store_true",
         help="compute the stored results of these notebooks again",
     )
-    group.add_argument(
+    run.add_argument(
         "--jobs",
-        type=_number,
+        type=_checked(_number),
         metavar="N",
         help="jobs at once (default: 1; on a cluster, many)",
     )
-    group.add_argument(
+    run.add_argument(
         "--executor",
         choices=("local", "slurm"),
         default="local",
         metavar="NAME",
         help="local (default), or slurm: on a cluster",
     )
-    group.add_argument("--dry-run", action="store_true", help="show what would run, and why")
-    group.add_argument(
-        "-p",
-        dest="parameters",
-        type=_assignment,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="any other parameter of the notebooks; the value is read as YAML",
-    )
-    return parser
+    run.add_argument("--dry-run", action="store_true", help="show what would run, and why")
+
+
+def _checked(check: Callable[[str], Any]) -> Callable[[str], Any]:
+    """``check`` as a type for argparse, which shows the message of its ValueError."""
+
+    def convert(value: str) -> Any:
+        try:
+            return check(value)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
 
 
 def _notebooks(value: str) -> list[str]:
@@ -147,60 +176,19 @@ def _notebooks(value: str) -> list[str]:
     chosen = {item.strip().zfill(2) for item in value.split(",")}
     unknown = chosen - set(known)
     if unknown:
-        raise argparse.ArgumentTypeError(
-            f"unknown notebook {min(unknown)!r}; choose from {', '.join(known)}"
-        )
+        raise ValueError(f"unknown notebook {min(unknown)!r}; choose from {', '.join(known)}")
     return sorted(chosen)
 
 
 def _models(value: str) -> list[str]:
-    models = []
-    for name in value.split(","):
-        model = _model(name.strip())
-        if model not in models:
-            models.append(model)
-    return models
+    models = [config.model_name(name.strip()) for name in value.split(",")]
+    return list(dict.fromkeys(models))  # each once
 
 
-def _model(name: str) -> str:
-    folder = Path(name).expanduser()
-    if name and (folder / "config.json").is_file():
-        return str(folder.absolute())
-    if name in NAMED_MODELS or HUB_ID.fullmatch(name):
-        return name
-    named = ", ".join(NAMED_MODELS)
-    raise argparse.ArgumentTypeError(
-        f"unknown model {name!r}; choose from {named}, a folder with a config.json, "
-        "or a hub id owner/name"
-    )
-
-
-def _datasets(value: str) -> str:
-    if value in NAMED_DATASETS:
-        return value
-    folder = Path(value).expanduser()
-    if not value or not folder.is_dir():
-        raise argparse.ArgumentTypeError(
-            f"unknown datasets {value!r}; choose from embedded, hub, or a folder"
-        )
-    return str(folder.absolute())
-
-
-def _number(value: str) -> int:
-    if not value.isdecimal() or int(value) < 1:
-        raise argparse.ArgumentTypeError(f"a whole number, 1 or more, not {value!r}")
+def _number(value: str, least: int = 1) -> int:
+    if not value.isdecimal() or int(value) < least:
+        raise ValueError(f"a whole number, {least} or more, not {value!r}")
     return int(value)
-
-
-def _assignment(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(
-            f"malformed parameter {text!r}; write NAME=VALUE, as in seed=1"
-        )
-    if name in HAVE_AN_OPTION:
-        raise argparse.ArgumentTypeError(f"parameter {name!r} has an option of its own: --{name}")
-    return name, value
 
 
 def missing_packages() -> list[str]:
@@ -227,20 +215,23 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--check"]:
         return _check(arguments[1:])
     options = parse(arguments)
-    if options.command == "setup":
-        print(f"ready: {sys.executable}")
-        return 0
-    if options.command == "run":
-        from harp_lib import batch
+    match options.command:
+        case "run":
+            from harp_lib import batch
 
-        return batch.run(options)
-    if options.command == "figures":
-        return _draw_figures(options.profile)
-    if options.command == "test":
-        _run_tests(options.rest)
-    if options.command == "lab":
-        _become("jupyterlab", f"--ServerApp.root_dir={config.NOTEBOOKS}", *options.rest)
-    _make_book(options.profile)
+            return batch.run(options)
+        case "figures":
+            return _draw_figures(options.profile)
+        case "setup":
+            print(f"ready: {sys.executable}")
+            return 0
+        # The others become another program, whose exit code counts.
+        case "book":
+            _become_sphinx(options.profile)
+        case "lab":
+            _become("jupyterlab", f"--ServerApp.root_dir={config.NOTEBOOKS}", *options.rest)
+        case "test":
+            _become_pytest(options.rest)
 
 
 def _check(arguments: list[str]) -> int:
@@ -272,7 +263,7 @@ def _draw_figures(profile: str) -> int:
     return code
 
 
-def _run_tests(arguments: list[str]) -> NoReturn:
+def _become_pytest(arguments: list[str]) -> NoReturn:
     os.chdir(CHECKOUT)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each process, as they share the cores
     workers = ["--numprocesses=logical", "--maxprocesses=4"]
@@ -280,7 +271,7 @@ def _run_tests(arguments: list[str]) -> NoReturn:
     _become("pytest", *workers, *order, *arguments)
 
 
-def _make_book(profile: str) -> NoReturn:
+def _become_sphinx(profile: str) -> NoReturn:
     os.environ["HARP_BOOK"] = profile
     configuration = CHECKOUT / "notebooks" / "book"
     book = config.ROOT / "book"

@@ -4,6 +4,7 @@ The standard library only at import: the command line reads paths and names befo
 installed.
 """
 
+import difflib
 import hashlib
 import os
 import re
@@ -31,6 +32,34 @@ NAMED_DATASETS = ("embedded", "hub")  # anything else is a folder of benchmarks
 
 SECTIONS_WITH_TASKS = ("evaluation", "likelihoods", "longbench", "frontier")
 """Sections of a profile that list benchmarks."""
+
+
+def model_name(model: str) -> str:
+    """A model as a run names it: by the registry's name, a hub id or a folder's absolute path.
+
+    Anything else is a ValueError, whose message lists what may be chosen.
+    """
+    folder = Path(model).expanduser()
+    if model and (folder / "config.json").is_file():
+        return str(folder.absolute())
+    if model in NAMED_MODELS or HUB_ID.fullmatch(model):
+        return model
+    similar = difflib.get_close_matches(model, NAMED_MODELS, n=1)
+    suggestion = f" (did you mean {similar[0]!r}?)" if similar else ""
+    raise ValueError(
+        f"unknown model {model!r}{suggestion}; choose from {', '.join(NAMED_MODELS)}, or give a "
+        "folder with a config.json, or a hub id of the form owner/name"
+    )
+
+
+def data_source(datasets: str) -> str:
+    """``"embedded"``, ``"hub"`` or a folder's absolute path; anything else is a ValueError."""
+    if datasets in NAMED_DATASETS:
+        return datasets
+    folder = Path(datasets).expanduser()
+    if not datasets or not folder.is_dir():
+        raise ValueError(f"unknown datasets {datasets!r}; choose from embedded, hub, or a folder")
+    return str(folder.absolute())
 
 
 def slug(model: str) -> str:
@@ -97,13 +126,10 @@ def read_profile(
     if models:
         _replace_models(profile, models)
     if datasets:
-        profile["datasets"] = datasets
-    source = profile["datasets"]
-    if source not in NAMED_DATASETS and not Path(source).is_dir():
-        raise ValueError(f"unknown datasets {source!r}; choose from embedded, hub, or a folder")
+        profile["datasets"] = data_source(datasets)
     if limit is not None:
         _limit_rows(profile, limit)
-    profile["corpora"] = default_corpora(source)
+    profile["corpora"] = default_corpora(profile["datasets"])
     return profile
 
 

@@ -18,45 +18,42 @@ COMMANDS = re.findall(r"^(\./run_all\.sh[^#\n]*)", TEXT, re.MULTILINE)
 
 
 def test_options_of_run_are_read():
-    text = "--profile smoke --only 5,03 --models tiny-llama,owner/name --limit 9"
+    text = "--profile smoke --only 5,03 --models tiny-llama,owner/name --limit 9 --seed 0"
     options = cli.parse(text.split())
     assert options.command == "run"
     assert options.profile == "smoke"
     assert options.only == ["03", "05"]
     assert options.models == ["tiny-llama", "owner/name"]
     assert options.limit == 9
-    options = cli.parse(["-p", "seed=1", "-p", "alpha=[0.1, 1]"])
-    assert options.parameters == [("seed", "1"), ("alpha", "[0.1, 1]")]
+    assert options.seed == 0
+    assert cli.parse([]).command == "run"
+    assert cli.parse(["run"]).profile == "mini"
 
 
 def test_other_commands_are_read():
     assert cli.parse(["test", "-k", "plan", "--only"]).rest == ["-k", "plan", "--only"]
     assert cli.parse(["lab", "--no-browser"]).rest == ["--no-browser"]
-    assert cli.parse(["figures", "--profile", "smoke"]).command == "figures"
+    assert cli.parse(["figures", "--profile", "smoke"]).profile == "smoke"
+    assert cli.parse(["book"]).profile == "small"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("--profile mnii", "argument --profile: invalid choice: 'mnii' (choose from "),
-        ("--prof mini", "unknown argument '--prof'"),
-        ("figure", "unknown command 'figure'; choose from run, lab, figures"),
+        ("--prof mini", "'run' takes no '--prof'; a command goes first, and --help shows"),
+        ("figure", "argument COMMAND: invalid choice: 'figure' (choose from "),
         ("--only 3,42", "unknown notebook '42'; choose from 00, 01, 02"),
-        ("--models smollm,", "unknown model 'smollm'; choose from smollm2-135m"),
-        ("--models ./nowhere", "unknown model './nowhere'"),
+        ("--models smollm,", "(did you mean 'smollm2-135m'?); choose from smollm2-135m"),
         ("--models .,tiny-llama", "unknown model '.'"),
         (
             "--datasets nowhere",
             "unknown datasets 'nowhere'; choose from embedded, hub, or a folder",
         ),
         ("--limit 0", "a whole number, 1 or more, not '0'"),
-        ("--executor lsf", "argument --executor: invalid choice: 'lsf' (choose from "),
-        ("-p seed", "malformed parameter 'seed'; write NAME=VALUE, as in seed=1"),
-        ("-p models=x", "parameter 'models' has an option of its own: --models"),
-        ("figures --force", "--force goes with 'run', not with 'figures'"),
-        ("figures -p seed=1", "-p goes with 'run', not with 'figures'"),
-        ("book --dry-run", "--dry-run goes with 'run', not with 'book'"),
-        ("--profile mini test", "'test' goes first; what follows goes to pytest"),
+        ("--seed soon", "a whole number, 0 or more, not 'soon'"),
+        ("figures --force", "'figures' takes no '--force'"),
+        ("--profile mini test", "'run' takes no 'test'; a command goes first"),
     ],
 )
 def test_refusals_name_the_value_and_the_way_out(arguments, message, capsys, tmp_path, monkeypatch):
@@ -114,7 +111,9 @@ def test_the_script_can_be_called_from_anywhere(tmp_path):
     assert done.returncode == 0
     assert done.stdout.strip() == f"ready: {sys.executable}"
     assert run_all("--limit", "x").returncode == 2
-    assert "usage" in run_all("--help").stdout
+    shown = run_all("--help").stdout
+    assert "--only 03,05" in shown
+    assert "JupyterLab" in shown
 
 
 FAKE = """#!/bin/sh

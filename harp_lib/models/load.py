@@ -1,7 +1,6 @@
 """Loads models from the registry, a folder or the hub; helpers for every use of a model."""
 
 import copy
-import difflib
 import gc
 import os
 from pathlib import Path
@@ -103,14 +102,7 @@ def _locate(name: str) -> tuple[str, str]:
     if os.path.isdir(name):
         _check_folder(Path(name))
         return name, "give a folder that save_pretrained wrote"
-    if config.HUB_ID.fullmatch(name):
-        return name, f"names that need no hub: {', '.join(NAMED_MODELS)}"
-    similar = difflib.get_close_matches(name, NAMED_MODELS, n=1)
-    suggestion = f" (did you mean {similar[0]!r}?)" if similar else ""
-    raise ValueError(
-        f"unknown model {name!r}{suggestion}; choose from {', '.join(NAMED_MODELS)}, or give a "
-        "folder with a config.json, or a hub id of the form owner/name"
-    )
+    return config.model_name(name), f"names that need no hub: {', '.join(NAMED_MODELS)}"
 
 
 def _check_folder(folder: Path) -> None:
