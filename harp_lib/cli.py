@@ -16,6 +16,18 @@ from typing import Any, NoReturn
 from harp_lib import config
 from harp_lib.config import CHECKOUT
 
+COMMANDS = {
+    "run": "run the notebooks (default); outputs go to notebooks/executed/<profile>",
+    "lab": "open the notebooks in JupyterLab; what follows goes to it: "
+    "./run_all.sh lab --no-browser",
+    "figures": "draw every figure and table from stored results: no model, two minutes; what is in "
+    "notebooks/executed stays",
+    "book": "make an HTML book of front page, docs, executed notebooks and API, for any static "
+    "host",
+    "test": "run the tests side by side; what follows goes to pytest: ./run_all.sh test -k plan",
+    "setup": "set up and stop there",
+}
+DEFAULT_PROFILES = {"run": "mini", "figures": "mini", "book": "small"}
 PASSED_ON = ("test", "lab")
 """Commands whose arguments go to another program."""
 HELP_SHOWN = 3
@@ -61,53 +73,24 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    commands = parser.add_subparsers(
+    subparsers = parser.add_subparsers(
         title="commands", dest="command", metavar="COMMAND", prog="run_all.sh"
     )
-    run = commands.add_parser(
-        "run",
-        help="run the notebooks (default); outputs go to notebooks/executed/<profile>",
-        allow_abbrev=False,
-    )
-    commands.add_parser(
-        "lab",
-        help="open the notebooks in JupyterLab; what follows goes to it: "
-        "./run_all.sh lab --no-browser",
-    )
-    figures = commands.add_parser(
-        "figures",
-        help="draw every figure and table from stored results: no model, two minutes; what is in "
-        "notebooks/executed stays",
-        allow_abbrev=False,
-    )
-    book = commands.add_parser(
-        "book",
-        help="make an HTML book of front page, docs, executed notebooks and API, for any static "
-        "host",
-        allow_abbrev=False,
-    )
-    commands.add_parser(
-        "test",
-        help="run the tests side by side; what follows goes to pytest: ./run_all.sh test -k plan",
-    )
-    commands.add_parser("setup", help="set up and stop there", allow_abbrev=False)
-    _add_profile(run, "mini")
-    _add_profile(figures, "mini")
-    _add_profile(book, "small")
-    _add_options_of_run(run)
-    parser.epilog = f"{run.format_help()}\n{EPILOG}"
-    return parser
-
-
-def _add_profile(command: argparse.ArgumentParser, default: str) -> None:
+    commands = {}
+    for name, description in COMMANDS.items():
+        commands[name] = subparsers.add_parser(name, help=description, allow_abbrev=False)
     profiles = sorted(path.stem for path in config.PROFILES.glob("*.yaml"))
-    command.add_argument(
-        "--profile",
-        choices=profiles,
-        default=default,
-        metavar="NAME",
-        help=f"{', '.join(profiles)} (default: {default})",
-    )
+    for name, default in DEFAULT_PROFILES.items():
+        commands[name].add_argument(
+            "--profile",
+            choices=profiles,
+            default=default,
+            metavar="NAME",
+            help=f"{', '.join(profiles)} (default: {default})",
+        )
+    _add_options_of_run(commands["run"])
+    parser.epilog = f"{commands['run'].format_help()}\n{EPILOG}"
+    return parser
 
 
 def _add_options_of_run(run: argparse.ArgumentParser) -> None:
