@@ -14,7 +14,7 @@ from pathlib import Path
 
 import harp_lib
 from harp_lib.config import DATA, PAPER, slug
-from harp_lib.experiments import IN_PARTS, NOTEBOOKS, UNITS
+from harp_lib.experiments import NOTEBOOKS, UNITS
 from harp_lib.notebooks import code_of, read
 from harp_lib.results import digest
 
@@ -41,12 +41,9 @@ def job(what):
 
 
 def flags(unit, model):
-    """The flags of a unit for one model, which is given by its slug."""
-    number = config["parts"].get(unit, 1)
-    if number > 1:
-        parts = range(1, number + 1)
-        return [f".flags/cells/{model}/{unit}-{part}of{number}.done" for part in parts]
-    return [f".flags/cells/{model}/{unit}.done"]
+    """The flags of a unit for one model, which is given by its slug: one for each group of tasks."""
+    parts = config["parts"].get(unit, 1)
+    return [f".flags/cells/{model}/{unit}-{part}of{parts}.done" for part in range(1, parts + 1)]
 
 
 def slugs_of(unit):
@@ -71,10 +68,11 @@ def shown(wildcards):
     """The cells that a notebook shows. What 08 times, it computes itself, alone."""
     if config["one_at_a_time"]:
         return []
+    units = NOTEBOOKS.get(wildcards.notebook[:2], ())
+    if "efficiency" in units:
+        units = UNITS["efficiency"].needs
     cells = []
-    for unit in NOTEBOOKS.get(wildcards.notebook[:2], ()):
-        if unit == "efficiency":
-            unit = "search"
+    for unit in units:
         for model in slugs_of(unit):
             cells.extend(flags(unit, model))
     return cells
@@ -97,7 +95,7 @@ rule cells:
     input:
         needs,
     output:
-        ".flags/cells/{model}/{unit}.done",
+        ".flags/cells/{model}/{unit}-{part}of{parts}.done",
     wildcard_constraints:
         model="[^/]+",
         unit="[a-z_]+",
@@ -107,24 +105,6 @@ rule cells:
     threads: config["threads"]
     resources:
         gpu=lambda wildcards: 2 if wildcards.model in NEED_TWO_GPUS else 1,
-    shell:
-        job("cells {wildcards.unit} {wildcards.model:q}")
-
-
-rule tasks:  # one group of the tasks of a unit
-    input:
-        needs,
-    output:
-        ".flags/cells/{model}/{unit}-{part}of{parts}.done",
-    wildcard_constraints:
-        model="[^/]+",
-        unit="|".join(IN_PARTS),
-    params:
-        settings=config["digest"],
-    priority: 100
-    threads: config["threads"]
-    resources:
-        gpu=1,
     shell:
         job("cells {wildcards.unit} {wildcards.model:q} {wildcards.part} {wildcards.parts}")
 

@@ -2,7 +2,7 @@
 
 Snakemake starts ``python -m harp_lib.jobs FLAG BEGAN WHAT …`` in the folder of a profile's results.
 FLAG is the file to write at the end, BEGAN is when the run began, and WHAT is
-``cells UNIT MODEL [PART PARTS]`` or ``notebook NAME``.
+``cells UNIT MODEL PART PARTS`` or ``notebook NAME``.
 """
 
 import itertools
@@ -80,10 +80,8 @@ def main(arguments: list[str]) -> int:
     return 1
 
 
-def _cells(
-    settings: dict[str, Any], unit: str, model_slug: str, part: str = "1", parts: str = "1"
-) -> Made:
-    """Compute the cells of one unit for one model, or of one group of its tasks."""
+def _cells(settings: dict[str, Any], unit: str, model_slug: str, part: str, parts: str) -> Made:
+    """Compute the cells of one unit for one model, of one of ``parts`` groups of its tasks."""
     profile = config.load_profile(settings["profile"], **settings["overrides"])
     (model,) = (name for name in models_of(profile, unit) if config.slug(name) == model_slug)
     shown = any(unit in NOTEBOOKS.get(name[:2], ()) for name in settings["notebooks"])
