@@ -232,3 +232,10 @@ def test_errors_name_what_is_wrong():
     message = "Phi3ForCausalLM is not supported: layer 0 has no self_attn with separate q_proj"
     with pytest.raises(ValueError, match=message):
         linear_parameters(phi3)
+
+
+def test_a_config_may_ask_for_a_kernel_that_this_machine_lacks():
+    config = AutoConfig.for_model("llama", **SHAPE, vocab_size=500)
+    config._attn_implementation = "flash_attention_2"
+    assert linear_parameters(config) == linear_parameters(small("tiny-llama")[0])
+    assert config._attn_implementation == "flash_attention_2"
