@@ -1,14 +1,13 @@
 """Counterexamples to statements of the paper as they are printed.
 
 Every function builds a few matrices by hand, computes what the statement is about, and says whether
-it is refuted. Each can be run by itself, as in ``one_hot_rows()``.
+it is refuted. Each can be run by itself, as in ``one_hot_rows()``. Which statement a function
+refutes is in ``data/paper/statements.yaml``.
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
-import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
@@ -29,41 +28,13 @@ F64 = torch.float64
 
 
 class Counterexample(NamedTuple):
-    """A statement, a construction, and what comes out."""
+    """A construction, and what comes out."""
 
-    statement: str  # of the paper, such as "Lemma 3"
     construction: str  # the matrices
-    says: str  # what the statement says about them
     found: str  # what they give
-    refuted: bool
+    refuted: bool  # whether this contradicts the statement
 
 
-ALL: list[Callable[[], Counterexample]] = []
-"""The functions below, in the order of the paper's statements."""
-
-
-def counterexample(build: Callable[[], Counterexample]) -> Callable[[], Counterexample]:
-    """Register a function in :data:`ALL`."""
-    ALL.append(build)
-    return build
-
-
-def counterexample_table() -> pd.DataFrame:
-    """Run all counterexamples.
-
-    Returns
-    -------
-    DataFrame
-        With the columns statement, construction, says, found, refuted, and call (the code that runs
-        the counterexample).
-    """
-    records = []
-    for build in ALL:
-        records.append({**build()._asdict(), "call": f"{build.__name__}()"})
-    return pd.DataFrame(records)
-
-
-@counterexample
 def vector_of_ones() -> Counterexample:
     """Lemma 1, last inequality: if e is the vector of ones, not a unit vector, λ is too small."""
     A = torch.tensor([[1.0, 0.0], [0.5, 0.5]], dtype=F64)
@@ -74,44 +45,35 @@ def vector_of_ones() -> Counterexample:
     factor = largest_eigenvalue(A).item() ** 0.5
     growth = d_M(A @ H) / d_M(H)
     return Counterexample(
-        statement="Lemma 1, ÂH",
         construction="Â = [[1, 0], [½, ½]], H = [[1], [−1]], e = [1, 1]",
-        says=f"d_M(ÂH)/d_M(H) ≤ √λ = {factor_as_printed:.3f}",
         found=f"d_M(ÂH)/d_M(H) = {growth:.3f}; with e = [1, 1]/√2, √λ = {factor:.3f}",
         refuted=growth > factor_as_printed + 0.01,
     )
 
 
-@counterexample
 def silu_spreads_rows() -> Counterexample:
     """Lemma 1, σ: ReLU is meant; the SiLU and GELU of today's models have slopes above 1."""
     H = torch.tensor([[2.3], [2.5]], dtype=F64)
     growth = d_M(silu(H)) / d_M(H)
     return Counterexample(
-        statement="Lemma 1, σ(H)",
         construction="σ = SiLU, H = [[2.3], [2.5]]",
-        says="d_M(σ(H)) ≤ d_M(H)",
         found=f"d_M(σ(H))/d_M(H) = {growth:.4f}",
         refuted=growth > 1.05,
     )
 
 
-@counterexample
 def averaging_under_a_causal_mask() -> Counterexample:
     """The use of Lemma 1: a running average may carry tokens apart, as early tokens weigh more."""
     A = torch.ones(256, 256, dtype=F64).tril()
     A = A / A.sum(-1, keepdim=True)
     factor = largest_eigenvalue(A).item() ** 0.5
     return Counterexample(
-        statement="Lemma 1, its use",
         construction="Â uniform over the visible positions, 256 tokens, causal",
-        says="averaging contracts every d_M",
         found=f"max d_M(ÂH)/d_M(H) = √λ = {factor:.2f}",
         refuted=factor > 1,
     )
 
 
-@counterexample
 def pre_norm_block() -> Counterexample:
     """Lemma 2 in a pre-norm block, as all four models have: the residual is not divided by β."""
     H = 10 * torch.randn(8, 16, generator=torch.Generator().manual_seed(0), dtype=F64)
@@ -122,15 +84,12 @@ def pre_norm_block() -> Counterexample:
     v = _bound_of_one_head(1e-3, A, H, middle)
     growth = d_M(after) / d_M(H)
     return Counterexample(
-        statement="Lemma 2",
         construction="pre-norm block with small weights (10⁻³ I) on rows of standard deviation 10",
-        says=f"d_M shrinks by v = {v:.3f}",
         found=f"d_M(after)/d_M(before) = {growth:.3f}, v = {v:.3f}",
         refuted=growth > 2 * v,
     )
 
 
-@counterexample
 def separate_value_and_output() -> Counterexample:
     """Lemma 2 as worded, in its own post-norm block: if W_V and W_O are two, h·s should be h·s²."""
     H = normalise(torch.randn(8, 16, generator=torch.Generator().manual_seed(0), dtype=F64))[0]
@@ -143,15 +102,12 @@ def separate_value_and_output() -> Counterexample:
     v = _bound_of_one_head(10.0, A, first_sum, second_sum)
     growth = d_M(after) / d_M(H)
     return Counterexample(
-        statement="Lemma 2",
         construction="post-norm block, one head with Â = I and W_V = W_O = W₁ = W₂ = 10 I",
-        says=f"d_M shrinks by v = {v:.3f}",
         found=f"d_M(after)/d_M(before) = {growth:.3f}, v = {v:.3f}",
         refuted=growth > 2 * v,
     )
 
 
-@counterexample
 def gated_ffn() -> Counterexample:
     """Lemma 2 with the gated FFN of today's models: a product of two maps is not bounded by s²."""
     random = torch.randn(64, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
@@ -169,9 +125,7 @@ def gated_ffn() -> Counterexample:
     v = _bound_of_one_head(1.0, uniform, H, second_sum)
     growth = d_M(after) / d_M(H)
     return Counterexample(
-        statement="Lemma 2",
         construction="post-norm block, no attention, SwiGLU FFN with s = 1 and d = 64",
-        says=f"d_M grows by v = {v:.2f} at most",
         found=f"d_M(after)/d_M(before) = {growth:.2f}, v = {v:.2f}",
         refuted=growth > 2 * v,
     )
@@ -190,37 +144,30 @@ def _bound_of_one_head(s: float, A: Tensor, first_sum: Tensor, second_sum: Tenso
     return block_bound(s, largest_eigenvalue(A).item(), 1, betas)
 
 
-@counterexample
 def shrinking_rows() -> Counterexample:
     """Lemma 3: orthogonal rows that shrink to zero come close to M and stay orthogonal."""
     H = 1e-6 * torch.eye(8, dtype=F64)
     distance = d_M(H)
     Sim = similarity(H)
     return Counterexample(
-        statement="Lemma 3",
         construction="H = 10⁻⁶ I, 8 tokens",
-        says="d_M → 0 implies Sim → 1",
         found=f"d_M = {distance:.1e}, Sim = {Sim:.4f}",
         refuted=distance < 1e-5 and Sim < 1e-9,
     )
 
 
-@counterexample
 def parallel_rows_are_no_consensus() -> Counterexample:
     """Lemma 3 read backwards, as in the proof of Theorem 1: Sim = 1, but the rows differ."""
     H = torch.tensor([[1.0, 1.0], [2.0, 2.0]], dtype=F64)
     distance = d_M(H)
     Sim = similarity(H)
     return Counterexample(
-        statement="Lemma 3, backwards (proof of Theorem 1)",
         construction="two parallel rows, one twice as long",
-        says="Sim → 1 implies d_M → 0",
         found=f"Sim = {Sim:.4f}, d_M = {distance:.2f}",
         refuted=Sim > 1 - 1e-9 and distance > 0.5,
     )
 
 
-@counterexample
 def parallel_rows_of_different_length() -> Counterexample:
     """Theorem 1: parallel rows have Sim = 1, and yet each query prefers the longest key."""
     H = torch.linspace(1, 4, 16, dtype=F64)[:, None] * torch.ones(1, 4, dtype=F64)
@@ -228,15 +175,12 @@ def parallel_rows_of_different_length() -> Counterexample:
     Sim = similarity(H)
     entropy = attention_entropies(A, torch.full((16,), 16)).item()
     return Counterexample(
-        statement="Theorem 1, forward",
         construction="16 rows along one direction, of lengths from 2 to 8; W_Q = W_K = I",
-        says="Sim = 1 makes attention uniform",
         found=f"Sim = {Sim:.4f}, normalised entropy {entropy:.2f}",
         refuted=Sim > 1 - 1e-9 and entropy < 0.9,
     )
 
 
-@counterexample
 def equal_rows_with_rotary_positions() -> Counterexample:
     """Theorem 1: all rows are equal, but rotary positions turn queries and keys apart."""
     H = torch.randn(1, 32, generator=torch.Generator().manual_seed(0)).expand(32, -1)
@@ -244,15 +188,12 @@ def equal_rows_with_rotary_positions() -> Counterexample:
     Sim = similarity(H)
     entropy = attention_entropies(A, visible_positions(32)).item()
     return Counterexample(
-        statement="Theorem 1, forward",
         construction="32 equal rows, rotary positions, causal; W_Q = 3 I, W_K = I",
-        says="Sim = 1 makes attention uniform",
         found=f"Sim = {Sim:.4f}, d_M = {d_M(H):.0f}, normalised entropy {entropy:.2f}",
         refuted=Sim > 1 - 1e-6 and entropy < 0.9,
     )
 
 
-@counterexample
 def one_token_apart() -> Counterexample:
     """Theorem 1: an average over pairs hides one token, which can take all attention (a sink)."""
     H = torch.ones(1000, 4, dtype=F64)
@@ -262,18 +203,15 @@ def one_token_apart() -> Counterexample:
     entropy = attention_entropies(A, visible_positions(1000)).item()
     first_token_share = A[1:, 0].mean()
     return Counterexample(
-        statement="Theorem 1, forward",
         construction=(
             "1000 tokens, all rows equal but the first, which points the other way; "
             "W_Q = I, W_K = −5 I"
         ),
-        says="Sim near 1 makes attention nearly uniform",
         found=f"Sim = {Sim:.4f}, {first_token_share:.0%} of the attention on the first token",
         refuted=Sim > 0.99 and entropy < 0.1,
     )
 
 
-@counterexample
 def projection_loses_what_is_common() -> Counterexample:
     """Proof of Theorem 1: a linear map need not keep nearly parallel rows nearly parallel."""
     common_part = torch.ones(16, 1, dtype=F64)
@@ -282,17 +220,14 @@ def projection_loses_what_is_common() -> Counterexample:
     before = similarity(H)
     after = similarity(projected)
     return Counterexample(
-        statement="Theorem 1, its proof",
         construction=(
             "rows with a large part in common and a small one of their own; W drops the large one"
         ),
-        says="linear maps keep rows almost parallel",
         found=f"Sim(H) = {before:.6f}, Sim(HW) = {after:.4f}",
         refuted=before > 1 - 1e-5 and after < 0.1,
     )
 
 
-@counterexample
 def diverse_rows_with_uniform_attention() -> Counterexample:
     """Theorem 1, converse: the tokens differ where W_K does not look."""
     common_part = torch.full((16, 1), 0.1, dtype=F64)
@@ -302,45 +237,36 @@ def diverse_rows_with_uniform_attention() -> Counterexample:
     Sim = similarity(H)
     entropy = attention_entropies(A, visible_positions(16)).item()
     return Counterexample(
-        statement="Theorem 1, converse",
         construction="orthogonal rows with a small part in common; W_K reads that part only",
-        says="Sim away from 1 keeps attention away from uniform",
         found=f"Sim = {Sim:.4f}, normalised entropy {entropy:.4f}",
         refuted=Sim < 0.1 and entropy > 1 - 1e-9,
     )
 
 
-@counterexample
 def uniform_attention_is_not_value_only() -> Counterexample:
     """The use of Theorem 1: HARP replaces the average of all values by each token's own value."""
     A = torch.full((16, 16), 1 / 16, dtype=F64)
     V = torch.eye(16, dtype=F64)
     error = ((A @ V - V).norm() / V.norm()).item()
     return Counterexample(
-        statement="Theorem 1, its use",
         construction="Â uniform over 16 tokens, V = I",
-        says="where attention is uniform, queries and keys can go",
         found=f"‖ÂV − V‖/‖V‖ = {error:.2f}",
         refuted=error > 0.9,
     )
 
 
-@counterexample
 def one_hot_rows() -> Counterexample:
     """Proposition 1, "if": both tokens copy the first, all rows are one-hot, the norm changes."""
     A = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     H = torch.tensor([[1.0], [0.0]])
     ratio = norm_ratio(A, H)
     return Counterexample(
-        statement="Proposition 1, if",
         construction="Â = [[1, 0], [1, 0]], H = [[1], [0]]",
-        says="one-hot rows preserve the norm",
         found=f"‖ÂH‖/‖H‖ = {ratio:.4f}",
         refuted=not preserves_norm(A) and abs(ratio - 1) > 0.1,
     )
 
 
-@counterexample
 def equal_rows_keep_their_norm() -> Counterexample:
     """Proposition 1, "only if", read for one H: averaging equal rows changes nothing."""
     A = torch.full((4, 4), 0.25)
@@ -348,9 +274,7 @@ def equal_rows_keep_their_norm() -> Counterexample:
     ratio = norm_ratio(A, H)
     rows_are_one_hot = bool((A.amax(-1) == 1).all())
     return Counterexample(
-        statement="Proposition 1, only if (one H)",
         construction="Â uniform over 4 tokens, all rows of H equal",
-        says="an equal norm needs one-hot rows",
         found=f"‖ÂH‖/‖H‖ = {ratio:.4f}, no row one-hot",
         refuted=math.isclose(ratio, 1) and not rows_are_one_hot,
     )
