@@ -283,12 +283,15 @@ def test_a_check_says_which_models_were_not_run(capsys):
     )
 
 
-def test_a_figure_is_written_with_its_numbers_and_its_cells(results, tmp_path):
+def test_a_figure_is_written_with_its_numbers_and_its_cells(results, tmp_path, monkeypatch):
+    displayed = []
+    monkeypatch.setattr(save, "display", lambda *objects: displayed.extend(objects))
     rows = results.rows("norm_change", "alpha")
     figure, _ = plt.subplots()
-    shown = results.save(figure, "alphas", rows)
+    results.save(figure, "alphas", rows)
     assert not plt.fignum_exists(figure.number)
-    assert "alphas.csv" in shown.caption
+    assert displayed[0] is figure
+    assert "alphas.csv" in displayed[1].data
     folder = tmp_path / "small"
     written = {file.name for file in folder.rglob("*") if file.is_file()}
     assert written == {"alphas.png", "alphas.pdf", "alphas.svg", "alphas.json", "alphas.csv"}

@@ -28,21 +28,15 @@ def stacked(cells: Cells) -> pd.DataFrame:
     Columns: model, method and task of the cell, its coordinates (corpus, split, layers, …), and
     the columns of its rows. Of columns with the same name the later one counts.
     """
-    frame: dict[str, list[Any]] = {}  # one frame in the end: thousands of small ones take longer
-    total = 0
+    records = []
     for key, cell in cells.items():
         columns = cell["result"].get("rows")
         if not columns:
             continue
-        length = len(next(iter(columns.values())))
-        constants = dict(zip(KEY, key, strict=True)) | cell["coordinates"]
-        of_cell = {name: [value] * length for name, value in constants.items()} | columns
-        for name in of_cell:
-            frame.setdefault(name, [None] * total)
-        for name, values in frame.items():
-            values.extend(of_cell.get(name, [None] * length))
-        total += length
-    return pd.DataFrame(frame, dtype=object)
+        about = dict(zip(KEY, key, strict=True)) | cell["coordinates"]
+        for values in zip(*columns.values(), strict=True):
+            records.append(about | dict(zip(columns, values, strict=True)))
+    return pd.DataFrame(records, dtype=object)
 
 
 def with_plain_types(frame: pd.DataFrame) -> pd.DataFrame:
@@ -117,10 +111,10 @@ class Results:
         """
         frame = stacked(self.cells(store))
         if quantities:
-            known = set(frame.get("quantity", ()))
+            known = set(frame.get("quantity", pd.Series()).dropna())
             for quantity in quantities:
                 if quantity not in known:
-                    choices = ", ".join(sorted(filter(None, known)))
+                    choices = ", ".join(sorted(known))
                     raise ValueError(f"{store} has no quantity {quantity!r}; it has {choices}")
             frame = frame[frame["quantity"].isin(quantities)]
         frame = with_plain_types(frame)
@@ -162,50 +156,32 @@ class Results:
         -------
         DataFrame
             Columns: model, method, title (as ``Mag-sp = Wanda-sp``), first (whether the method
-            comes first among those with this plan), plan (a dict), removed_fraction, head_ratio,
-            groups_per_layer (key/value groups of a layer of the dense model).
+            comes first among those with this plan), plan (a dict), groups_per_layer (key/value
+            groups of a layer of the dense model).
         """
         records = []
         for (model, method, task), cell in self.cells("baselines").items():
             plan = cell["result"].get("plan")
             if task == "plan" and plan:
-                content = {name: value for name, value in plan.items() if name != "method"}
-                record = {"model": short_name(model), "method": method, "plan": content}
-                for name in ("removed_fraction", "head_ratio", "groups_per_layer"):
-                    record[name] = cell["result"].get(name)
+                record = {"model": short_name(model), "method": method}
+                record["title"] = METHOD_TITLES.get(method, method)
+                record["first"] = True
+                record["plan"] = {name: part for name, part in plan.items() if name != "method"}
+                record["groups_per_layer"] = cell["result"].get("groups_per_layer")
                 records.append(record)
-        for record in records:
-            equal = [record["method"]]
-            if record["method"] in BASELINES:
-                equal = [
-                    other["method"]
-                    for other in records
-                    if other["method"] in BASELINES
-                    and other["model"] == record["model"]
-                    and other["plan"] == record["plan"]
-                ]
-                equal.sort(key=BASELINES.index)
-            record["title"] = " = ".join(METHOD_TITLES.get(method, method) for method in equal)
-            record["first"] = record["method"] == equal[0]
-        columns = ["model", "method", "title", "first", "plan"]
-        columns += ["removed_fraction", "head_ratio", "groups_per_layer"]
-        return pd.DataFrame(records, columns=columns)
-
-    def hours(self, *stores: str) -> pd.DataFrame:
-        """Hours of computing and number of cells by store and model."""
-        records = []
-        for store in stores:
-            for (model, *_), cell in self.cells(store).items():
-                hours = cell["seconds"] / 3600
-                records.append({"store": store, "model": short_name(model), "hours": hours})
-        hours = pd.DataFrame(records).groupby(["store", "model"], sort=False)["hours"]
-        return hours.agg(["sum", "size"]).set_axis(["hours", "cells"], axis=1).reset_index()
+        columns = ["model", "method", "title", "first", "plan", "groups_per_layer"]
+        plans = pd.DataFrame(records, columns=columns)
+        baselines = plans[plans["method"].isin(BASELINES)]
+        equal = baselines.groupby(["model", baselines["plan"].astype(str)])
+        plans.loc[baselines.index, "title"] = equal["title"].transform(" = ".join)
+        plans.loc[baselines.index, "first"] = equal.cumcount() == 0
+        return plans
 
     # What a notebook leaves
 
-    def save(self, figure: Any, name: str, numbers: pd.DataFrame) -> save.Captioned:
-        """Write a figure and the numbers that it shows; see :func:`.save.write_figure`."""
-        return save.write_figure(figure, self.folder, name, numbers, self.read)
+    def save(self, figure: Any, name: str, numbers: pd.DataFrame) -> None:
+        """Write a figure and its numbers, and display it; see :func:`.save.write_figure`."""
+        save.write_figure(figure, self.folder, name, numbers, self.read)
 
     def table(self, frame: pd.DataFrame, name: str, shown: pd.DataFrame | None = None) -> Markdown:
         """Write a table, and return it for display; see :func:`.save.write_table`."""

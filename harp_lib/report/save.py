@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 from IPython.display import Markdown, display
 from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
 
 from harp_lib import config
 from harp_lib.circumstances import UNKNOWN
@@ -26,21 +25,10 @@ CIRCUMSTANCES = ("commit", "device", "hardware", "versions")
 """What a cell keeps of the run that computed it."""
 
 
-class Captioned:
-    """A figure with its caption beneath, as a notebook displays it."""
-
-    def __init__(self, figure: Figure, caption: str) -> None:
-        self.figure = figure
-        self.caption = caption
-
-    def _ipython_display_(self) -> None:
-        display(self.figure, Markdown(self.caption))
-
-
 def write_figure(
     figure: Any, folder: Path, name: str, numbers: pd.DataFrame, read: dict[str, Cells]
-) -> Captioned:
-    """Write a figure as png, pdf and svg, and the numbers that it shows as csv.
+) -> None:
+    """Write a figure as png, pdf and svg, and its numbers as csv; display it with a link to them.
 
     Parameters
     ----------
@@ -54,11 +42,6 @@ def write_figure(
         What the figure shows.
     read : dict
         The cells that were read, by store.
-
-    Returns
-    -------
-    Captioned
-        What a notebook displays: the figure, and a link to its numbers.
     """
     drawn = getattr(figure, "figure", figure)
     csv = _write_numbers(numbers, folder, name)
@@ -66,8 +49,8 @@ def write_figure(
         file = folder / f"{name}.{ending}"
         drawn.savefig(file, metadata=metadata, dpi=130, bbox_inches="tight")
     _write_sources(folder / f"{name}.json", folder.name, read)
-    plt.close(drawn)  # a notebook displays what is returned, and nothing a second time
-    return Captioned(drawn, caption(name, csv))
+    plt.close(drawn)  # a notebook would display it a second time
+    display(drawn, Markdown(caption(name, csv)))
 
 
 def write_table(
