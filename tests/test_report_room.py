@@ -169,15 +169,8 @@ def test_a_ratio_of_times_lies_between_order_statistics(rounds, beyond):
     assert inside >= 0.95
 
 
-def test_one_spike_moves_a_ratio_of_times_to_the_next_round_only():
-    first = np.ones(10)
-    second = np.linspace(0.90, 0.99, 10)
-    quiet = intervals.time_ratio(first, second)
-    second[4] = 50
-    spiked = intervals.time_ratio(first, second)
-    assert abs(spiked.value - quiet.value) < 0.02
-    assert spiked.high < 1
-    assert np.isnan(intervals.time_ratio(first[:5], second[:5]).low)
+def test_a_ratio_of_fewer_than_six_rounds_has_no_interval():
+    assert np.isnan(intervals.time_ratio(np.ones(5), np.arange(5)).low)
 
 
 def test_the_bootstrap_of_a_mean_is_close_to_student_s():
@@ -224,19 +217,6 @@ def test_the_sign_of_the_effects_decides(effects, mark):
 def test_a_margin_decides_what_is_comparable(ends, mark):
     effect = Interval(sum(ends) / 2, *ends, 9, p=0.001)
     assert judge.mark([effect], within=(-np.inf, 5)) == mark
-
-
-@pytest.mark.parametrize(
-    ("shift", "expected"), [(0.3, "✓"), (-0.3, "✗"), (0.0, "?")], ids=["right", "wrong", "unclear"]
-)
-def test_three_worlds(shift, expected):
-    """In a world where the paper is right it is marked so, nearly always, and so on."""
-    random = np.random.default_rng(5)
-    marks = []
-    for _ in range(200):
-        effects = [intervals.mean_interval(random.normal(shift, 0.2, 12)) for _ in range(3)]
-        marks.append(judge.mark(effects))
-    assert marks.count(expected) >= 190
 
 
 def test_a_judgement_keeps_intervals_and_adjusts_p_values():
