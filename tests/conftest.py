@@ -8,6 +8,8 @@ import pytest
 import torch
 from helpers import FAMILIES, SHARED, Checkout
 
+from harp_lib import config
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may depend on the hub
 
 # A shell ignores SIGINT for what it starts with `&`, and children inherit that.
@@ -26,6 +28,12 @@ def smoke(tmp_path_factory):
     checkout = Checkout(tmp_path_factory.mktemp("smoke") / "check out")
     checkout.code, checkout.log = checkout.run()
     return checkout
+
+
+@pytest.fixture
+def only_committed(tmp_path, monkeypatch):
+    """A checkout that has computed nothing, so that what is committed is read."""
+    monkeypatch.setattr(config, "RESULTS", tmp_path / "results")
 
 
 @pytest.fixture

@@ -11,14 +11,11 @@ from helpers import CHECKOUT
 from harp_lib import config, notebooks
 from harp_lib.report import judge, ledger
 
+pytestmark = pytest.mark.usefixtures("only_committed")
+
 SMALL = CHECKOUT / "figures" / "small"
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 NAMES = r"Qwen [\d.]+B|GSM8K|α = 1|where 1 is uniform|^\d\.|\[\d\d\]\([^)]*\)"
-
-
-@pytest.fixture(autouse=True)
-def only_what_is_committed(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "RESULTS", tmp_path)
 
 
 def one_line(text):

@@ -26,8 +26,7 @@ def toys(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", notebooks.names())
-def test_an_executed_notebook_is_of_its_source(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "RESULTS", tmp_path)  # what is committed decides
+def test_an_executed_notebook_is_of_its_source(name, only_committed):
     source = notebooks.read(name)
     executed = nbformat.read(notebooks.executed_file(name, "small"), as_version=4)
     again = f"./run_all.sh --profile small --only {name[:2]}"
@@ -61,8 +60,7 @@ def test_the_stamp_depends_on_code_parameters_and_cells_alone(toys):
     assert notebooks.digest_of(source, {"seed": 0}, cells) != stamp
 
 
-def test_a_notebook_shows_the_cells_of_its_units(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "RESULTS", tmp_path)
+def test_a_notebook_shows_the_cells_of_its_units(only_committed):
     stores = {name.partition("/")[0] for name in notebooks.cells_shown("small", "02_norm_change")}
     assert stores == {"norm_change", "frontier"}
     everything = notebooks.cells_shown("small", "00_start_here")
@@ -155,9 +153,8 @@ def run_without_models(name, profile, monkeypatch):
 
 
 @pytest.mark.parametrize("name", JUDGES)
-def test_a_notebook_needs_no_model_to_draw(name, tmp_path, monkeypatch):
+def test_a_notebook_needs_no_model_to_draw(name, only_committed, tmp_path, monkeypatch):
     """Its checks hold in the committed results, too."""
-    monkeypatch.setattr(config, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(config, "FIGURES", tmp_path / "figures")
     names = run_without_models(name, "small", monkeypatch)
     declared = {cell.partition("/")[0] for cell in notebooks.cells_shown("small", name)}

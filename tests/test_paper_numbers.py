@@ -10,6 +10,7 @@ import pytest
 
 from harp_lib import config
 from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS
+from harp_lib.names import METHOD_TITLES
 from harp_lib.report.frames import paper
 
 LABELS = {
@@ -18,12 +19,6 @@ LABELS = {
     "longbench": "tab:longcontext",
     "layer_selection": "tab:layer_selection",
     "alpha_ablation": "tab:ablation",
-}
-TITLES = {
-    "mag-sp": "Mag-sp",
-    "wanda-sp": "Wanda-sp",
-    "llm-pruner": "LLM-Pruner",
-    "flap": "FLAP",
 }
 
 
@@ -155,7 +150,7 @@ def test_selected_layers_are_as_in_the_text(source):
 
 def test_layer_ranges_are_those_of_the_paper(source):
     for row in paper("layer_ranges").itertuples():
-        assert f"{TITLES[row.method]} & {row.start} & {row.end} " in source
+        assert f"{METHOD_TITLES[row.method]} & {row.start} & {row.end} " in source
 
 
 def test_inference_times_are_as_in_the_text(source):

@@ -11,14 +11,11 @@ from harp_lib.names import BASELINES
 from harp_lib.report.frames import Results
 from harp_lib.report.intervals import paired_means
 
+pytestmark = pytest.mark.usefixtures("only_committed")
+
 TEXT = re.sub(r"\s+", " ", (CHECKOUT / "docs" / "protocol.md").read_text(encoding="utf-8"))
 LARGER = "Qwen 1.5B"
 SURE = 0.5  # bits per byte: the dense model's reasoning has led to the answer
-
-
-@pytest.fixture(autouse=True)
-def only_what_is_committed(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "RESULTS", tmp_path)
 
 
 def test_replies_of_the_larger_model_to_bbh():
@@ -44,8 +41,8 @@ def test_two_searches_in_bfloat16():
     assert "α that differ by 0.1 in two of the six layers" in TEXT
 
 
-@pytest.fixture(scope="module")
-def bits_of_bbh():
+@pytest.fixture
+def bits_of_bbh(only_committed):
     """Bits per byte of answers to BBH, question × method, for each model."""
     answers = Results("small").questions("likelihoods")
     answers = answers[answers["task"] == "bbh_cot_fewshot"]

@@ -16,6 +16,8 @@ from harp_lib.results import (
     read_results,
 )
 
+pytestmark = pytest.mark.usefixtures("only_committed")
+
 COMMITTED = config.REFERENCE
 PROFILES = ("mini", "small")
 STORES = [
@@ -24,11 +26,6 @@ STORES = [
     for folder in sorted((COMMITTED / profile).iterdir())
 ]
 pack = load_script("data/reference/pack.py")
-
-
-@pytest.fixture(autouse=True)
-def nothing_computed(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "RESULTS", tmp_path / "results")
 
 
 @pytest.mark.parametrize(("profile", "store"), STORES)

@@ -18,7 +18,7 @@ AROUND = Interval(0.1, -0.1, 0.3, 9, p=0.3)
 
 
 @pytest.fixture
-def results(tmp_path, monkeypatch):
+def results(only_committed, tmp_path, monkeypatch):
     monkeypatch.setattr(config, "FIGURES", tmp_path)
     return Results("small")
 
@@ -252,7 +252,7 @@ def test_a_check_raises_in_small_and_speaks_elsewhere(results, capsys, monkeypat
     assert capsys.readouterr().out == "✓ two is even\n✗ not in this run: three is even\n"
 
 
-def test_a_check_says_which_models_were_not_run(capsys):
+def test_a_check_says_which_models_were_not_run(only_committed, capsys):
     mini = Results("mini")
     mini.cells("norm_change")
     mini.check("α rises on SmolLM2", False)
