@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
 from harp_lib import theory
-from harp_lib.theory import Products, attention, norm_matching_alpha, reconstructing_alpha
+from harp_lib.theory import attention
 
 F64 = torch.float64
 FEW_EXAMPLES = settings(max_examples=50, deadline=None)
@@ -191,45 +191,6 @@ class TestBlockInfluence:
         H = torch.randn(2, 4, 3)
         with pytest.raises(ValueError, match="is zero and has no direction"):
             theory.block_influence(H, 0 * H)
-
-
-def stream_and_branches(generator, scale):
-    """The residual stream, the attention branch and the value-only branch, (6, 4) each."""
-    H, A, B = torch.randn(3, 6, 4, generator=generator, dtype=F64)
-    return 2 * H, scale * A, B
-
-
-@FEW_EXAMPLES
-@given(GENERATORS, SCALES)
-def test_norm_matching_alpha_is_the_best_of_a_fine_grid(generator, scale):
-    H, A, B = stream_and_branches(generator, scale)
-    alpha = norm_matching_alpha(Products.of(H, A, B))
-    dense_norm = (H + A).square().sum().item()
-
-    def mismatch(alpha):
-        return abs((H + alpha * B).square().sum().item() - dense_norm)
-
-    smallest_mismatch = min(mismatch(step / 1000) for step in range(1001))
-    assert 0 <= alpha <= 1
-    assert mismatch(alpha) <= smallest_mismatch + 1e-6
-
-
-def test_norm_matching_alpha_is_the_larger_of_two_solutions():
-    H = torch.tensor([[-1.0, 1.0]])
-    A = torch.tensor([[0.2, 0.0]])
-    B = torch.tensor([[2.0, 0.0]])
-    # ‖H + A‖² = 1.64 = ‖H + αB‖² at α = 0.1 and 0.9.
-    assert norm_matching_alpha(Products.of(H, A, B)) == pytest.approx(0.9)
-    assert norm_matching_alpha(Products.of(H, B, B)) == pytest.approx(1.0)
-
-
-@FEW_EXAMPLES
-@given(GENERATORS, SCALES)
-def test_reconstructing_alpha_is_least_squares(generator, scale):
-    _, A, B = stream_and_branches(generator, scale)
-    products = Products.of(A, A, B)
-    exact = torch.linalg.lstsq(B.reshape(-1, 1), A.reshape(-1, 1)).solution.item()
-    assert reconstructing_alpha(products) == pytest.approx(min(max(exact, 0), 1))
 
 
 def test_attention_of_one_head_is_that_of_transformers_llama():

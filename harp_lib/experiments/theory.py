@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import combinations_with_replacement
 from typing import Any
 
 import numpy as np
@@ -50,15 +51,13 @@ def norms(job: Job) -> None:
         corpus = text.corpus.name
         cells.append(Cell(DENSE, corpus, _inputs(text), observation, {"corpus": corpus}))
     first, *_ = job.results("branches", cells)
-    products = pooled_products(first)  # of each layer
+    reconstructing = reconstructing_alphas(first)
     searched = job.alphas(job.corpora[0])
     plans: dict[str, dict[int, float]] = {
         DENSE: {},
         "alpha-1": dict.fromkeys(searched, 1.0),
         "searched": searched,
-        "reconstructing": {
-            layer: measures.reconstructing_alpha(products[layer]) for layer in searched
-        },
+        "reconstructing": {layer: reconstructing[layer] for layer in searched},
     }
     text = _text(job, job.corpora[0], HELD_OUT)
     cells = []
@@ -153,20 +152,25 @@ def norms_of(model: PreTrainedModel, view: LayerView) -> Iterator[Row]:
     for head, value in enumerate(ratios):
         yield _row("ratio", value, head=head)
     parts = (view.entering, view.branch, view.value_only_branch)
-    products = measures.Products.of(*(part[:, 1:] for part in parts))
-    for name, value in products._asdict().items():
-        yield _row(f"product {name}", value)
+    flat = [part[:, 1:].double().flatten() for part in parts]
+    pairs = combinations_with_replacement(zip("HAB", flat, strict=True), 2)
+    for (name, part), (other_name, other) in pairs:
+        yield _row(f"product {name}{other_name}", torch.dot(part, other).item())
 
 
-def pooled_products(result: Result) -> list[measures.Products]:
-    """The products of :func:`norms_of`, summed over documents, of each layer."""
+def reconstructing_alphas(result: Result) -> list[float]:
+    """The alpha in [0, 1] of each layer with which αB comes nearest to A: ⟨A, B⟩ / ⟨B, B⟩.
+
+    The products of :func:`norms_of` are summed over documents.
+    """
     rows = rows_of(result)
-    sums = []
-    for name in measures.Products._fields:
-        of_product = rows[rows["quantity"] == f"product {name}"]
-        by_document = of_product.pivot_table("value", "document", "layer")
-        sums.append(by_document.to_numpy().sum(axis=0))  # (layers,)
-    return [measures.Products(*numbers) for numbers in np.transpose(sums).tolist()]
+    sums = {}  # (layers,) each
+    for pair in ("AB", "BB"):
+        of_pair = rows[rows["quantity"] == f"product {pair}"]
+        by_document = of_pair.pivot_table("value", "document", "layer")
+        # Not pandas' own sum, which may round otherwise: these alphas are inputs of stored cells.
+        sums[pair] = by_document.to_numpy().sum(axis=0)
+    return np.clip(sums["AB"] / sums["BB"], 0, 1).tolist()
 
 
 @torch.no_grad()

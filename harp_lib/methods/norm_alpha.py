@@ -38,8 +38,7 @@ def norm_alpha_by_layer(
     Returns
     -------
     dict
-        Alpha by layer, rising, not negative. Where two alphas solve the equation, it is the larger
-        one; where none does, the one that comes nearest. A branch that is zero has alpha zero.
+        Alpha by layer, rising (:func:`norm_keeping_alpha`).
     """
     layers = sorted(layers)
     multiplier = getattr(model.config, "residual_multiplier", 1.0)  # Granite has one
@@ -56,9 +55,40 @@ def norm_alpha_by_layer(
             sums = _Sums(multiplier)
             with temporarily_value_only(model, {index: 1.0}), sums.of(stream.layers[index]):
                 stream.run(index)
-            alphas[index] = sums.alpha_for(dense_norms[index])
+            growth = dense_norms[index] - sums.stream
+            alphas[index] = norm_keeping_alpha(growth, sums.product, sums.branch)
             pruned_so_far.enter_context(temporarily_value_only(model, {index: alphas[index]}))
     return alphas
+
+
+def norm_keeping_alpha(growth: float, product: float, branch: float) -> float:
+    r"""The alpha with which a value-only branch makes the stream as long as attention does.
+
+    .. math:: \lVert \mathbf{H} + \alpha \mathbf{B} \rVert_F = \lVert \mathbf{H} + \mathbf{A}
+              \rVert_F
+
+    Parameters
+    ----------
+    growth : float
+        By how much :math:`\lVert \mathbf{H} + \mathbf{A} \rVert_F^2` is more than
+        :math:`\lVert \mathbf{H} \rVert_F^2`.
+    product : float
+        :math:`\langle \mathbf{H}, \mathbf{B} \rangle`.
+    branch : float
+        :math:`\lVert \mathbf{B} \rVert_F^2`.
+
+    Returns
+    -------
+    float
+        Not negative. Where two alphas solve the equation, it is the larger one; where none does,
+        the one that comes nearest. A branch that is zero has alpha zero.
+    """
+    if branch == 0:
+        return 0.0
+    # ‖B‖² α² + 2 ⟨H, B⟩ α = growth
+    nearest = -product / branch
+    discriminant = nearest**2 + growth / branch
+    return max(0.0, nearest + max(0.0, discriminant) ** 0.5)
 
 
 class _Sums:
@@ -85,12 +115,3 @@ class _Sums:
         self.stream += self._entering.square().sum().item()
         self.product += (self._entering * branch).sum().item()
         self.branch += branch.square().sum().item()
-
-    def alpha_for(self, square: float) -> float:
-        """The alpha of :func:`norm_alpha_by_layer` that makes ‖H + αB‖² the given number."""
-        if self.branch == 0:
-            return 0.0
-        # ‖B‖² α² + 2 ⟨H, B⟩ α + ‖H‖² - square = 0
-        nearest = -self.product / self.branch
-        discriminant = nearest**2 - (self.stream - square) / self.branch
-        return max(0.0, nearest + max(0.0, discriminant) ** 0.5)

@@ -10,7 +10,6 @@ name is a plural returns one value for each matrix, (...).
 from __future__ import annotations  # signatures show the name Matrix
 
 import math
-from typing import NamedTuple
 
 import torch
 from numpy.typing import ArrayLike
@@ -250,71 +249,6 @@ def block_influence(before: Matrix, after: Matrix) -> float:
     """
     cosines = (_directions(_rows(before)) * _directions(_rows(after))).sum(-1)  # (..., N)
     return 1 - cosines.mean().item()
-
-
-class Products(NamedTuple):
-    """Inner products of residual stream H, attention branch A and value-only branch B."""
-
-    HH: float
-    HA: float
-    HB: float
-    AA: float
-    AB: float
-    BB: float
-
-    @classmethod
-    def of(cls, H: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> Products:
-        """Inner products of three matrices of equal shape, over all entries, in float64."""
-        H = H.double().flatten()
-        A = A.double().flatten()
-        B = B.double().flatten()
-        return cls(
-            HH=torch.dot(H, H).item(),
-            HA=torch.dot(H, A).item(),
-            HB=torch.dot(H, B).item(),
-            AA=torch.dot(A, A).item(),
-            AB=torch.dot(A, B).item(),
-            BB=torch.dot(B, B).item(),
-        )
-
-
-def norm_matching_alpha(products: Products) -> float:
-    r"""The alpha in [0, 1] that keeps the norm of the residual stream (paper, Section 2.3).
-
-    .. math:: \lVert H + \alpha B \rVert_F = \lVert H + A \rVert_F
-
-    Keeping the norm is the paper's reason for rescaling. Where two alphas solve the equation, the
-    larger one is returned; where none does, the one whose squared norms differ least.
-    """
-    hb = products.HB
-    bb = products.BB
-    if bb == 0:
-        return 1.0  # nothing to scale
-    dense_change = 2 * products.HA + products.AA  # ‖H + A‖² - ‖H‖²
-
-    # ‖H + αB‖² - ‖H‖² = bb α² + 2 hb α, whose minimum is at -hb / bb.
-    candidates = [0.0, 1.0, -hb / bb]
-    discriminant = hb**2 + bb * dense_change
-    if discriminant >= 0:
-        candidates.append((-hb - discriminant**0.5) / bb)
-        candidates.append((-hb + discriminant**0.5) / bb)
-
-    def mismatch(alpha: float) -> float:
-        difference = abs(bb * alpha**2 + 2 * hb * alpha - dense_change)
-        return round(difference / max(products.AA, bb), 9)
-
-    allowed = [alpha for alpha in candidates if 0 <= alpha <= 1]
-    return min(sorted(allowed, reverse=True), key=mismatch)
-
-
-def reconstructing_alpha(products: Products) -> float:
-    r"""The alpha in [0, 1] that reconstructs the attention branch best.
-
-    .. math:: \arg\min_\alpha \lVert A - \alpha B \rVert_F
-    """
-    if products.BB == 0:
-        return 1.0  # nothing to scale
-    return min(max(products.AB / products.BB, 0.0), 1.0)
 
 
 def _rows(H: Matrix, name: str = "H") -> torch.Tensor:
