@@ -27,7 +27,7 @@ Processors differ in this order. A wrong token or layer makes a difference of 1e
 """
 NOT_LINKED = ("results", "reference", "models")
 """Folders of data that a run in a scratch checkout has to itself."""
-TIMED = ("seconds", "time", "device", "versions", "texts")
+TIMED = ("seconds", "time", "device", "versions")
 """Entries of a cell in which two runs may differ."""
 TIMED_QUANTITIES = ("seconds", "prompt", "generation", "peak_bytes")
 """Quantities of rows in which two runs may differ."""

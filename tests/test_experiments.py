@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import shutil
-from functools import partial
 
 import pandas as pd
 import pytest
@@ -247,36 +246,12 @@ def test_ranges_are_tuned_on_the_text_that_alpha_is_searched_on():
 
 
 def test_the_other_reading_of_flap():
-    squared = result_of("baselines", "flap-squared", "plan")
-    removed = set()
-    for layer in result_of("baselines", "flap", "plan")["plan"]["layers"]:
-        for group in layer.get("removed_groups", []):
-            removed.add((layer["layer"], group))
-    assert len(removed) == inputs_of("baselines", "flap", "plan")["kv_groups"]
-    assert squared["same"] + len(squared["only_printed"]) == len(removed)
-    assert {tuple(pair) for pair in squared["only_printed"]} <= removed
-    assert not {tuple(pair) for pair in squared["only_squared"]} & removed
-
-
-@pytest.mark.parametrize(("kv_groups", "differs"), [(4, True), (5, False)])  # on these weights
-def test_planners_of_both_readings_of_flap(kv_groups, differs):
-    setting = Setting(the_job())
-    model, _ = load_model(MODEL)
-    layers = range(6)
-    plan_for = partial(
-        make_plan,
-        "flap",
-        model,
-        setting.calibration("flap"),
-        kv_groups=kv_groups,
-        layers=layers,
-    )
-    plans = {}
-    for name, is_squared in {"flap": False, "flap-squared": True}.items():
-        planner, _ = setting.planner(name)
-        plans[name] = planner(kv_groups, layers)
-        assert plans[name] == plan_for(squared=is_squared)
-    assert (plans["flap"] != plans["flap-squared"]) == differs
+    this = the_job()
+    inputs = inputs_of("baselines", "flap-squared", "plan")
+    text = Setting(this).calibration("flap")
+    budget = {"kv_groups": inputs["kv_groups"], "layers": range(*inputs["layers"])}
+    assert this.plan("flap") == make_plan("flap", this.model, text, **budget)
+    assert this.plan("flap-squared") == make_plan("flap", this.model, text, **budget, squared=True)
 
 
 def test_the_search_is_algorithm_1_on_the_stored_text():

@@ -276,8 +276,7 @@ class Bench:
         for run, answer in _repetitions(answers):
             for quantity in ("prompt", "generation"):
                 rows.append({"quantity": quantity, **run, "value": answer[quantity]})
-        texts = {name: repeated[0]["text"] for name, repeated in answers.items()}
-        return {"rows": rows, "texts": texts}
+        return {"rows": rows}
 
     def counted(self, lengths: list[int]) -> Result:
         """Operations of each part of the dense model by length.

@@ -1,27 +1,16 @@
-"""Notebook 04: baselines tuned, and every method planned at one budget.
+"""Notebook 04: baselines tuned, every method planned at one budget, and each plan evaluated."""
 
-Each plan is evaluated on held-out text, and what it costs is counted.
-"""
-
-import functools
 import math
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from harp_lib import accounting
-from harp_lib.experiments.job import (
-    CALIBRATION,
-    HELD_OUT,
-    SEARCHED,
-    Job,
-)
+from harp_lib.experiments.job import CALIBRATION, HELD_OUT, SEARCHED, Job
 from harp_lib.experiments.texts import document_rows
 from harp_lib.methods import make_plan, planner
+from harp_lib.methods.calibration import Planner
 from harp_lib.names import BASELINES, CATALOGUE, DENSE, EVALUATED, HARP, Method
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
@@ -65,7 +54,7 @@ class Setting:
         self.text = job.corpus(self.corpus)
         self.groups = num_groups(decoder_layers(job.model)[0].self_attn)  # of each layer
         self.kv_groups = job.num_pruned * self.groups  # that every method removes
-        self.planner = functools.cache(self._planner)
+        self.planners: dict[str, Planner] = {}  # by method, once they are made
 
     def size(self, method: str) -> tuple[int, int] | None:
         """Samples of a method's calibration, and tokens of each; None if it needs no sample."""
@@ -80,15 +69,13 @@ class Setting:
         size = self.size(method)
         return self.job.blocks(self.text, *size) if size else None
 
-    def _planner(self, method: str) -> tuple[Callable[[int, range], PruningPlan], float]:
-        """Plans of a baseline for any range, from statistics that are computed once.
-
-        Beside them the seconds that these took.
-        """
-        begin = time.perf_counter()
-        name, options = reading_of(method)
-        plan_for = planner(name, self.job.model, self.calibration(method), **options)
-        return plan_for, time.perf_counter() - begin
+    def planner(self, method: str) -> Planner:
+        """Plans of a baseline for any range, from statistics that are computed once."""
+        if method not in self.planners:
+            name, options = reading_of(method)
+            text = self.calibration(method)
+            self.planners[method] = planner(name, self.job.model, text, **options)
+        return self.planners[method]
 
     def windows(self, method: str) -> list[range]:
         """The layer ranges among which a method is tuned: all of each length, from the bottom."""
@@ -139,13 +126,13 @@ class Setting:
 
 
 def plans(job: Job) -> None:
-    """The tuned range of every baseline, and the plan of every method with what it costs."""
+    """The tuned range of every baseline, and the plan of every method."""
     setting = Setting(job)
     tuned = _tune(job, setting)
-    search = job.read("alpha_search", HARP, f"search-{setting.corpus}")
     alphas = list(job.alphas(setting.corpus).values())  # top-down
     cells = []
     for method in (DENSE, *EVALUATED, *OTHER_READINGS):
+        # Costs of a plan were once counted at this length, and stored cells name it.
         inputs = setting.inputs(method) | {"cost_tokens": setting.settings["cost_tokens"]}
         layers = tuned.get(method)
         entry = entry_of(method)
@@ -153,7 +140,7 @@ def plans(job: Job) -> None:
             inputs["layers"] = [layers.start, layers.stop]
         elif entry and entry.takes_alphas:
             inputs["alphas"] = alphas
-        compute = partial(_planned, setting, method, layers, search, alphas)
+        compute = partial(_planned, setting, method, layers, alphas)
         cells.append(Cell(method, "plan", inputs, compute))
     job.results("plans", cells)
 
@@ -165,7 +152,7 @@ def _tune(job: Job, setting: Setting) -> dict[str, range]:
     work.sort(key=lambda pair: pair[1].start)  # what lies below is run once
 
     def evaluate(method: str, window: range) -> Result:
-        plan_for, _ = setting.planner(method)
+        plan_for = setting.planner(method)
         nll = text.nll(plan_for(setting.kv_groups, window))
         return {"rows": document_rows(nll, text.tokens)}
 
@@ -198,62 +185,28 @@ def _tune(job: Job, setting: Setting) -> dict[str, range]:
     return best
 
 
-def _planned(
-    setting: Setting, method: str, layers: range | None, search: Result, alphas: list[float]
-) -> Result:
-    """A method's plan, a baseline's for the tuned ``layers``, and what it costs."""
-    job = setting.job
-    entry = entry_of(method)
-    plan, seconds = _plan_and_seconds(setting, method, layers, search, alphas)
-    searched_tokens = 0
-    if entry and entry.takes_alphas:
-        (searched_tokens,) = values_of(search, "tokens")
-    folded = entry is not None and entry.updates_weights
-    config = job.model.config
-    tokens = setting.settings["cost_tokens"]
-    result = {
+def _planned(setting: Setting, method: str, layers: range | None, alphas: list[float]) -> Result:
+    """A method's plan, or none where nothing is removed."""
+    plan = _plan(setting, method, layers, alphas)
+    return {
         "plan": plan.to_dict() if plan.layers else None,
-        "calibration_tokens": math.prod(setting.size(method) or (0,)),
-        "seconds": seconds,
-        "searched_tokens": searched_tokens,
         "groups_per_layer": setting.groups,
-        "ffn_channels": config.intermediate_size,
-        "parameters": accounting.parameters(config, plan, folded),
-        "removed_fraction": accounting.removed_fraction(config, plan),
-        "head_ratio": accounting.head_ratio(config, plan),
-        "kv_bytes_per_token": accounting.kv_bytes_per_token(config, plan, job.model.dtype),
-        "prefill_flops": accounting.prefill_flops(
-            config, plan, tokens, causal=True, fold_output=folded
-        ),
-        "decode_flops": accounting.decode_flops(config, plan, tokens, folded),
-        "tokens": tokens,
     }
-    if method in OTHER_READINGS and layers:
-        printed, _ = OTHER_READINGS[method]
-        result.update(_difference(job.plan(printed), plan))
-    return result
 
 
-def _plan_and_seconds(
-    setting: Setting, method: str, layers: range | None, search: Result, alphas: list[float]
-) -> tuple[PruningPlan, float]:
-    """A method's plan, and the seconds that it takes to find it."""
+def _plan(setting: Setting, method: str, layers: range | None, alphas: list[float]) -> PruningPlan:
+    """A method's plan, a baseline's for the tuned ``layers``."""
     job = setting.job
     entry = entry_of(method)
     if entry is None:  # the dense model
-        return PruningPlan(job.num_layers, {}), 0.0
+        return PruningPlan(job.num_layers, {})
     if entry.updates_weights:
-        refit = job.refit()
-        return refit.plan, refit.seconds
+        return job.refit().plan
     if layers:
-        plan_for, calibration_seconds = setting.planner(method)
-        begin = time.perf_counter()
-        plan = plan_for(setting.kv_groups, layers)
-        return plan, calibration_seconds + time.perf_counter() - begin
-    (search_seconds,) = values_of(search, "seconds")
-    begin = time.perf_counter()
+        plan_for = setting.planner(method)
+        return plan_for(setting.kv_groups, layers)
     name, options = reading_of(method)
-    plan = make_plan(
+    return make_plan(
         name,
         job.model,
         setting.calibration(method),
@@ -261,26 +214,6 @@ def _plan_and_seconds(
         alphas=alphas,
         **options,
     )
-    return plan, search_seconds + time.perf_counter() - begin
-
-
-def _difference(printed: PruningPlan, squared: PruningPlan) -> dict[str, Any]:
-    """Key/value groups that one reading of FLAP removes and the other does not.
-
-    They are pairs of layer and group.
-    """
-    first = _removed_groups(printed)
-    second = _removed_groups(squared)
-    return {
-        "same": len(first & second),
-        "only_printed": sorted(first - second),
-        "only_squared": sorted(second - first),
-    }
-
-
-def _removed_groups(plan: PruningPlan) -> set[tuple[int, int]]:
-    """Pairs of layer and group that a plan removes."""
-    return {(layer, group) for layer, part in plan.layers.items() for group in part.removed_groups}
 
 
 def baselines(job: Job) -> None:

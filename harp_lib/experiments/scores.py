@@ -7,7 +7,6 @@ from itertools import product
 from pathlib import Path
 
 from harp_lib import config
-from harp_lib.accounting import head_ratio, removed_fraction
 from harp_lib.evaluation.benchmarks import (
     ALL_BENCHMARKS,
     BENCHMARKS,
@@ -98,17 +97,12 @@ def _of_this_run(job: Job, method: str, task: str) -> Result:
 
 
 def _scores(job: Job, evaluator: Evaluator, plan: PruningPlan, benchmark: Benchmark) -> Result:
-    """The scores, and what the plan removes."""
-    model = job.model
+    """The scores; what the dense model reasons is kept for :func:`_likelihoods`."""
     with job.pruned(plan):
-        result = evaluator.evaluate(model, job.tokenizer, benchmark)
+        result = evaluator.evaluate(job.model, job.tokenizer, benchmark)
     if not plan.layers and benchmark.chain_of_thought:
         write_json(_replies_file(job, evaluator, benchmark), result["answers"])
-    return {
-        **result,
-        "removed_fraction": removed_fraction(model.config, plan),
-        "head_ratio": head_ratio(model.config, plan),
-    }
+    return result
 
 
 def _likelihoods(job: Job, evaluator: Evaluator, plan: PruningPlan, benchmark: Benchmark) -> Result:
