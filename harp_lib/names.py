@@ -35,8 +35,6 @@ class Method:
     takes_alphas : bool
         The method rescales value-only layers. If no alphas are given, it searches them on the
         calibration text.
-    removes_channels : bool
-        The method removes FFN channels too, until ``target_fraction`` of the parameters is gone.
     updates_weights : bool
         The method returns weights beside the plan, so :func:`harp_lib.make_plan` does not take it.
     """
@@ -50,7 +48,6 @@ class Method:
     needs_text: bool = False
     one_threshold: bool = False
     takes_alphas: bool = False
-    removes_channels: bool = False
     updates_weights: bool = False
 
     def reads_text(self, alphas: Any) -> bool:

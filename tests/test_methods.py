@@ -236,13 +236,34 @@ def test_a_model_with_fused_projections_is_refused_before_any_work(method):
     shape = {name: value for name, value in SHAPE.items() if name != "head_dim"}
     config = AutoConfig.for_model("phi3", **shape, vocab_size=512, pad_token_id=0)
     fused = AutoModelForCausalLM.from_config(config)
-    with pytest.raises(ValueError, match=r"Phi3ForCausalLM is not supported: layer 0 has no"):
+    with pytest.raises(ValueError, match=r"Phi3ForCausalLM is not supported: layer \d has no"):
         make_plan(method, fused, Unread(), kv_groups=6)
+
+
+class Mean(torch.nn.Module):
+    """Another kind of mixer than attention: the mean of the tokens so far."""
+
+    def forward(self, hidden_states, **kwargs):
+        counts = torch.arange(1, hidden_states.shape[1] + 1)[:, None]
+        return hidden_states.cumsum(dim=1) / counts, None
+
+
+def test_harp_needs_attention_in_its_own_layers_alone(tiny, tokens):
+    hybrid = tiny()
+    for layer in hybrid.model.layers[:3]:
+        layer.self_attn = Mean()
+    plan = make_plan("harp", hybrid, tokens, kv_groups=4)
+    assert plan == search_alphas(hybrid, tokens, 2, progress=False).plan
+    assert np.isfinite(perplexity(apply_plan(hybrid, plan), tokens))
+    hybrid = tiny()
+    hybrid.model.layers[2].self_attn = Mean()
+    with pytest.raises(ValueError, match=r"choose from 2, 4, 6$"):
+        make_plan("harp", hybrid, Unread(), kv_groups=8)
 
 
 def test_harp_refuses_offloaded_weights_before_any_work(tiny):
     model = tiny()
-    model.model.layers[2].self_attn.o_proj.to("meta")
+    model.model.layers[5].self_attn.o_proj.to("meta")
     with pytest.raises(ValueError, match="weights that are offloaded"):
         make_plan("harp", model, Unread(), kv_groups=4)
 

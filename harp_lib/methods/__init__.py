@@ -75,9 +75,10 @@ def make_plan(
         raise ValueError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
     arguments = {"layers": layers, "alphas": alphas, "target_fraction": target_fraction, **options}
     given = {name: value for name, value in arguments.items() if value is not None}
-    make, layers = _checked(method, model, calibration, given)
+    make = _function_of(method, calibration, given)
     if not CATALOGUE[method].is_baseline:
         return make(model, calibration, kv_groups, **given)
+    layers = _sliceable_layers(model, layers)
     groups = [num_groups(decoder_layers(model)[layer].self_attn) for layer in layers]
     check = check_budget if CATALOGUE[method].one_threshold else equal_parts
     check(kv_groups, groups)
@@ -112,17 +113,16 @@ def planner(
         raise ValueError(
             f"{method!r} has no layer range to plan for; choose from {', '.join(BASELINES)}"
         )
-    make, layers = _checked(method, model, calibration, options)
-    return make(model, calibration, layers, **options)
+    make = _function_of(method, calibration, options)
+    return make(model, calibration, _sliceable_layers(model), **options)
 
 
-def _checked(
-    method: str, model: PreTrainedModel, calibration: Tokens | None, given: dict[str, Any]
-) -> tuple[Callable[..., Any], list[int]]:
-    """The function that plans for a method, and the layers that may lose something.
+def _function_of(
+    method: str, calibration: Tokens | None, given: dict[str, Any]
+) -> Callable[..., Any]:
+    """The function that plans for a method.
 
-    A ValueError is raised for an option that the method does not take, a missing text, and a model
-    that cannot lose in these layers what the method removes.
+    A ValueError is raised for an option that the method does not take, and for a missing text.
     """
     properties = CATALOGUE[method]
     module = import_module(f"{__name__}.{properties.module}")
@@ -132,20 +132,23 @@ def _checked(
     for name in given:
         if name not in taken:
             raise ValueError(f"{method} does not take {name}; it takes {', '.join(taken)}")
-    if properties.is_baseline:
-        loss = LayerPlan(removed_groups=(0,))
-    elif properties.removes_channels:
-        loss = LayerPlan(1.0, removed_channels=(0,))
-    else:
-        loss = LayerPlan(1.0)
-    num_layers = len(decoder_layers(model))
-    layers = given.get("layers", range(num_layers))
-    trial_plan = PruningPlan(num_layers, dict.fromkeys(layers, loss))
-    if not trial_plan.layers:
-        raise ValueError("layers is empty; name at least one layer, or none for all")
-    check_plan(model, trial_plan)
     if calibration is None and properties.reads_text(given.get("alphas")):
         raise ValueError(
             f"{method} needs a calibration text, as (B, N) tokens or a list of 1-D tensors"
         )
-    return make, list(trial_plan.layers)
+    return make
+
+
+def _sliceable_layers(model: PreTrainedModel, layers: Sequence[int] | None = None) -> list[int]:
+    """The layers that a baseline takes groups from: ``layers``, or all.
+
+    A ValueError is raised if the model cannot lose a group in one of them.
+    """
+    num_layers = len(decoder_layers(model))
+    if layers is None:
+        layers = range(num_layers)
+    trial_plan = PruningPlan(num_layers, dict.fromkeys(layers, LayerPlan(removed_groups=(0,))))
+    if not trial_plan.layers:
+        raise ValueError("layers is empty; name at least one layer, or none for all")
+    check_plan(model, trial_plan)
+    return list(trial_plan.layers)

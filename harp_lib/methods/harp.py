@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 from harp_lib.accounting import ffn_channels_for, removed_fraction, top_groups_plan
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.methods.flap import without_channels
-from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.architecture import all_linear, check_plan, decoder_layers
 from harp_lib.pruning.layers import num_groups
-from harp_lib.pruning.plan import PruningPlan
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.text.perplexity import Tokens
 
 
@@ -25,7 +25,9 @@ def harp_plan(
 
     Alphas are searched on the calibration text unless they are given, the top layer first.
     """
+    num_layers = len(decoder_layers(model))
     num_pruned = layers_from_top(model, kv_groups)
+    check_plan(model, PruningPlan.value_only(num_layers, [1.0] * num_pruned))
     if alphas is None:
         return search_alphas(model, calibration, num_pruned).plan
     if len(alphas) != num_pruned:
@@ -33,7 +35,7 @@ def harp_plan(
             f"{len(alphas)} alphas for {num_pruned} layers ({kv_groups} key/value groups); "
             "give one for each"
         )
-    return PruningPlan.value_only(len(decoder_layers(model)), alphas)
+    return PruningPlan.value_only(num_layers, alphas)
 
 
 def harp_flap_plan(
@@ -55,6 +57,11 @@ def harp_flap_plan(
     num_layers = len(decoder_layers(model))
     no_zero_alpha = [1.0] * layers_from_top(model, kv_groups)
     smallest_plan = PruningPlan.value_only(num_layers, no_zero_alpha)
+    one_channel_less = {
+        layer: replace(smallest_plan.layers.get(layer, LayerPlan()), removed_channels=(0,))
+        for layer in range(num_layers)
+    }
+    check_plan(model, PruningPlan(num_layers, one_channel_less))
     num_channels_to_remove(model, smallest_plan, kv_groups, target_fraction)
 
     plan = harp_plan(model, calibration, kv_groups, alphas)
@@ -86,9 +93,16 @@ def layers_from_top(model: PreTrainedModel, kv_groups: int) -> int:
 
     If no number of layers does, a ValueError names the budgets that are possible.
     """
-    groups = [num_groups(layer.self_attn) for layer in reversed(decoder_layers(model))]
+    layers = decoder_layers(model)
+    groups = []
+    for layer in reversed(layers):
+        attention = getattr(layer, "self_attn", None)
+        if not all_linear(attention, ("v_proj", "o_proj")):
+            break  # HARP takes no layers below another kind of layer
+        groups.append(num_groups(attention))
     budgets = list(accumulate(groups))  # groups of the top 1, 2, … layers
     if kv_groups not in budgets:
+        check_plan(model, PruningPlan.value_only(len(layers), [1.0]))  # it may be of no known kind
         raise ValueError(
             f"{kv_groups} key/value groups are no whole number of layers, which is what HARP "
             f"takes; choose from {', '.join(map(str, budgets))}"
