@@ -6,10 +6,18 @@ import torch
 from harp_lib import config, load_model
 from harp_lib.config import load_profile
 from harp_lib.experiments import run
-from harp_lib.experiments.changes import WITH_FIT, fitted_blocks, ranked_blocks
+from harp_lib.experiments.changes import (
+    IN_PAIRS,
+    TOP,
+    WITH_FIT,
+    Change,
+    fitted_blocks,
+    ranked_blocks,
+)
 from harp_lib.experiments.frontier import _changes
 from harp_lib.experiments.job import HELD_OUT, Job
 from harp_lib.experiments.passkeys import CALIBRATION_DIGITS, PASSKEY, passkeys
+from harp_lib.methods import alpha_search
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.fit_alpha import fit_alpha_by_layer
@@ -120,7 +128,23 @@ def test_alpha_is_also_searched_on_the_text_that_a_refit_reads(stored, job):
         assert values_of(cell["result"], "layer_passes") == [search.layer_passes]
         assert values_of(cell["result"], "tokens") == [4 * 63]
         [seconds[layers]] = values_of(cell["result"], "seconds")
-    assert 0 < seconds[2] < seconds[3], "of its own layers, though one goes on with the other's"
+    assert 0 < seconds[2] < seconds[3]
+
+
+def test_force_repeats_a_search(monkeypatch, tmp_path):
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
+    profile = config.profile_for(MODEL, load_profile("smoke", models=[MODEL]))
+    total_nll_with = alpha_search.total_nll_with
+    candidates = []
+
+    def counting(*arguments):
+        candidates.append(arguments)
+        return total_nll_with(*arguments)
+
+    monkeypatch.setattr(alpha_search, "total_nll_with", counting)
+    for times in (1, 2):
+        Change(Job("frontier", profile, MODEL, force=True), IN_PAIRS, (5,), TOP, texts=1).search()
+        assert len(candidates) == 11 * times
 
 
 def test_a_model_can_do_without_rivals(monkeypatch, tmp_path):

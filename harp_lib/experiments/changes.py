@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from harp_lib import accounting, config
+from harp_lib import accounting
 from harp_lib.experiments.job import SEARCHED, Job, alphas_of
 from harp_lib.experiments.passkeys import CALIBRATION_DIGITS, passkeys
 from harp_lib.experiments.search import search_cell, search_rows
@@ -43,7 +44,6 @@ FITTED = (ALPHA_FIT, NBL, REFIT)  # in any layers, top or chosen
 WITH_FIT = (*FITTED, ALPHA_NORM)  # each with a cell that says what the fit took
 FIT_BY_LAYER = {ALPHA_FIT: fit_alpha_by_layer, ALPHA_NORM: norm_alpha_by_layer, NBL: nbl_maps}
 TOP = "top"
-WITHOUT_TEXT = (DENSE, NO_ATTENTION, "windowed")
 
 
 @dataclass(eq=False)
@@ -91,7 +91,9 @@ class Change:
         pieces = list(fitted_blocks(self.job, self.texts, self.samples, self.seed))
         if self.prompts:
             settings = self.job.profile["frontier"]["passkey"]
-            prompts, _ = passkeys(self.job, settings["lengths"], 3, 2, CALIBRATION_DIGITS)
+            prompts, _ = passkeys(
+                self.job, settings["lengths"], depths=3, keys=2, digits=CALIBRATION_DIGITS
+            )
             pieces += [window.ids for window in prompts.windows[: self.prompts]]
         return pieces
 
@@ -140,8 +142,11 @@ class Change:
     @property
     def inputs(self) -> dict[str, Any]:
         """What its cells depend on."""
-        own = {"change": self.coordinates, "which": list(self.layers)}
-        return common_inputs(self.job) | own
+        return {
+            **common_inputs(self.job),
+            "change": self.coordinates,
+            "which": list(self.layers),
+        }
 
     def context(self) -> AbstractContextManager:
         """The context in which the model is changed."""
@@ -178,7 +183,7 @@ class Change:
         if self.method != ALPHA_SEARCH:
             inputs |= {"searched": described(searched.corpus)}
 
-        def compute() -> Result:
+        def compute(kept: Path) -> Result:
             searching = job
             text = searched.windows
             tokens = sum(searched.tokens)
@@ -189,13 +194,11 @@ class Change:
                 text = [window for window in searched.windows for _ in range(2)]
             else:
                 searching = replace(job, profile=job.profile | {"dtype": "float32"})
-            # A longer greedy search begins like a shorter one, so all are kept in one file.
-            folder = config.RESULTS / job.profile["name"] / ".search"
-            journal = folder / f"{config.slug(job.name)}.jsonl"
-            search = search_alphas(searching.model, text, count, resume=journal)
+            search = search_alphas(searching.model, text, count, resume=kept)
             return {"rows": search_rows(search, tokens)}
 
-        return alphas_of(job.result(Cell(self.name, "search", inputs, compute, self.coordinates)))
+        cell = Cell(self.name, "search", inputs, compute, self.coordinates, resumes=True)
+        return alphas_of(job.result(cell))
 
     def stream(self) -> LayerStream:
         """The calibration text as it enters the lowest changed layer.
@@ -234,17 +237,18 @@ class Change:
     def fit(self) -> Result:
         """What a fit found and took, and the shares of the dense model's costs that are left."""
         if self.method == REFIT and self.texts == 1:
-            seconds = self.fitted.seconds  # it may be an earlier one
+            fitted = self.fitted
+            seconds = fitted.seconds  # it may be an earlier one
         else:
             seconds = self.stream().seconds  # up to the lowest layer, though other changes share it
             begin = time.perf_counter()
-            _ = self.fitted
+            fitted = self.fitted
             seconds += time.perf_counter() - begin
         rows = []
         if self.method == REFIT:
-            rows = layer_rows("explained", self.fitted.explained)
+            rows = layer_rows("explained", fitted.explained)
         elif self.method != NBL:
-            rows = layer_rows("alpha", self.fitted)
+            rows = layer_rows("alpha", fitted)
         return {"rows": rows + scalar_rows(seconds=seconds, **costs_left(self))}
 
 
@@ -269,10 +273,11 @@ def searched_alphas(job: Job) -> dict[int, float]:
     count = max(counts(job))
     if count <= job.num_pruned:
         return job.alphas(corpus)
-    return alphas_of(found(job, search_cell(job, HARP, job.text(corpus, SEARCHED), count)))
+    search = search_cell(job, HARP, job.text(corpus, SEARCHED), count)
+    return alphas_of(shared_result(job, search))
 
 
-def found(job: Job, cell: Cell) -> Result:
+def shared_result(job: Job, cell: Cell) -> Result:
     """A search or a ranking: computed by the unit ``frontier``, and read by ``frontier_scores``."""
     if job.store == STORE:
         return job.result(cell)

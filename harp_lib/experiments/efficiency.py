@@ -41,7 +41,7 @@ TIMED = {
     "split": (DENSE, PLAIN_HARP),
     "llama_cpp": (DENSE, PLAIN_HARP),
 }
-"""The variants that are timed, by the kind of measurement."""
+"""The variants that are timed, by the kind of measurement: a method of :class:`Bench`."""
 PAIRS = {"full": False, "causal": True}
 """Query-key pairs that are counted: all, or those that are visible."""
 POINTS = 33  # of each counted curve
@@ -172,12 +172,7 @@ class Bench:
 
         ``tokens`` are read (prefill, split), or are in the cache before the first new one (decode).
         """
-        methods = {
-            "prefill": self.prefill,
-            "split": self.split,
-            "decode": self.decode,
-            "llama_cpp": self.llama_cpp,
-        }
+        measure = getattr(self, kind)
         models = {}
         for name, variant in self.variants.items():
             if name in TIMED[kind]:
@@ -186,7 +181,7 @@ class Bench:
         if repetitions > 1:  # each begins with one that is forgotten
             runs += len(models)
         with tqdm(total=runs, desc=f"{kind}, {tokens} tokens", unit="run", leave=False) as bar:
-            return methods[kind](models, tokens, repetitions, bar)
+            return measure(models, tokens, repetitions, bar)
 
     def prefill(self, models: Models, tokens: int, repetitions: int, bar: tqdm) -> Result:
         """Seconds of a prefill, counted operations of one, and cache and peak of one before."""

@@ -7,6 +7,7 @@ closely: finding a pass key, other draws of the calibration text, more and less 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 from tqdm import tqdm
@@ -25,7 +26,6 @@ from harp_lib.experiments.changes import (
     OTHER_SEARCHES,
     TOP,
     WITH_FIT,
-    WITHOUT_TEXT,
     Change,
     counts,
     layers_of,
@@ -41,6 +41,13 @@ from harp_lib.results import Cell, Result
 from harp_lib.text.perplexity import head_hits, head_nll
 
 PROMPTS = 12  # pass keys that are added to the calibration text
+WITH_PASS_KEYS = {
+    (DENSE, ""),
+    (NO_ATTENTION, TOP),
+    (HARP, TOP),
+    *product(FITTED, (TOP, EXPLAINED, INFLUENCE)),
+}
+"""Methods and rankings for which a third of the layers is asked for pass keys."""
 
 
 def frontier(job: Job) -> None:
@@ -148,11 +155,10 @@ class _Evaluation:
         """Names of the texts; few changes are given pass keys, which take as long as all others."""
         if change.without is not None:
             return (PASSKEY,)
-        usual = change.seed == 0 and change.ranking in ("", TOP, EXPLAINED, INFLUENCE)
-        fitted_as_usual = change.samples in (0, _samples(self.job)) and change.texts != 1
-        third = len(change.layers) in (0, _third(self.job))
-        compared = change.method in (DENSE, NO_ATTENTION, HARP, *FITTED)
-        if usual and third and compared and (fitted_as_usual or change.method == HARP):
+        is_third = len(change.layers) in (0, _third(self.job))
+        usual_texts = ((0, 0), (1, 0), (2, _samples(self.job)))  # nothing, HARP's search, a fit
+        is_usual = change.seed == 0 and (change.texts, change.samples) in usual_texts
+        if is_third and is_usual and (change.method, change.ranking) in WITH_PASS_KEYS:
             return tuple(self.texts)
         return tuple(name for name in self.texts if name != PASSKEY)
 
@@ -169,9 +175,9 @@ class _Evaluation:
         nll, *hits = measured()
         rows = document_rows(nll[start:end], text.tokens)
         if name == PASSKEY:
-            [found_tokens] = hits
-            for document, found in enumerate(found_tokens[start:end]):
-                exact = float(found == text.tokens[document])
+            [hits_by_document] = hits
+            for document, num_hits in enumerate(hits_by_document[start:end]):
+                exact = float(num_hits == text.tokens[document])
                 rows.append({"document": document, "quantity": "exact", "value": exact})
             rows = [row | self.places[row["document"]] for row in rows]
         return {"rows": rows}
@@ -249,7 +255,7 @@ def _rivals(job: Job, count: int) -> Iterator[Change]:
     top = _top(job, count)
     yield Change(job, REFIT, top, TOP, texts=1, samples=_samples(job))
     for method in RIVALS:
-        if method in WITHOUT_TEXT:
+        if method == "windowed":  # which is not fitted
             yield Change(job, method, top, TOP)
         else:
             yield Change(job, method, top, TOP, texts=2, samples=_samples(job))

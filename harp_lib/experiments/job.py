@@ -112,8 +112,8 @@ class Job:
     @property
     def context(self) -> int:
         """Tokens that a window of text has at most: the profile's number, or the model's own."""
-        own = self.model.config.max_position_embeddings
-        return min(self.profile["alpha_search"]["context"] or own, own)
+        longest = self.model.config.max_position_embeddings
+        return min(self.profile["alpha_search"]["context"] or longest, longest)
 
     def tasks(self, section: str) -> list[str]:
         """The tasks of a section of the profile, or this job's part of them."""

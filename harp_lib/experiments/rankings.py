@@ -2,7 +2,7 @@
 
 from tqdm import tqdm
 
-from harp_lib.experiments.changes import common_inputs, counts, found, ranked_blocks
+from harp_lib.experiments.changes import common_inputs, counts, ranked_blocks, shared_result
 from harp_lib.experiments.job import Job
 from harp_lib.experiments.texts import layer_rows
 from harp_lib.methods.gate_norm import gate_norms
@@ -16,7 +16,6 @@ from harp_lib.text.perplexity import perplexity
 
 EXPLAINED = "explained"  # layers that a linear map of their own token explains best
 INFLUENCE = "influence"  # layers whose attention turns the residual stream least (block influence)
-GATE_NORM = "gate-norm"  # layers whose queries and keys are coupled least; no text is read
 GREEDY = "greedy"  # layers without whose attention perplexity rises least, one after the other
 
 
@@ -34,7 +33,7 @@ def chosen_layers(job: Job, ranking: str, seed: int, count: int) -> tuple[int, .
         return {"rows": layer_rows(quantity, _scores(job, ranking, seed))}
 
     cell = Cell(DENSE, f"ranking-{ranking}-seed-{seed}", inputs, rank, coordinates)
-    rows = rows_of(found(job, cell)).astype({"layer": int})
+    rows = rows_of(shared_result(job, cell)).astype({"layer": int})
     scores = rows.set_index("layer")["value"].astype(float)
     if ranking == EXPLAINED:
         scores = -scores  # explained best is least important
@@ -50,7 +49,7 @@ def _scores(job: Job, ranking: str, seed: int) -> dict[int, float]:
         scores = explained_by_layer(job.model, ranked_blocks(job, seed))
     elif ranking == INFLUENCE:
         scores = layer_scores("similarity", job.model, ranked_blocks(job, seed))
-    else:
+    else:  # layers whose queries and keys are coupled least; no text is read
         scores = gate_norms(job.model)
     return dict(enumerate(scores))
 

@@ -91,22 +91,22 @@ def _first_windows(text: Text) -> list[torch.Tensor]:
 
 def _observation(model: PreTrainedModel, ids: list[torch.Tensor], measure: Measure) -> Result:
     """The result of a cell: what is measured in each layer of a model."""
-    return {"rows": observe(model, ids, measure, "document")}
+    return {"rows": observe(model, ids, measure)}
 
 
 def observe(
-    model: PreTrainedModel, ids: list[torch.Tensor], measure: Measure, counted: str
+    model: PreTrainedModel, ids: list[torch.Tensor], measure: Measure, column: str = "document"
 ) -> list[Row]:
     """What ``measure`` finds in each layer as a model reads texts, each ``(1, N)``.
 
-    The column ``counted`` (document, token) numbers the texts.
+    ``column`` is the name of the one that numbers the texts.
     """
     rows: list[Row] = []
     for number, text in enumerate(ids):
 
         def visit(view: LayerView, number: int = number) -> None:
             for row in measure(model, view):
-                rows.append({counted: number, "layer": view.layer, **row})
+                rows.append({column: number, "layer": view.layer, **row})
 
         observe_layers(model, text, visit)
     return rows
@@ -191,7 +191,7 @@ def repeat_tokens(model: PreTrainedModel, ids: torch.Tensor, tokens: int = 3) ->
             pruned = model(text).logits.double()
         difference = ((pruned - dense).abs().max() / dense.std()).item()
         rows.append(_row("logit difference", difference, token=number))
-    return {"rows": rows + observe(model, repeated, entropies_of, "token")}
+    return {"rows": rows + observe(model, repeated, entropies_of, column="token")}
 
 
 def follow(text: Text, alphas: Mapping[int, float]) -> Result:
