@@ -21,7 +21,6 @@ from harp_lib.methods import alpha_search
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.fit_alpha import fit_alpha_by_layer
-from harp_lib.methods.gate_norm import gate_norms
 from harp_lib.methods.norm_alpha import norm_alpha_by_layer
 from harp_lib.methods.refit import explained_by_layer, refit_values
 from harp_lib.methods.rivals import RIVALS, nbl, nbl_maps
@@ -277,16 +276,6 @@ def test_greedy_skips_the_attention_that_costs_least(stored, job):
             costs.append(perplexity(job.model, text))
     assert greedy.idxmin() == costs.index(min(costs))
     assert sorted(greedy) == [0, 1, 2]
-
-
-def test_gate_norm_is_the_norm_of_the_product(job):
-    scores = gate_norms(job.model)
-    attention = job.model.get_decoder().layers[3].self_attn
-    queries = attention.q_proj.weight.double().unflatten(0, (-1, attention.head_dim))
-    keys = attention.k_proj.weight.double().unflatten(0, (-1, attention.head_dim))
-    shared_by = len(queries) // len(keys)
-    norms = [(query.T @ keys[head // shared_by]).norm() for head, query in enumerate(queries)]
-    assert scores[3] == pytest.approx(torch.stack(norms).mean().item())
 
 
 def test_a_key_is_named_once_and_asked_for_at_the_end(job):

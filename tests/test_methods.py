@@ -1,13 +1,12 @@
 """What make_plan takes and refuses, HARP and HARP+FLAP, and what holds for every method."""
 
-import copy
 import re
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import CHECKOUT, FAMILIES, small_model
+from helpers import CHECKOUT, small_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from harp_lib import PruningPlan, apply_plan, config, perplexity, search_alphas
@@ -95,22 +94,19 @@ def num_removed_groups(plan, model):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_method_plans_what_surgery_can_do(tiny, tokens, name, method):
+@pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-gemma2"])  # biases, norms after attention
+def test_every_method_plans_what_surgery_can_do_and_changes_nothing(tiny, tokens, name, method):
     model = tiny(name)
     plan = make_plan(method, model, tokens, kv_groups=6)
     assert plan.method == method
     assert num_removed_groups(plan, model) == 6
+    assert_same_model(model, tiny(name))
     assert make_plan(method, model, tokens, kv_groups=6) == plan
     assert np.isfinite(perplexity(apply_plan(model, plan), tokens))
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", FAMILIES)
-def test_no_method_changes_the_model(tiny, tokens, name, method):
-    model = tiny(name)
-    before = copy.deepcopy(model)
-    make_plan(method, model, tokens, kv_groups=6)
+def assert_same_model(model, before):
+    """Modules, weights and what training asks of them are as before, and there are no hooks."""
     assert not model.training
     for module, module_before in zip(model.modules(), before.modules(), strict=True):
         assert type(module) is type(module_before)

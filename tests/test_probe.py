@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers import FAMILIES
 
-from harp_lib import PruningPlan, apply_plan, theory
+from harp_lib import theory
 from harp_lib.evaluation.probe import observe_layers
 from harp_lib.pruning.architecture import branch_exit, decoder_layers, output_norm
 from harp_lib.pruning.surgery import temporarily_value_only
@@ -85,9 +85,3 @@ def test_windows_are_seen(tiny, tokens):
     assert first.visible.max() == 32
     assert second.visible.max() == 48
     assert (first.attention > 0).sum(-1).max() == 32
-
-
-def test_a_pruned_model_is_refused(tiny, tokens):
-    model = apply_plan(tiny(), PruningPlan.value_only(6, [0.5]))
-    with pytest.raises(ValueError, match="pruned already"):
-        observe_layers(model, tokens, print)
