@@ -105,8 +105,10 @@ def _by_document(
     for document in range(len(text.documents)):
         name = f"document-{document:02d}"
         place = {"document": document}
-        own = text.inputs | place | inputs
-        cells.append(Cell(method, name, own, partial(compute, document), place | coordinates))
+        cell_inputs = text.inputs | place | inputs
+        cells.append(
+            Cell(method, name, cell_inputs, partial(compute, document), place | coordinates)
+        )
     text.job.results(method, cells)
 
 

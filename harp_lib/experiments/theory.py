@@ -132,8 +132,8 @@ def tokens_of(model: PreTrainedModel, view: LayerView) -> Iterator[Row]:
     yield _row("value gap", (moved.norm() / states.norm()).item())
     # Without the first token, whose stream is far longer than others.
     stream = view.entering[:, 1:].double()
-    lost = (view.branch - view.value_only_branch)[:, 1:].double()
-    yield _row("branch gap", (lost.norm() / stream.norm()).item())
+    gap = (view.branch - view.value_only_branch)[:, 1:].double()
+    yield _row("branch gap", (gap.norm() / stream.norm()).item())
 
 
 def entropies_of(model: PreTrainedModel, view: LayerView) -> Iterator[Row]:

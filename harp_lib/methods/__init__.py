@@ -38,7 +38,8 @@ def make_plan(
     method : str
         One of ``METHODS``.
     model : PreTrainedModel
-        A dense model with separate projections. It is unchanged afterwards.
+        A dense model with separate projections; for harp the layers below those that it takes may
+        be of any kind. It is unchanged afterwards.
     calibration : Tensor or sequence, optional
         As in :func:`harp_lib.perplexity`. It may be None for mag-sp, and for harp if ``alphas`` is
         given.
