@@ -10,7 +10,6 @@ from lm_twins import requests_of, with_tokenizer
 
 from harp_lib import PruningPlan, apply_plan
 from harp_lib.prefix_lm import trial
-from harp_lib.prefix_lm.signature import build_signature
 from harp_lib.pruning.plan import LayerPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 
@@ -48,7 +47,7 @@ def write(model, prompt=PROMPT):
     return new_lm(model).generate_until(requests, disable_tqdm=True)
 
 
-def test_it_is_tried_once_for_many_benchmarks_and_plans(tiny, trials):
+def test_it_is_tried_once_for_each_plan_and_many_benchmarks(tiny, trials):
     model = tiny()
     plans = [
         PruningPlan(6, {}),
@@ -61,8 +60,7 @@ def test_it_is_tried_once_for_many_benchmarks_and_plans(tiny, trials):
         for plan in plans:
             with temporarily_pruned(model, plan):
                 answers.append((score(model), write(model)))
-    # Dense and thinned models run the same code, and so do one value-only layer and two.
-    assert len(trials) == 2 * 2
+    assert len(trials) == 2 * len(plans)
     assert answers[:4] == answers[4:]
     assert answers[1] != answers[2]
 
@@ -93,10 +91,6 @@ def with_other_rotations(model):
     model.config.rope_parameters = rope
 
 
-def in_float64(model):
-    model.double()
-
-
 def with_a_hook(model):
     model.model.layers[3].register_forward_hook(lambda module, inputs, output: output)
 
@@ -107,34 +101,17 @@ def with_another_forward(model):
     layer.forward = lambda *args, **kwargs: forward(*args, **kwargs)
 
 
-def with_another_generate(model):
-    generate = model.generate
-    model.generate = lambda *args, **kwargs: generate(*args, **kwargs)
-
-
-def with_another_attribute(model):
-    model.model.layers[3].self_attn.scaling *= 2
-
-
 def pruned_in_place(model):
     apply_plan(model, PruningPlan.value_only(6, {5: 0.8}))
-
-
-def first_layer_value_only(model):
-    apply_plan(model, PruningPlan.value_only(6, {0: 0.8}))
 
 
 CHANGES = [
     with_other_attention,
     with_another_window,
     with_other_rotations,
-    in_float64,
     with_a_hook,
     with_another_forward,
-    with_another_generate,
-    with_another_attribute,
     pruned_in_place,
-    first_layer_value_only,
 ]
 
 
@@ -148,29 +125,6 @@ def test_a_model_of_another_build_is_tried_anew(tiny, trials, change):
     score(model)
     score(model)
     assert len(trials) == 2
-
-
-def test_which_layers_are_value_only_matters_where_the_first_or_the_last_changes(tiny):
-    model = tiny()
-    signatures = []
-    for layers in ([], [0], [2], [5], [4, 5], range(6)):
-        with temporarily_pruned(model, PruningPlan.value_only(6, dict.fromkeys(layers, 0.5))):
-            signatures.append(build_signature(model))
-    dense, first, middle, last, last_two, every = signatures
-    assert last == last_two
-    assert len({dense, first, middle, last, every}) == 5
-    assert build_signature(model) == dense
-
-
-def test_weights_are_no_part_of_the_build(tiny):
-    model = tiny()
-    other = tiny()
-    for weight in other.parameters():
-        weight.data.mul_(2)
-    assert build_signature(model) == build_signature(other)
-    score(model)
-    write(model)
-    assert build_signature(model) == build_signature(other)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from .coverage import (
 from .onednn import evaluating
 from .reader import TreeReader
 from .tree import Tokens
-from .trial import obstacle_to_trees
+from .trial import tree_failure
 
 CACHED_TOKENS = 32_768  # in the caches of all texts that are written side by side
 
@@ -53,10 +53,10 @@ class PrefixLM(HFLM):
         super().__init__(pretrained, *args, **kwargs)
         signature = inspect.signature(HFLM)
         given = signature.bind(pretrained, *args, **kwargs).arguments
-        self._obstacle = unfollowed_argument(signature, given)
+        self._fallback_reason = unfollowed_argument(signature, given)
         if self.backend != "causal":
-            self._obstacle = f"the backend is {self.backend!r}"
-        self._reasons_said: set[str] = set()
+            self._fallback_reason = f"the backend is {self.backend!r}"
+        self._warned_of: set[str] = set()
 
     # Likelihoods
 
@@ -237,31 +237,31 @@ class PrefixLM(HFLM):
 
     def _can_share(self, texts: Iterable[Tokens] = (), is_writing: bool = False) -> bool:
         """Whether texts can be read as a tree; where not, a warning says once why."""
-        obstacle = self._obstacle or unsuitable_build(self.model)
-        if obstacle is None:
+        reason = self._fallback_reason or unsuitable_build(self.model)
+        if reason is None:
             longest = max(texts, key=len, default=())
-            obstacle = obstacle_to_trees(self.model, self.device, longest, is_writing)
-        if obstacle is not None:
-            self._say_once(obstacle)
-        return obstacle is None
+            reason = tree_failure(self.model, self.device, longest, is_writing)
+        if reason is not None:
+            self._warn_once(reason)
+        return reason is None
 
     def _can_write(self, settings: dict[str, Any], prompts: list[Tokens]) -> bool:
         """Whether texts can be written after prompts with these settings, as lm-eval has them."""
         vocabulary_size = self.model.config.get_text_config().vocab_size
-        obstacle = unfollowed_setting(settings, vocabulary_size) or active_default(self.model)
+        reason = unfollowed_setting(settings, vocabulary_size) or active_default(self.model)
         if settings["max_gen_toks"] < 1:
-            obstacle = "a request allows no new token"
+            reason = "a request allows no new token"
         if not all(prompts):
-            obstacle = "a prompt has no token"
-        if obstacle is None:
+            reason = "a prompt has no token"
+        if reason is None:
             return self._can_share(prompts, is_writing=True)
-        self._say_once(obstacle)
+        self._warn_once(reason)
         return False
 
-    def _say_once(self, obstacle: str) -> None:
-        if obstacle not in self._reasons_said:
-            self._reasons_said.add(obstacle)
-            logger.warning("hf-prefix leaves requests to lm-eval's own hf: %s", obstacle)
+    def _warn_once(self, reason: str) -> None:
+        if reason not in self._warned_of:
+            self._warned_of.add(reason)
+            logger.warning("hf-prefix leaves requests to lm-eval's own hf: %s", reason)
 
 
 def has_ended(written: list[int], end_tokens: list[int], stops: StoppingCriteriaList) -> bool:

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 from .cache import TextBatch
 from .onednn import evaluating
 from .reader import TreeReader, only_places
-from .signature import build_signature
 from .tree import Tokens
 
 # Tokens of the texts on which a tree is compared with the model's own logits.
@@ -26,7 +25,7 @@ ROUNDING_16_BITS = 0.1
 class Trials:
     """What was found out about a model that is built in one way."""
 
-    obstacle: str | None = None
+    failure: str | None = None
     # Tokens of the longest text that was read, when scoring (False) and when writing (True).
     lengths: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
 
@@ -34,21 +33,33 @@ class Trials:
 _trials: WeakKeyDictionary[PreTrainedModel, dict[Hashable, Trials]] = WeakKeyDictionary()
 
 
-def obstacle_to_trees(
+def tree_failure(
     model: PreTrainedModel, device: torch.device, longest: Tokens, is_writing: bool
 ) -> str | None:
-    """What is in the way of reading texts as a tree, as the end of a sentence, or None.
+    """Why texts cannot be read as a tree, as the end of a sentence, or None.
 
     The model is tried where it is built as never before, or where no text that was tried is as long
     as ``longest``; of a longer text than LONGEST_TRIAL its beginning is tried.
     """
     tokens = longest[:LONGEST_TRIAL]
-    trials = _trials.setdefault(model, {}).setdefault(build_signature(model), Trials())
-    if trials.obstacle is None and len(tokens) > trials.lengths[is_writing]:
+    trials = _trials.setdefault(model, {}).setdefault(build_of(model), Trials())
+    if trials.failure is None and len(tokens) > trials.lengths[is_writing]:
         with evaluating(model):
-            trials.obstacle = failed_trial(model, device, tokens, is_writing)
+            trials.failure = failed_trial(model, device, tokens, is_writing)
         trials.lengths[is_writing] = len(tokens)
-    return trials.obstacle
+    return trials.failure
+
+
+def build_of(model: PreTrainedModel) -> Hashable:
+    """What decides which code a model runs, and with which masks and positions; not its weights."""
+    changes = []
+    for name, module in model.named_modules():
+        methods = [method for method in ("forward", "generate") if method in vars(module)]
+        hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+        changes.append((name, *methods, *map(repr, hooks)))
+    attention = model.get_decoder().config._attn_implementation  # configs keep it out of their JSON
+    config = model.config.to_json_string()
+    return (repr(model), config, attention, model.dtype, model.device, tuple(changes))
 
 
 @torch.no_grad()
