@@ -29,7 +29,7 @@ def continued(cache: DynamicCache) -> DynamicCache:
     return twin
 
 
-def taken(layer: CacheLayerMixin, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def entries_at(layer: CacheLayerMixin, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values (K, N, Dh) at some places of a cache layer."""
     if layer.keys.shape[-1] == 0:
         # Attention without keys: it only counts tokens, and not those that never entered the layer.

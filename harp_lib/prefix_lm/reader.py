@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
-from .cache import ReadPrompt, TextBatch, continued, taken
+from .cache import ReadPrompt, TextBatch, continued, entries_at
 from .masks import TreeMasks
 from .tree import Branch, PackedTree, Tokens, fits, sorted_branches
 
@@ -49,7 +49,7 @@ class TreeReader:
             positions = tree.positions()  # (T,)
             masks = None  # a single sequence has the masks that the model makes
             if len(branches) > 1:
-                key_positions = tree.key_positions()  # (S,)
+                key_positions = torch.cat([torch.arange(num_cached), positions])  # (S,)
                 masks = TreeMasks(tree.visible()[None], positions[None], key_positions[None])
 
             scored_paths = [
@@ -102,13 +102,13 @@ class TreeReader:
             yield from self._passes(branches, end, longer)
             return
 
-        group: list[Branch] = []  # as many limbs of the tree as fit in a pass
-        for _, limb in groupby(branches, lambda branch: branch.tokens[: num_shared + 1]):
-            limb = list(limb)
-            if group and not fits(group + limb, num_cached):
+        group: list[Branch] = []  # as many subtrees as fit in a pass
+        for _, subtree in groupby(branches, lambda branch: branch.tokens[: num_shared + 1]):
+            subtree = list(subtree)
+            if group and not fits(group + subtree, num_cached):
                 yield from self._passes(group, num_cached, cache)
                 group = []
-            group.extend(limb)
+            group.extend(subtree)
         yield from self._passes(group, num_cached, cache)
 
     def read_prompts(self, prompts: Iterable[Tokens]) -> Iterator[ReadPrompt]:
@@ -118,7 +118,7 @@ class TreeReader:
             for tokens, row, places in zip(
                 reading.sequences, rows, reading.cache_places, strict=True
             ):
-                layers = [taken(layer, places) for layer in reading.cache.layers]
+                layers = [entries_at(layer, places) for layer in reading.cache.layers]
                 yield ReadPrompt(tokens, reading.logits[row], layers)
 
     def _logits(

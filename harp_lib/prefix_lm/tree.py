@@ -79,10 +79,6 @@ class PackedTree:
             positions[torch.tensor(path)] = self.num_cached + torch.arange(len(path))
         return positions
 
-    def key_positions(self) -> torch.Tensor:
-        """Positions (S,) of the tokens in the cache and of those in the sequence."""
-        return torch.cat([torch.arange(self.num_cached), self.positions()])
-
     def visible(self) -> torch.Tensor:
         """Which keys (T, S) each token sees: all in the cache, its ancestors, and itself."""
         num_keys = self.num_cached + len(self.tokens)
