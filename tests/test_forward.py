@@ -1,17 +1,13 @@
 """The model's own forward pass against its decoder and head, which are cheaper."""
 
-import gc
-import weakref
-
 import pytest
 import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
 from harp_lib import perplexity
-from harp_lib.prefix_lm import forward
-from harp_lib.prefix_lm.forward import is_decoder_and_head
 from harp_lib.text import perplexity as perplexity_module
+from harp_lib.text.head import is_decoder_and_head
 from harp_lib.text.perplexity import Window
 
 IDS = (torch.arange(2 * 24).reshape(2, 24) * 37 % 500) + 5
@@ -86,24 +82,20 @@ def test_a_hook_that_changes_the_logits_is_seen(tiny):
     assert perplexity(model, IDS) == dense
 
 
-def test_the_comparison_is_made_once_and_does_not_keep_the_model(tiny, monkeypatch):
-    runs = []
-    parts_agree = forward._parts_agree
+def test_few_logits_are_held_at_a_time_and_the_mode_is_as_before(tiny, monkeypatch):
+    """All logits of a long text together would fill the memory."""
+    monkeypatch.setattr(perplexity_module, "LOGITS_PER_BLOCK", 10 * 512)
+    model = tiny()
+    expected = obvious_perplexity(model, IDS)
+    sizes = []
 
-    def counting(model):
-        runs.append(1)
-        return parts_agree(model)
+    def record_size(module, args, logits):
+        sizes.append(logits.numel())
 
-    monkeypatch.setattr(forward, "_parts_agree", counting)
-    model = tiny().train()
-    model.forward = model.forward  # as accelerate leaves it: bound to the model
-    assert perplexity(model, IDS) == perplexity(model, IDS)
-    assert len(runs) == 1
+    with model.lm_head.register_forward_hook(record_size):
+        assert perplexity(model.train(), IDS) == pytest.approx(expected, rel=1e-5)
+    assert max(sizes) == 10 * 512
     assert model.training
-    reference = weakref.ref(model)
-    del model
-    gc.collect()
-    assert reference() is None
 
 
 def test_an_encoder_decoder_is_refused():

@@ -1,4 +1,4 @@
-"""Corpora and their splits; perplexity against the obvious computation and against lm-eval."""
+"""Corpora and their splits; perplexity of texts of unequal length, and against lm-eval."""
 
 import json
 import math
@@ -12,12 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from helpers import FAMILIES
 from tokenizers.processors import TemplateProcessing
 
 from harp_lib import perplexity, word_perplexity
 from harp_lib.models.registry import tiny_tokenizer
-from harp_lib.text import perplexity as perplexity_module
 from harp_lib.text import tokens as tokens_module
 from harp_lib.text.corpora import EMBEDDED, SPLITS, calibration_blocks, excerpt, load_corpus
 from harp_lib.text.perplexity import Window, rolling_windows
@@ -179,23 +177,6 @@ def naive_nll(model, ids, scored):
 
 
 class TestPerplexity:
-    @pytest.mark.parametrize("family", FAMILIES)
-    def test_equals_the_obvious_computation(self, tiny, tokens, family, monkeypatch):
-        monkeypatch.setattr(perplexity_module, "LOGITS_PER_BLOCK", 50 * 512)
-        model = tiny(family).train()
-        expected = math.exp(sum(naive_nll(model.eval(), row, 47) for row in tokens) / (4 * 47))
-        model.train()
-        sizes = []
-
-        def record_size(module, args, logits):
-            sizes.append(logits.numel())
-
-        model.lm_head.register_forward_hook(record_size)
-        assert perplexity(model, tokens) == pytest.approx(expected, rel=1e-5)
-        assert model.training, "the model's mode is as before"
-        # All logits of a long text together would fill the memory.
-        assert max(sizes) <= perplexity_module.LOGITS_PER_BLOCK
-
     def test_documents_and_windows_of_unequal_length(self, tiny, tokens, monkeypatch):
         monkeypatch.setattr(tokens_module, "TOKENS_PER_BATCH", 64)
         model = tiny()

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from harp_lib.methods.calibration import LayerStream
-from harp_lib.prefix_lm.forward import is_decoder_and_head
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.results import Cell, Result
 from harp_lib.text.corpora import Corpus
+from harp_lib.text.head import is_decoder_and_head
 from harp_lib.text.perplexity import Window, head_nll
 
 if TYPE_CHECKING:  # a job makes texts

@@ -15,11 +15,11 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib import __version__
-from harp_lib.prefix_lm.forward import few_tokens, head_logits, same_logits
 from harp_lib.prefix_lm.onednn import evaluating
 from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_value_only
+from harp_lib.text.head import agree_to_rounding, few_tokens, head_logits
 from harp_lib.text.perplexity import (
     Batch,
     Tokens,
@@ -284,7 +284,7 @@ def _top_stands_alone(model: PreTrainedModel, layers: list[int]) -> bool:
         raise
     except Exception:  # layers that want other arguments, or a norm of another name
         return False
-    return same_logits(logits, expected)
+    return agree_to_rounding(logits, expected)
 
 
 def count_passes(num_model_layers: int, num_layers: int, candidates: int) -> tuple[int, int]:

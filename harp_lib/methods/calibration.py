@@ -12,11 +12,11 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from harp_lib.prefix_lm.forward import few_tokens, same_logits
 from harp_lib.prefix_lm.onednn import evaluating
 from harp_lib.pruning.architecture import decoder_layers, first_of
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
+from harp_lib.text.head import agree_to_rounding, few_tokens
 from harp_lib.text.tokens import Tokens, make_batches, read_ids
 
 # plan(kv_groups, layers) removes so many key/value groups from these layers, counted together.
@@ -181,7 +181,7 @@ class LayerStream:
                 hidden, arguments = self._recorded(ids)  # (1, 3, d)
                 for layer, (args, kwargs) in zip(self.layers, arguments, strict=True):
                     hidden = first_of(layer(hidden, *args, **kwargs))
-                agrees = same_logits(hidden, leaving_the_top[0])
+                agrees = agree_to_rounding(hidden, leaving_the_top[0])
             except torch.OutOfMemoryError:
                 raise
             except (AttributeError, TypeError, IndexError, RuntimeError):

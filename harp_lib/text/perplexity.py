@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from harp_lib.prefix_lm.forward import head_logits, is_decoder_and_head
 from harp_lib.prefix_lm.onednn import evaluating
 from harp_lib.text.corpora import detokenize
+from harp_lib.text.head import head_logits, is_decoder_and_head
 from harp_lib.text.tokens import Batch, Tokens, Window, context_length, make_batches, read_ids
 
 LOGITS_PER_BLOCK = 2**24  # held at a time: 64 MiB in float32
@@ -109,7 +109,7 @@ def total_nll(model: PreTrainedModel, batches: Sequence[Batch]) -> float:
 def head_nll(model: PreTrainedModel, hidden: torch.Tensor, batch: Batch) -> float:
     """Negative log-likelihood in nats of a batch, from the decoder's output (B, N, d).
 
-    It is the model's own if :func:`harp_lib.prefix_lm.forward.is_decoder_and_head` holds.
+    It is the model's own if :func:`harp_lib.text.head.is_decoder_and_head` holds.
     """
     nll = 0.0
     for logits, targets in _head_logits(model, hidden, batch):
