@@ -110,27 +110,56 @@ def read_ids(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
 
 def _windows(tokens: Any, model: PreTrainedModel) -> Iterator[Window]:
     """The sequences of ``tokens`` as windows, without padding."""
-    if isinstance(tokens, Window):
-        ids = _ids(tokens.ids)
-        _check_length(len(ids) - 1, model)  # the last token is not read
-        yield Window(ids, tokens.scored)
-        return
-    if isinstance(tokens, Mapping):
-        yield from _windows_of_encoding(tokens, model)
-        return
-    tokens = _listed(tokens)
-    rows = _rows_of_numbers(tokens)  # (B, N)
-    if rows is None:
-        for part in tokens:
-            yield from _windows(part, model)
-        return
-    for ids in _without_padding(rows, model):
-        _check_length(len(ids), model)
-        yield Window(ids, len(ids) - 1)
+    for part in _parts(tokens):
+        if isinstance(part, Window):
+            ids = _ids(part.ids)
+            _check_length(len(ids) - 1, model)  # the last token is not read
+            yield Window(ids, part.scored)
+            continue
+        if isinstance(part, Mapping):
+            sequences = _sequences_of_encoding(part, model)
+        else:
+            sequences = _without_padding(_ids(part), model)
+        for ids in sequences:
+            _check_length(len(ids), model)
+            yield Window(ids, len(ids) - 1)
 
 
-def _windows_of_encoding(encoding: Mapping[str, Any], model: PreTrainedModel) -> Iterator[Window]:
-    """Windows of what a tokenizer returns: ids, and a mask that says which of them are padding."""
+def _parts(tokens: Any) -> Iterator[Window | Mapping[str, Any] | torch.Tensor]:
+    """The windows, encodings and arrays (B, N) in ``tokens``, which may be lists of any depth.
+
+    Lists of numbers of one length are one array, because they may be padded together.
+    """
+    if isinstance(tokens, Window | Mapping):
+        yield tokens
+        return
+    if isinstance(tokens, str | bytes):
+        raise ValueError(f"{tokens[:40]!r} is text, not tokens: call {HOW_TO_CALL}")
+    if not hasattr(tokens, "shape"):  # as arrays of torch, NumPy, … have
+        try:
+            tokens = list(tokens)
+        except TypeError:
+            raise ValueError(
+                f"{type(tokens).__name__} holds no token ids: call {HOW_TO_CALL}"
+            ) from None
+        lengths = {len(part) if _are_numbers(part) else None for part in tokens}
+        is_array = _are_numbers(tokens) or (len(lengths) == 1 and None not in lengths)
+        if not is_array:
+            for part in tokens:
+                yield from _parts(part)
+            return
+    array = torch.as_tensor(tokens)
+    if array.ndim not in (1, 2):
+        raise ValueError(
+            f"token ids have to be (N,) or (B, N), got {tuple(array.shape)}: call {HOW_TO_CALL}"
+        )
+    yield torch.atleast_2d(array)
+
+
+def _sequences_of_encoding(
+    encoding: Mapping[str, Any], model: PreTrainedModel
+) -> Iterator[torch.Tensor]:
+    """Sequences (N,) of what a tokenizer returns: ids, and a mask that says which are padding."""
     if encoding.get("input_ids") is None:
         raise ValueError(f"no input_ids among {', '.join(encoding)}: call {HOW_TO_CALL}")
     if encoding.get("labels") is not None:
@@ -138,11 +167,13 @@ def _windows_of_encoding(encoding: Mapping[str, Any], model: PreTrainedModel) ->
             "labels are not read, because every token is scored: leave them out, and give a list "
             "of harp_lib.text.perplexity.Window(ids, scored) where only the last tokens count"
         )
+    arrays = [_ids(array) for array in _parts(encoding["input_ids"])]
     if encoding.get("attention_mask") is None:
-        yield from _windows(encoding["input_ids"], model)
+        for array in arrays:
+            yield from _without_padding(array, model)
         return
-    rows = _rows(encoding["input_ids"])
-    masks = _rows(encoding["attention_mask"])
+    rows = [ids for array in arrays for ids in array]
+    masks = [mask for array in _parts(encoding["attention_mask"]) for mask in array]
     if [len(ids) for ids in rows] != [len(mask) for mask in masks]:
         raise ValueError("attention_mask has to be of the shape of input_ids")
     for ids, mask in zip(rows, masks, strict=True):
@@ -152,51 +183,7 @@ def _windows_of_encoding(encoding: Mapping[str, Any], model: PreTrainedModel) ->
                 "attention_mask hides tokens in the middle of a sequence; only padding at its ends "
                 "can be left out"
             )
-        ids = ids[places.to(ids.device)]
-        _check_length(len(ids), model)
-        yield Window(ids, len(ids) - 1)
-
-
-def _rows(values: Any) -> list[torch.Tensor]:
-    """The sequences (N,) of ids or of a mask, padding included."""
-    if getattr(values, "dtype", None) == torch.bool:
-        values = values.long()
-    values = _listed(values)
-    rows = _rows_of_numbers(values)
-    if rows is not None:
-        return list(rows)
-    return [row for part in values for row in _rows(part)]
-
-
-def _listed(tokens: Any) -> Any:
-    """An array as it is, and the parts of anything else as a list; no text."""
-    if isinstance(tokens, (str, bytes)):
-        raise ValueError(f"{tokens[:40]!r} is text, not tokens: call {HOW_TO_CALL}")
-    if hasattr(tokens, "shape"):  # of torch, NumPy, …
-        return tokens
-    try:
-        return list(tokens)
-    except TypeError:
-        raise ValueError(
-            f"{type(tokens).__name__} holds no token ids: call {HOW_TO_CALL}"
-        ) from None
-
-
-def _rows_of_numbers(tokens: Any) -> torch.Tensor | None:
-    """Ids (B, N) where ``tokens`` are an array, numbers, or lists of numbers of one length."""
-    if hasattr(tokens, "shape"):
-        ids = _ids(tokens)
-        if ids.ndim not in (1, 2):
-            raise ValueError(
-                f"token ids have to be (N,) or (B, N), got {tuple(ids.shape)}: call {HOW_TO_CALL}"
-            )
-        return torch.atleast_2d(ids)
-    if _are_numbers(tokens):
-        return _ids(tokens)[None]
-    lengths = {len(part) if _are_numbers(part) else None for part in tokens}
-    if len(lengths) == 1 and None not in lengths:
-        return _ids(tokens)
-    return None
+        yield ids[places.to(ids.device)]
 
 
 def _are_numbers(part: Any) -> bool:
