@@ -222,3 +222,12 @@ def num_pruned_layers(profile: dict[str, Any], model: str, num_layers: int) -> i
     if number:
         return number
     return max(1, round(profile["pruned_fraction"] * num_layers))
+
+
+def folder_of(datasets: str) -> Path | None:
+    """The folder that a data source reads from; None is the hub."""
+    if datasets == "hub":
+        return None
+    if datasets == "embedded":
+        return DATA / "mini"
+    return Path(datasets)

@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 
 from harp_lib import config
+from harp_lib.config import folder_of
 from harp_lib.text.rows import read_rows
 
 DISCRIMINATIVE = "discriminative"
@@ -94,15 +95,6 @@ def task_title(task: str, source: str) -> str:
     if source == "embedded":
         return f"mini-{title}"
     return title
-
-
-def folder_of(datasets: str) -> Path | None:
-    """The folder that a data source reads from; None is the hub."""
-    if datasets == "hub":
-        return None
-    if datasets == "embedded":
-        return config.DATA / "mini"
-    return Path(datasets)
 
 
 def available_tasks(

@@ -17,14 +17,9 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from harp_lib.config import folder_of
 from harp_lib.evaluation import longbench
-from harp_lib.evaluation.benchmarks import (
-    LONGBENCH,
-    Benchmark,
-    Subtasks,
-    available_tasks,
-    folder_of,
-)
+from harp_lib.evaluation.benchmarks import LONGBENCH, Benchmark, Subtasks, available_tasks
 from harp_lib.evaluation.likelihood import FULL_STOP, reference_answer
 from harp_lib.models.registry import quiet
 from harp_lib.prefix_lm import PrefixLM
@@ -32,7 +27,10 @@ from harp_lib.prefix_lm import PrefixLM
 
 @contextmanager
 def quiet_lm_eval() -> Iterator[None]:
-    """Without the progress bars and remarks of lm-eval and datasets: one bar counts our cells."""
+    """Without progress bars and remarks of lm-eval, datasets and transformers.
+
+    One bar counts our cells.
+    """
     logger = logging.getLogger("lm_eval")
     level = logger.level
     progress_bar = lm_eval.api.task.tqdm
@@ -41,7 +39,7 @@ def quiet_lm_eval() -> Iterator[None]:
     datasets.disable_progress_bars()
     lm_eval.api.task.tqdm = lambda items, **options: items  # no bar
     try:
-        with warnings.catch_warnings():
+        with quiet(), warnings.catch_warnings():
             # LongBench wants the slow matcher that this module warns of.
             warnings.filterwarnings("ignore", module="fuzzywuzzy")
             yield
@@ -133,7 +131,6 @@ class Runner(PrefixLM):
 
 
 @quiet_lm_eval()
-@quiet()
 def evaluate(
     runner: Runner, loaded: dict[str, Any], rows: int | None, shots_seed: int
 ) -> dict[str, Any]:
@@ -164,7 +161,6 @@ class ReferenceAnswer(NamedTuple):
 
 
 @quiet_lm_eval()
-@quiet()
 def reference_answers(
     runner: Runner, loaded: dict[str, Any], benchmark: Benchmark, rows: int | None, shots_seed: int
 ) -> list[ReferenceAnswer]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from harp_lib import config
+from harp_lib.config import folder_of
 from harp_lib.names import CORPORA, CORPUS_TITLES
 from harp_lib.text.rows import read_rows
 
@@ -80,11 +80,11 @@ def load_corpus(name: str, split: str, datasets: str = "embedded") -> Corpus:
         if split != "validation":
             raise ValueError(f"{CORPUS_TITLES[name]} is held out: it has no split {split!r}")
         published_split = "test"
-    if datasets == "hub":
+    folder = folder_of(datasets)
+    if folder is None:
         return Corpus(name, split, "hub", _hub_documents(name, published_split))
-    directory = config.DATA / "mini" if datasets == "embedded" else Path(datasets)
-    source = "embedded" if datasets == "embedded" else directory.name
-    documents = _directory_documents(name, published_split, directory)
+    source = "embedded" if datasets == "embedded" else folder.name
+    documents = _documents_in(folder, name, published_split)
     return Corpus(name, split, source, documents)
 
 
@@ -189,9 +189,9 @@ def _hub_documents(name: str, split: str) -> tuple[str, ...]:
     return tuple(documents)
 
 
-def _directory_documents(name: str, split: str, directory: Path) -> tuple[str, ...]:
+def _documents_in(folder: Path, name: str, split: str) -> tuple[str, ...]:
     corpus = CORPORA[name]
-    file = directory / corpus.get("task", name) / f"{split}.jsonl"
+    file = folder / corpus.get("task", name) / f"{split}.jsonl"
     if not file.is_file():
         raise ValueError(f"{file} does not exist: {corpus['title']} is not in these datasets")
     rows = read_rows(file, [corpus["field"]], corpus["title"])
