@@ -24,14 +24,11 @@ def random_model(kind, **settings):
     return AutoModelForCausalLM.from_config(config).eval()
 
 
-def pair_of_models(pretrained, **settings):
-    """HFLM and PrefixLM with the same arguments."""
-    with quiet_lm_eval():
-        return tuple(lm_class(pretrained, **settings) for lm_class in (HFLM, PrefixLM))
-
-
 def with_tokenizer(model, **settings):
-    return pair_of_models(model, tokenizer=tiny_tokenizer(), **{"add_bos_token": False} | settings)
+    """HFLM and PrefixLM of the same model, with the same arguments."""
+    settings = {"tokenizer": tiny_tokenizer(), "add_bos_token": False} | settings
+    with quiet_lm_eval():
+        return tuple(lm_class(model, **settings) for lm_class in (HFLM, PrefixLM))
 
 
 def requests_of(kind, *args):

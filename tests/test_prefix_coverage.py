@@ -11,7 +11,6 @@ from lm_twins import (
     assert_equal,
     assert_same_outcome,
     outcome,
-    pair_of_models,
     requests_of,
     with_tokenizer,
 )
@@ -22,49 +21,21 @@ from harp_lib.prefix_lm.reader import TreeReader
 
 SHORT_CONTEXT = 24
 
-SETTINGS_BY_ARGUMENT = {
-    "pretrained": {},
-    "backend": {"backend": "causal"},
-    "revision": {"revision": "v1"},
-    "subfolder": {"subfolder": "part"},
-    "tokenizer": {"tokenizer": tiny_tokenizer()},
-    "truncation": {"truncation": True},
-    "logits_cache": {"logits_cache": False},
-    "max_length": {"max_length": SHORT_CONTEXT},
-    "device": {"device": "cpu"},
-    "dtype": {"dtype": "float64"},
-    "softmax_dtype": {"softmax_dtype": "float64"},
-    "mixed_precision_dtype": {"mixed_precision_dtype": "bfloat16"},
-    "batch_size": {"batch_size": 2},
-    "max_batch_size": {"batch_size": "auto", "max_batch_size": 1, "max_length": SHORT_CONTEXT},
-    "trust_remote_code": {"trust_remote_code": True},
-    "use_fast_tokenizer": {"use_fast_tokenizer": False},
-    "add_bos_token": {"add_bos_token": True},
-    "prefix_token_id": {"prefix_token_id": 7},
-    "parallelize": {"parallelize": True},
-    "max_memory_per_gpu": {"max_memory_per_gpu": "1GiB"},
-    "max_cpu_memory": {"max_cpu_memory": "1GiB"},
-    "offload_folder": {"offload_folder": "elsewhere"},
-    "delta": {"delta": "part"},
-    "think_end_token": {"think_end_token": "a"},
-    "enable_thinking": {"enable_thinking": True, "think_end_token": "a"},
-    "chat_template_args": {"chat_template_args": {"colour": "blue"}},
-    "kwargs": {"attn_implementation": "eager"},
-}
+SETTINGS = [
+    {"backend": "causal"},
+    {"truncation": True},
+    {"logits_cache": False},
+    {"max_length": SHORT_CONTEXT},
+    {"softmax_dtype": "float64"},
+    {"mixed_precision_dtype": "bfloat16"},
+    {"batch_size": 2},
+    {"add_bos_token": True},
+    {"prefix_token_id": 7},
+    {"think_end_token": "a"},
+]
+"""What PrefixLM reads of HFLM's arguments, and one that it leaves to HFLM."""
 ELSEWHERE = {"tp_plan": "auto", "peft": "adapter", "autogptq": True, "gptqmodel": True}
 """Arguments for which more than one processor or another package is needed: HFLM follows them."""
-ONLY_LOADING = {"gguf_file"}
-"""Arguments that say which file is loaded, of a kind for which there is no small one."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, _tiny_models):
-    """A saved model, with another one in the subfolder ``part``."""
-    root = tmp_path_factory.mktemp("model")
-    for place, family in ((root, "tiny-llama"), (root / "part", "tiny-mistral")):
-        _tiny_models[family].save_pretrained(place)
-        tiny_tokenizer().save_pretrained(place)
-    return root
 
 
 @pytest.fixture
@@ -83,8 +54,9 @@ def trees_read(monkeypatch):
 
 def test_each_argument_of_hflm_is_known():
     names = set(inspect.signature(HFLM).parameters)
-    assert names == SETTINGS_BY_ARGUMENT.keys() | ELSEWHERE.keys() | ONLY_LOADING
-    assert names >= FOLLOWED_ARGUMENTS
+    assert names == FOLLOWED_ARGUMENTS | ELSEWHERE.keys() | {"mixed_precision_dtype", "kwargs"}
+    given = inspect.signature(HFLM).bind("model", attn_implementation="eager").arguments
+    assert unfollowed_argument(inspect.signature(HFLM), given) is None
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
@@ -94,12 +66,10 @@ def test_arguments_for_other_machines_are_left_to_stock(name):
     assert unfollowed_argument(signature, given) == f"{name}={ELSEWHERE[name]!r} was given"
 
 
-@pytest.mark.parametrize("name", SETTINGS_BY_ARGUMENT)
-def test_arguments_are_followed_as_by_stock(folder, monkeypatch, caplog, trees_read, name):
-    monkeypatch.chdir(folder)
-    settings = {"device": "cpu"} | SETTINGS_BY_ARGUMENT[name]
-    assert_equal(*pair_of_models(str(folder), **settings))
-    if name == "mixed_precision_dtype":
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: next(iter(settings)))
+def test_arguments_are_followed_as_by_stock(tiny, caplog, trees_read, settings):
+    assert_equal(*with_tokenizer(tiny(), **settings))
+    if "mixed_precision_dtype" in settings:
         assert "mixed_precision_dtype='bfloat16' was given" in caplog.text
         assert not trees_read
     else:

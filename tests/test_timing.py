@@ -135,8 +135,9 @@ def test_a_prefill_computes_one_position(tiny, tokens):
     assert not any(layer.keys.requires_grad for layer in cache.layers)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    ("family", "plan"), [("tiny-llama", "dense"), *(("tiny-gemma2", plan) for plan in PLANS)]
+)
 def test_a_filled_cache_is_like_that_of_a_prefill(tiny, tokens, family, plan):
     """The same entries and shapes, and tokens that come after it are placed and masked right."""
     model = pruned(tiny, family, plan)
