@@ -53,10 +53,11 @@ def trees_read(monkeypatch):
 
 
 def test_each_argument_of_hflm_is_known():
-    names = set(inspect.signature(HFLM).parameters)
+    signature = inspect.signature(HFLM)
+    names = set(signature.parameters)
     assert names == FOLLOWED_ARGUMENTS | ELSEWHERE.keys() | {"mixed_precision_dtype", "kwargs"}
-    given = inspect.signature(HFLM).bind("model", attn_implementation="eager").arguments
-    assert unfollowed_argument(inspect.signature(HFLM), given) is None
+    given = signature.bind("model", attn_implementation="eager").arguments
+    assert unfollowed_argument(signature, given) is None
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
