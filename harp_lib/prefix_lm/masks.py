@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock, get_ident
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 # Attention implementations that take a mask which is added to the scores.
 IMPLEMENTATIONS = ("eager", "sdpa")
+
+_one_tree_at_a_time = Lock()
 
 
 class TreeMasks:
@@ -56,19 +59,32 @@ class TreeMasks:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Context in which every model that runs gets these masks.
+        """Context in which models that run in this thread get these masks.
 
         Raises
         ------
         RuntimeError
             At the end, if the model did not ask for a mask.
         """
-        for implementation in IMPLEMENTATIONS:
-            ALL_MASK_ATTENTION_FUNCTIONS[implementation] = self.make
-        try:
-            yield
-        finally:
+        thread = get_ident()
+
+        def mask_for_thread(implementation: str) -> Callable:
+            stock = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
+
+            def mask(*args: Any, **kwargs: Any) -> Any:
+                if get_ident() != thread:
+                    return stock(*args, **kwargs)
+                return self.make(*args, **kwargs)
+
+            return mask
+
+        with _one_tree_at_a_time:
             for implementation in IMPLEMENTATIONS:
-                del ALL_MASK_ATTENTION_FUNCTIONS[implementation]
+                ALL_MASK_ATTENTION_FUNCTIONS[implementation] = mask_for_thread(implementation)
+            try:
+                yield
+            finally:
+                for implementation in IMPLEMENTATIONS:
+                    del ALL_MASK_ATTENTION_FUNCTIONS[implementation]
         if not self.num_made:
             raise RuntimeError("its attention takes no masks of ours")
