@@ -47,7 +47,7 @@ def write(model, prompt=PROMPT):
     return new_lm(model).generate_until(requests, disable_tqdm=True)
 
 
-def test_it_is_tried_once_for_each_plan_and_many_benchmarks(tiny, trials):
+def test_it_is_tried_once_for_plans_of_one_kind_and_many_benchmarks(tiny, trials):
     model = tiny()
     plans = [
         PruningPlan(6, {}),
@@ -60,7 +60,7 @@ def test_it_is_tried_once_for_each_plan_and_many_benchmarks(tiny, trials):
         for plan in plans:
             with temporarily_pruned(model, plan):
                 answers.append((score(model), write(model)))
-    assert len(trials) == 2 * len(plans)
+    assert len(trials) == 2 * 2  # with attention in all layers, and without it on top
     assert answers[:4] == answers[4:]
     assert answers[1] != answers[2]
 

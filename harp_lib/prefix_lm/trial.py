@@ -1,5 +1,6 @@
 """Whether a model that reads a tree finds the logits that it finds of each text alone."""
 
+import json
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
@@ -9,7 +10,7 @@ from transformers import PreTrainedModel
 
 from .cache import TextBatch
 from .onednn import evaluating
-from .reader import TreeReader, only_places
+from .reader import TreeReader, num_mixing_layers, only_places
 from .tree import Tokens
 
 # Tokens of the texts on which a tree is compared with the model's own logits.
@@ -51,15 +52,28 @@ def tree_failure(
 
 
 def build_of(model: PreTrainedModel) -> Hashable:
-    """What decides which code a model runs, and with which masks and positions; not its weights."""
-    changes = []
-    for name, module in model.named_modules():
-        methods = [method for method in ("forward", "generate") if method in vars(module)]
+    """What decides which code a model runs, and with which masks and positions.
+
+    Weights, widths and the number of layers do not: a model that is pruned in 9 layers is built
+    like one that is pruned in 12. Nothing in it keeps the model alive.
+    """
+    kinds = set()
+    for module in model.modules():
+        methods = [name for name in ("forward", "generate") if name in vars(module)]
         hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-        changes.append((name, *methods, *map(repr, hooks)))
-    attention = model.get_decoder().config._attn_implementation  # configs keep it out of their JSON
-    config = model.config.to_json_string()
-    return (repr(model), config, attention, model.dtype, model.device, tuple(changes))
+        functions = [repr(getattr(hook, "func", hook)) for hook in hooks]  # without their arguments
+        kinds.add((type(module), *methods, *functions))
+    config = model.config.to_dict()
+    config.pop("pruning_plan", None)
+    layers = model.get_decoder().layers
+    return (
+        frozenset(kinds),
+        json.dumps(config, sort_keys=True, default=str),
+        model.get_decoder().config._attn_implementation,  # configs keep it to themselves
+        num_mixing_layers(layers) < len(layers),
+        model.dtype,
+        model.device,
+    )
 
 
 @torch.no_grad()
