@@ -386,7 +386,14 @@ def test_norms_are_followed_under_the_alphas_of_every_rule():
     searched = the_job().alphas(FIRST)
     assert alphas["searched"] == {str(layer): alpha for layer, alpha in searched.items()}
     assert alphas["dense"] == {}
-    assert alphas["reconstructing"].keys() == {"4", "5"}
+    branches = result_of("norm_change", "dense", FIRST)
+    product, square = (
+        of_quantity(branches, f"product {pair}").groupby("layer")["value"].sum()
+        for pair in ("AB", "BB")
+    )
+    nearest = (product / square).clip(0, 1)  # ⟨A, B⟩ / ⟨B, B⟩
+    expected = {str(layer): pytest.approx(nearest[layer]) for layer in (4, 5)}
+    assert alphas["reconstructing"] == expected
 
 
 def test_the_ablations_share_their_scores_with_the_main_tables():

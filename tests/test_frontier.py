@@ -112,7 +112,6 @@ def test_a_longer_greedy_search_begins_like_the_shorter_one(stored, job):
 
 def test_alpha_is_also_searched_on_the_text_that_a_refit_reads(stored, job):
     text = fitted_blocks(job, 2, 4, 0)
-    seconds = {}
     for layers in (2, 3):
         search = search_alphas(job.model, text, layers)
         [cell] = [
@@ -126,8 +125,8 @@ def test_alpha_is_also_searched_on_the_text_that_a_refit_reads(stored, job):
         assert alphas.to_dict() == search.plan.alphas
         assert values_of(cell["result"], "layer_passes") == [search.layer_passes]
         assert values_of(cell["result"], "tokens") == [4 * 63]
-        [seconds[layers]] = values_of(cell["result"], "seconds")
-    assert 0 < seconds[2] < seconds[3]
+        [seconds] = values_of(cell["result"], "seconds")
+        assert seconds > 0
 
 
 def test_force_repeats_a_search(monkeypatch, tmp_path):

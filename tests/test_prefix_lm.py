@@ -108,6 +108,7 @@ def assert_same_answers(model, seed):
         ("tiny-qwen2", "dense", 1024),
         ("tiny-gemma2", "dense", 32),
         ("tiny-gemma2", "dense", 1024),
+        ("tiny-gemma2", "thinned", 1024),
     ],
 )
 def test_answers_are_those_of_stock_lm_eval(tiny, monkeypatch, family, plan, tokens):

@@ -118,6 +118,8 @@ def test_masks_and_labels_that_cannot_be_followed_are_refused(tiny):
         perplexity(model, {"input_ids": ids, "attention_mask": mask})
     with pytest.raises(ValueError, match="of the shape of input_ids"):
         perplexity(model, {"input_ids": ids, "attention_mask": mask[:, 1:]})
+    with pytest.raises(ValueError, match="floating-point"):
+        perplexity(model, {"input_ids": ids, "attention_mask": mask.float()})
     with pytest.raises(ValueError, match="labels are not read"):
         perplexity(model, {"input_ids": ids, "labels": ids})
     masked = {"input_ids": ids, "attention_mask": torch.zeros_like(ids)}

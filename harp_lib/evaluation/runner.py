@@ -27,10 +27,7 @@ from harp_lib.prefix_lm import PrefixLM
 
 @contextmanager
 def quiet_lm_eval() -> Iterator[None]:
-    """Without progress bars and remarks of lm-eval, datasets and transformers.
-
-    One bar counts our cells.
-    """
+    """Context in which lm-eval and its packages print nothing: one bar counts our cells."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     progress_bar = lm_eval.api.task.tqdm

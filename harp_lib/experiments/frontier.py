@@ -47,7 +47,7 @@ WITH_PASS_KEYS = {
     (HARP, TOP),
     *product(FITTED, (TOP, EXPLAINED, INFLUENCE)),
 }
-"""Methods and rankings for which a third of the layers is asked for pass keys."""
+"""Methods and rankings that are tested on pass keys, with a third of the layers."""
 
 
 def frontier(job: Job) -> None:

@@ -97,7 +97,7 @@ def _of_this_run(job: Job, method: str, task: str) -> Result:
 
 
 def _scores(job: Job, evaluator: Evaluator, plan: PruningPlan, benchmark: Benchmark) -> Result:
-    """The scores; what the dense model reasons is kept for :func:`_likelihoods`."""
+    """Score a plan, and keep what the dense model reasons for :func:`_likelihoods`."""
     with job.pruned(plan):
         result = evaluator.evaluate(job.model, job.tokenizer, benchmark)
     if not plan.layers and benchmark.chain_of_thought:

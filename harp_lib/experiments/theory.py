@@ -99,7 +99,7 @@ def observe(
 ) -> list[Row]:
     """What ``measure`` finds in each layer as a model reads texts, each ``(1, N)``.
 
-    ``column`` is the name of the one that numbers the texts.
+    ``column`` names the column that numbers the texts.
     """
     rows: list[Row] = []
     for number, text in enumerate(ids):
@@ -170,7 +170,9 @@ def reconstructing_alphas(result: Result) -> list[float]:
         by_document = of_pair.pivot_table("value", "document", "layer")
         # Not pandas' own sum, which may round otherwise: these alphas are inputs of stored cells.
         sums[pair] = by_document.to_numpy().sum(axis=0)
-    return np.clip(sums["AB"] / sums["BB"], 0, 1).tolist()
+    nearest = np.ones_like(sums["AB"])  # where the branch is zero, any alpha is
+    np.divide(sums["AB"], sums["BB"], out=nearest, where=sums["BB"] > 0)
+    return np.clip(nearest, 0, 1).tolist()
 
 
 @torch.no_grad()

@@ -91,7 +91,8 @@ def num_channels_to_remove(
 def layers_from_top(model: PreTrainedModel, kv_groups: int) -> int:
     """Number of whole layers from the top that hold ``kv_groups`` key/value groups.
 
-    If no number of layers does, a ValueError names the budgets that are possible.
+    If no number of layers does, a ValueError names the budgets that are possible. It names the top
+    layer where that cannot lose its queries and keys.
     """
     layers = decoder_layers(model)
     groups = []
@@ -102,9 +103,12 @@ def layers_from_top(model: PreTrainedModel, kv_groups: int) -> int:
         groups.append(num_groups(attention))
     budgets = list(accumulate(groups))  # groups of the top 1, 2, … layers
     if kv_groups not in budgets:
-        check_plan(model, PruningPlan.value_only(len(layers), [1.0]))  # it may be of no known kind
+        check_plan(model, PruningPlan.value_only(len(layers), [1.0]))
+        below = ""
+        if len(groups) < len(layers):
+            below = f"; layer {len(layers) - len(groups) - 1} has no separate v_proj and o_proj"
         raise ValueError(
-            f"{kv_groups} key/value groups are no whole number of layers, which is what HARP "
-            f"takes; choose from {', '.join(map(str, budgets))}"
+            f"{kv_groups} key/value groups are no whole number of layers that HARP can take; "
+            f"choose from {', '.join(map(str, budgets))}{below}"
         )
     return budgets.index(kv_groups) + 1

@@ -69,8 +69,8 @@ tokenizer = AutoTokenizer.from_pretrained("{{ name }}", trust_remote_code=True)
 ```
 
 From models of Llama's kind, `harp_lib` also writes a GGUF file for llama.cpp, Ollama and LM Studio
-(`save_gguf`), and a folder for vLLM and MLX-LM (`save_nemotron_nas`). Its `docs/library.md` says
-for which.
+(`save_gguf`), and a folder for vLLM and MLX-LM (`save_nemotron_nas`). The list of these
+models is in its `docs/library.md`.
 {%- endif %}
 
 """

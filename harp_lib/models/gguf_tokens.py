@@ -1,9 +1,9 @@
 """The tokens that llama.cpp makes of a text, by the vocabulary in a GGUF file.
 
 This is what ``src/llama-vocab.cpp`` does. First the text is cut at special tokens. Then the rest is
-split by byte-level BPE (``gpt2``), or by the scores of SentencePiece (``llama``). Only byte-level
-BPE is the same in the package ``tokenizers``: it looks for special tokens from left to right, and
-it joins no letters that are not tokens themselves.
+split by byte-level BPE (``gpt2``), or by the scores of SentencePiece (``llama``). The
+package ``tokenizers`` splits in the same way for byte-level BPE alone: its added tokens are looked
+for from left to right, and its SentencePiece joins no letters that are not tokens themselves.
 """
 
 from collections.abc import Callable
@@ -58,10 +58,10 @@ def file_tokenizer(reader: GGUFReader) -> Callable[[str], list[int]]:
     end = [setting("eos_token_id")] if setting("add_eos_token", False) else []
 
     def cut(text: str) -> list[int]:
-        """The ids of a text, which is cut wherever the longest special token is."""
+        """The ids of a text; long special tokens are cut out first."""
         for token in special:
-            before, found, after = text.partition(token)
-            if found:
+            if token in text:
+                before, _, after = text.partition(token)
                 return [*cut(before), ids[token], *cut(after)]
         return split(text) if text else []
 

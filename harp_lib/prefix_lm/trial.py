@@ -1,7 +1,7 @@
 """Whether a model that reads a tree finds the logits that it finds of each text alone."""
 
 import json
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -52,28 +52,35 @@ def tree_failure(
 
 
 def build_of(model: PreTrainedModel) -> Hashable:
-    """What decides which code a model runs, and with which masks and positions.
+    """A description that is equal for models that read texts by the same code.
 
-    Weights, widths and the number of layers do not: a model that is pruned in 9 layers is built
-    like one that is pruned in 12. Nothing in it keeps the model alive.
+    A model that is pruned in 9 layers is described like one that is pruned in 12. Attributes of
+    modules, and functions that replace those of a class, are not in it. It does not keep the model
+    alive.
     """
     kinds = set()
     for module in model.modules():
-        methods = [name for name in ("forward", "generate") if name in vars(module)]
         hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-        functions = [repr(getattr(hook, "func", hook)) for hook in hooks]  # without their arguments
-        kinds.add((type(module), *methods, *functions))
+        replaced = [vars(module)[name] for name in ("forward", "generate") if name in vars(module)]
+        kinds.add((type(module), *map(_code_of, [*hooks, *replaced])))
     config = model.config.to_dict()
     config.pop("pruning_plan", None)
     layers = model.get_decoder().layers
     return (
         frozenset(kinds),
         json.dumps(config, sort_keys=True, default=str),
-        model.get_decoder().config._attn_implementation,  # configs keep it to themselves
+        model.get_decoder().config._attn_implementation,  # which to_dict leaves out
+        type(layers[0].self_attn),  # transformers asks this layer for the length of the cache
         num_mixing_layers(layers) < len(layers),
         model.dtype,
         model.device,
     )
+
+
+def _code_of(function: Callable) -> Hashable:
+    """The code of a function, or the class of another callable; neither refers to a model."""
+    function = getattr(function, "func", function)  # of a partial
+    return getattr(function, "__code__", type(function))
 
 
 @torch.no_grad()

@@ -176,6 +176,8 @@ def _sequences_of_encoding(
     masks = [mask for array in _parts(encoding["attention_mask"]) for mask in array]
     if [len(ids) for ids in rows] != [len(mask) for mask in masks]:
         raise ValueError("attention_mask has to be of the shape of input_ids")
+    if any(mask.is_floating_point() for mask in masks):
+        raise ValueError("attention_mask has to be of 0 and 1, not of floating-point numbers")
     for ids, mask in zip(rows, masks, strict=True):
         places = mask.nonzero().flatten()
         if len(places) and places[-1] - places[0] + 1 != len(places):
