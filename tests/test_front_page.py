@@ -146,10 +146,8 @@ def test_claims_on_models_are_counted():
         ("perplexity-heads", "B", "", 1.0, ""),
         ("faster", "B", "", None, "–"),
     ).assign(kind=kinds)
-    assert (
-        ledger.counted(judged)
-        == "All claims together: of 2 marks 1 ✓, 1 ✗ and 0 ?; 1 more could not be tested."
-    )
+    sentence = "All claims have 2 marks: 1 ✓, 1 ✗ and 0 ?; 1 more could not be tested."
+    assert ledger.counted(judged) == sentence
 
 
 def test_verdicts_of_all_notebooks_stand_in_the_order_of_the_claims(tmp_path, monkeypatch):

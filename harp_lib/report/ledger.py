@@ -51,10 +51,9 @@ def counted(judged: pd.DataFrame) -> str:
     measured = judged[judged["kind"] == "measured"].drop_duplicates(["claim", "model"])
     numbers = measured["mark"].value_counts()
     tested = numbers.drop(judge.NOT_RUN, errors="ignore").sum()
-    parts = []
-    for mark in (judge.REPRODUCED, judge.REFUTED, judge.INCONCLUSIVE):
-        parts.append(f"{numbers.get(mark, 0)} {mark}")
-    sentence = f"All claims together: of {tested} marks {parts[0]}, {parts[1]} and {parts[2]}"
+    marks = (judge.REPRODUCED, judge.REFUTED, judge.INCONCLUSIVE)
+    first, second, third = (f"{numbers.get(mark, 0)} {mark}" for mark in marks)
+    sentence = f"All claims have {tested} marks: {first}, {second} and {third}"
     not_run = numbers.get(judge.NOT_RUN, 0)
     if not_run:
         sentence += f"; {not_run} more could not be tested"
