@@ -63,7 +63,7 @@ def test_activations_that_are_not_finite_name_the_layer_and_leave_the_model_whol
         pytest.raises(ValueError, match=r"layer 1: activations .* not finite"),
         gathering({1: layers[1].self_attn.o_proj}),
     ):
-        stream.run(1)
+        stream.run_attention(1)
     assert decoder_layers(model) is layers
     assert model.training
     assert not any(module._forward_pre_hooks for module in model.modules())
@@ -101,17 +101,21 @@ def test_the_last_layer_leaves_what_the_final_norm_reads(tiny, name):
         torch.testing.assert_close(model.model.norm(states), expected, **ROUNDING)
 
 
-def test_running_a_layer_leaves_the_stream_below_it(tiny):
+def test_running_attention_leaves_the_stream_below_its_layer(tiny):
     model = tiny()
     stream = LayerStream(model, MIXED)
-    calls = count_calls(decoder_layers(model))
+    attentions = count_calls([layer.self_attn for layer in decoder_layers(model)])
+    ffns = count_calls([layer.mlp for layer in decoder_layers(model)])
     batches = len(stream.batches)
-    stream.run(2)
-    assert calls == [batches] * 3 + [0] * 3
+    stream.run_attention(2)
+    assert attentions == [batches] * 3 + [0] * 3
+    assert ffns == [batches] * 2 + [0] * 4, "what comes behind the attention is spared"
     stream.entering(2)
-    assert calls == [batches] * 3 + [0] * 3, "layers 0 and 1 are not run again"
-    stream.run(2)
-    assert calls == [batches, batches, 2 * batches, 0, 0, 0]
+    assert attentions == [batches] * 3 + [0] * 3, "layers 0 and 1 are not run again"
+    stream.run_attention(2)
+    assert attentions == [batches, batches, 2 * batches, 0, 0, 0]
+    stream.entering(3)
+    assert ffns == [batches] * 3 + [0] * 3, "the layer is whole again"
 
 
 def test_rising_layers_run_each_layer_once(tiny):

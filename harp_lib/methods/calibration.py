@@ -3,7 +3,7 @@
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from weakref import WeakSet
 
@@ -13,7 +13,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib.prefix_lm.onednn import evaluating
-from harp_lib.pruning.architecture import decoder_layers, first_of
+from harp_lib.pruning.architecture import branch_exit, decoder_layers, first_of
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.text.head import agree_to_rounding, few_tokens
@@ -119,6 +119,14 @@ class _Recorder(nn.Module):
         return hidden
 
 
+class _BranchEnds(Exception):
+    """Raised in a layer behind its attention branch, as nobody needs the rest."""
+
+
+def _end_branch(module: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
+    raise _BranchEnds
+
+
 class LayerStream:
     """The hidden states of a text at one layer boundary, moved up through the layers.
 
@@ -220,13 +228,20 @@ class LayerStream:
                 args, kwargs = self._arguments[batch.ids.shape][layer]
                 yield first_of(self.layers[layer](hidden, *args, **kwargs))
 
-    def run(self, layer: int) -> None:
-        """Run a layer on the whole text for the hooks that are set on it.
+    @torch.no_grad()
+    def run_attention(self, layer: int) -> None:
+        """Run a layer's attention branch on the whole text for the hooks that are set on it.
 
-        The output is dropped, and the stream stays below the layer.
+        The layer is left behind the branch, and the stream stays below the layer.
         """
-        for _ in self.leaving(layer, self.entering(layer)):
-            pass
+        entering = self.entering(layer)
+        module = self.layers[layer]
+        # It is the last hook on the end of the branch, so the others have run.
+        with evaluating(self.model), branch_exit(module).register_forward_hook(_end_branch):
+            for batch, hidden in zip(self.batches, entering, strict=True):
+                args, kwargs = self._arguments[batch.ids.shape][layer]
+                with suppress(_BranchEnds):
+                    module(hidden, *args, **kwargs)
 
 
 def check_budget(kv_groups: int, groups: Sequence[int]) -> None:

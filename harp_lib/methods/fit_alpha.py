@@ -61,7 +61,7 @@ def fit_alphas(model: PreTrainedModel, tokens: Tokens, num_layers: int) -> Alpha
         alphas=list(reversed(alphas.values())),  # the top layer first
         perplexities={},
         seconds=time.perf_counter() - begin,
-        # To reach the layers, and then two of each: what the stream runs, hooked and pruned.
+        # To reach the layers, and then two of each: as far as its attention, and pruned.
         layer_passes=num_model_layers - num_layers + 2 * num_layers,
         num_model_layers=num_model_layers,
     )
@@ -80,7 +80,7 @@ def fit_alpha_by_layer(
             branches = _Branches(index, stream.layers[index])
             attention = stream.layers[index].self_attn
             with attention.register_forward_hook(branches.take, with_kwargs=True):
-                stream.run(index)
+                stream.run_attention(index)
             alphas[index] = branches.alpha
             pruned_so_far.enter_context(temporarily_value_only(model, {index: alphas[index]}))
     return alphas
@@ -91,7 +91,8 @@ class _Branches:
 
     def __init__(self, index: int, layer: nn.Module) -> None:
         self.alone = LoneAttention(index, layer.self_attn)
-        self.norm = output_norm(layer) or nn.Identity()
+        norm = output_norm(layer) or nn.Identity()
+        self.norm = norm.forward  # without its hooks, which are for the layer's own run
         self.product = 0.0
         self.square = 0.0
 

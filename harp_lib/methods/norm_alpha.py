@@ -54,7 +54,7 @@ def norm_alpha_by_layer(
         for index in tqdm(layers, desc="alpha", unit="layer", leave=False, delay=10):
             sums = _Sums(multiplier)
             with temporarily_value_only(model, {index: 1.0}), sums.of(stream.layers[index]):
-                stream.run(index)
+                stream.run_attention(index)
             growth = dense_norms[index] - sums.stream
             alphas[index] = norm_keeping_alpha(growth, sums.product, sums.branch)
             pruned_so_far.enter_context(temporarily_value_only(model, {index: alphas[index]}))

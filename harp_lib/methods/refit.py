@@ -100,7 +100,7 @@ def refit_values(
             attention = stream.layers[layer].self_attn
             moments = Moments()
             with attention.register_forward_hook(moments.take, with_kwargs=True):
-                stream.run(layer)
+                stream.run_attention(layer)
             weights[layer], explained[layer] = moments.solve(attention.v_proj)
             this_layer = PruningPlan.value_only(num_model_layers, {layer: 1.0})
             refitted_so_far.enter_context(

@@ -112,7 +112,7 @@ def _least_squares(
         moments.add(entering, first_of(output))
 
     with module.register_forward_hook(gather, with_kwargs=True):
-        stream.run(index)
+        stream.run_attention(index)
     return moments.least_squares().to(stream.model.dtype)
 
 

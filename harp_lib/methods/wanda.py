@@ -42,7 +42,7 @@ def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int]) 
             for layer in tqdm(sorted(layers), desc="wanda-sp", unit="layer", leave=False, delay=10):
                 attention = model_layers[layer].self_attn
                 with gathering({layer: attention.o_proj}) as statistics:
-                    stream.run(layer)
+                    stream.run_attention(layer)
                 scores = group_scores(attention, statistics[layer])
                 layer_plans[layer] = LayerPlan(removed_groups=lowest(scores, per_layer))
                 this_layer = PruningPlan(len(model_layers), {layer: layer_plans[layer]})
