@@ -63,7 +63,14 @@ class Text:
 
     @cached_property
     def stream(self) -> LayerStream:
-        return LayerStream(self.job.model, self.windows)
+        """Its hidden states in the model."""
+        model = self.job.model
+        if not is_decoder_and_head(model):
+            raise ValueError(
+                f"{type(model).__name__} is not supported in experiments: its logits are not its "
+                "output head on its decoder's output"
+            )
+        return LayerStream(model, self.windows)
 
     def passing(self, first: int, changed: AbstractContextManager) -> Iterator[list[torch.Tensor]]:
         """Yield the residual stream, ``(B, N, d)`` of each batch, while ``changed`` holds.
@@ -107,11 +114,6 @@ class Text:
         for hidden in self.passing(first, changed):
             leaving_the_top = hidden
         model = self.job.model
-        if not is_decoder_and_head(model):
-            raise ValueError(
-                f"{type(model).__name__} is not supported in experiments: its logits are not its "
-                "output head on its decoder's output"
-            )
         norm = model.get_decoder().norm
         by_window = [[] for _ in measures]
         for batch, states in zip(self.stream.batches, leaving_the_top, strict=True):
