@@ -67,6 +67,7 @@ def test_activations_that_are_not_finite_name_the_layer_and_leave_the_model_whol
     assert decoder_layers(model) is layers
     assert model.training
     assert not any(module._forward_pre_hooks for module in model.modules())
+    assert not any(module._forward_hooks for module in model.modules())
 
 
 @torch.no_grad()

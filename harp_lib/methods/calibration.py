@@ -120,7 +120,7 @@ class _Recorder(nn.Module):
 
 
 class _BranchEnds(Exception):
-    """Raised in a layer behind its attention branch, as nobody needs the rest."""
+    """Raised in a layer after its attention branch, as nobody needs the rest."""
 
 
 def _end_branch(module: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
@@ -232,7 +232,7 @@ class LayerStream:
     def run_attention(self, layer: int) -> None:
         """Run a layer's attention branch on the whole text for the hooks that are set on it.
 
-        The layer is left behind the branch, and the stream stays below the layer.
+        The layer is left after the branch, and the stream stays below it.
         """
         entering = self.entering(layer)
         module = self.layers[layer]
