@@ -14,7 +14,7 @@ import time
 import uuid
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -217,8 +217,15 @@ def read_cell(file: Path) -> dict[str, Any] | None:
     return None
 
 
-def read_results(profile: str, experiment: str) -> Cells:
+def read_results(profile: str, experiment: str, units: Collection[str] = ()) -> Cells:
     """This checkout's cells of an experiment, or else the committed ones.
+
+    Parameters
+    ----------
+    profile, experiment : str
+        Folders: ``data/results/<profile>/<experiment>``.
+    units : collection of str
+        The units whose cells are read, if they have filled this store; else all cells are.
 
     Returns
     -------
@@ -231,7 +238,8 @@ def read_results(profile: str, experiment: str) -> Cells:
     FileNotFoundError
         If there are none, or one that a run has listed is gone.
     """
-    cells = computed_cells(profile, experiment) or committed_cells(profile, experiment)
+    computed = computed_cells(profile, experiment, units)
+    cells = computed or committed_cells(profile, experiment, units)
     if not cells:
         missing = f"no stored results of {experiment} for the profile {profile}"
         raise FileNotFoundError(f"{missing}; {_advice(profile)}")
@@ -243,8 +251,10 @@ def read_results(profile: str, experiment: str) -> Cells:
     return {key: cells[key] for key in sorted(cells, key=place)}
 
 
-def computed_cells(profile: str, experiment: str) -> Cells:
+def computed_cells(profile: str, experiment: str, units: Collection[str] = ()) -> Cells:
     """The cells that the last run of each unit in this checkout has listed, if there are any.
+
+    Parameters are those of :func:`read_results`.
 
     Raises
     ------
@@ -252,7 +262,7 @@ def computed_cells(profile: str, experiment: str) -> Cells:
         If one is gone, or was computed from other inputs since.
     """
     store = ResultStore(profile, experiment)
-    runs = sorted(store.folder.glob("run-*.json"))  # in which order cells are returned
+    runs = _runs(store.folder, units)  # in which order cells are returned
     by_time = sorted(runs, key=lambda run: run.stat().st_mtime)
     listed = _listed(runs) | _listed(by_time)  # units share cells: the later run knows the inputs
     cells = {}
@@ -265,8 +275,11 @@ def computed_cells(profile: str, experiment: str) -> Cells:
     return cells
 
 
-def committed_cells(profile: str, experiment: str) -> Cells:
-    """The committed cells of an experiment, if there are any."""
+def committed_cells(profile: str, experiment: str, units: Collection[str] = ()) -> Cells:
+    """The committed cells of an experiment, if there are any.
+
+    Parameters are those of :func:`read_results`.
+    """
     folder = config.REFERENCE / profile / experiment
     cells = {}
     for file in folder.glob("*.jsonl"):
@@ -275,7 +288,7 @@ def committed_cells(profile: str, experiment: str) -> Cells:
                 stored = json.loads(line)
                 key = (stored.pop("model"), stored.pop("method"), stored.pop("name"))
                 cells[key] = stored
-    return {key: cells[key] for key in _listed(sorted(folder.glob("run-*.json")))}
+    return {key: cells[key] for key in _listed(_runs(folder, units))}
 
 
 def listed_cells(profile: str, unit: str) -> dict[str, str]:
@@ -294,6 +307,15 @@ def listed_cells(profile: str, unit: str) -> dict[str, str]:
         if cells:
             return cells
     return {}
+
+
+def _runs(folder: Path, units: Collection[str]) -> list[Path]:
+    """The lists of cells that some units have written, or else all lists, in order.
+
+    A list is called ``run-UNIT.json``, or ``run-UNIT-….json`` (:func:`listed_cells`).
+    """
+    runs = sorted(folder.glob("run-*.json"))
+    return [run for run in runs if run.stem.split("-")[1] in units] or runs
 
 
 def _listed(runs: Iterable[Path]) -> dict[tuple[str, str, str], str]:

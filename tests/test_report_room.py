@@ -57,6 +57,19 @@ def test_rows_are_those_of_the_cells(results):
     assert dict(zip(rows["layer"], rows["value"], strict=True)) == alphas
 
 
+def test_a_notebook_reads_its_own_cells_of_a_store_that_others_fill_too(results):
+    tasks = {}
+    for notebook in ("05", "06", "07", None):
+        tasks[notebook] = {task for *_, task in Results("small", notebook).cells("likelihoods")}
+    assert not any(task.startswith("longbench_") for task in tasks["05"] | tasks["06"])
+    assert all(task.startswith("longbench_") for task in tasks["07"])
+    assert tasks[None] == tasks["05"] | tasks["06"] | tasks["07"]
+
+
+def test_a_notebook_reads_any_cell_of_a_store_that_it_does_not_fill(results):
+    assert Results("small", "07").cells("similarity") == results.cells("similarity")
+
+
 def test_an_unknown_quantity_is_named_with_those_that_there_are(results):
     with pytest.raises(ValueError, match=r"norm_change has no quantity 'entropy'; it has alpha,"):
         results.rows("norm_change", "entropy")

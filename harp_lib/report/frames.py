@@ -6,6 +6,7 @@ import pandas as pd
 from IPython.display import Markdown
 
 from harp_lib import config
+from harp_lib.experiments import NOTEBOOKS
 from harp_lib.names import BASELINES, CORPUS_TITLES, METHOD_TITLES, short_name
 from harp_lib.report import judge, save
 from harp_lib.report.intervals import Interval
@@ -58,6 +59,9 @@ class Results:
     ----------
     profile : str
         Name of the profile; ``data/results/<profile>`` is read, or else the committed reference.
+    notebook : str, optional
+        The number of a notebook. From a store that several notebooks fill, it reads the cells that
+        it asked for, so that it shows the same whichever others were run.
 
     Attributes
     ----------
@@ -65,8 +69,9 @@ class Results:
         The cells that were read so far, by store.
     """
 
-    def __init__(self, profile: str) -> None:
+    def __init__(self, profile: str, notebook: str | None = None) -> None:
         self.profile = profile
+        self._units = NOTEBOOKS.get(notebook, ())
         self.folder = config.FIGURES / profile
         self.read: dict[str, Cells] = {}
         self._judgements: list[dict[str, Any]] = []
@@ -82,7 +87,7 @@ class Results:
             If nothing is stored; the message says what to run.
         """
         if store not in self.read:
-            self.read[store] = read_results(self.profile, store)
+            self.read[store] = read_results(self.profile, store, self._units)
         return self.read[store]
 
     def rows(self, store: str, *quantities: str) -> pd.DataFrame:
