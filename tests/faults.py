@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -36,8 +37,9 @@ def find_victims(runner: psutil.Process, name: str) -> list[psutil.Process]:
     """The runner or those of its descendants that have a name in their command."""
     victims = []
     for process in [runner, *runner.children(recursive=True)]:
-        if process.is_running() and any(name in argument for argument in process.cmdline()):
-            victims.append(process)
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            if any(name in argument for argument in process.cmdline()):
+                victims.append(process)
     return victims
 
 
