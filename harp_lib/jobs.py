@@ -102,11 +102,12 @@ def _notebook(settings: dict[str, Any], name: str) -> Made:
     if settings["force"]:
         parameters["force"] = True
     made = Made([notebooks.execute(name, profile, parameters)], [])
-    for store in dict.fromkeys(UNITS[unit].store for unit in NOTEBOOKS.get(name[:2], ())):
+    units = NOTEBOOKS.get(name[:2], ())
+    for store in dict.fromkeys(UNITS[unit].store for unit in units):
         folder = config.RESULTS / profile / store
         if not folder.is_dir():
             continue
-        for (model, method, task), cell in read_results(profile, store).items():
+        for (model, method, task), cell in read_results(profile, store, units).items():
             made.files.append(folder / config.slug(model) / method / f"{task}.json")
             if "failed" in cell["result"]:
                 reason = cell["result"]["failed"]

@@ -262,13 +262,14 @@ def computed_cells(profile: str, experiment: str, units: Collection[str] = ()) -
         If one is gone, or was computed from other inputs since.
     """
     store = ResultStore(profile, experiment)
-    runs = _runs(store.folder, units)  # in which order cells are returned
+    runs = _runs(store.folder)
     by_time = sorted(runs, key=lambda run: run.stat().st_mtime)
-    listed = _listed(runs) | _listed(by_time)  # units share cells: the later run knows the inputs
+    inputs_of = _listed(by_time)  # units share cells: the later run knows the inputs
+    own = _listed(_of_units(runs, units))
     cells = {}
-    for key, inputs_digest in listed.items():
+    for key in own:
         stored = read_cell(store.file(*key))
-        if stored is None or digest(stored["inputs"]) != inputs_digest:
+        if stored is None or digest(stored["inputs"]) != inputs_of[key]:
             missing = f"the result {'/'.join(key)} of {experiment} is gone or of an unfinished run"
             raise FileNotFoundError(f"{missing}; {_advice(profile)}")
         cells[key] = stored
@@ -288,7 +289,7 @@ def committed_cells(profile: str, experiment: str, units: Collection[str] = ()) 
                 stored = json.loads(line)
                 key = (stored.pop("model"), stored.pop("method"), stored.pop("name"))
                 cells[key] = stored
-    return {key: cells[key] for key in _listed(_runs(folder, units))}
+    return {key: cells[key] for key in _listed(_of_units(_runs(folder), units))}
 
 
 def listed_cells(profile: str, unit: str) -> dict[str, str]:
@@ -309,12 +310,16 @@ def listed_cells(profile: str, unit: str) -> dict[str, str]:
     return {}
 
 
-def _runs(folder: Path, units: Collection[str]) -> list[Path]:
-    """The lists of cells that some units have written, or else all lists, in order.
+def _runs(folder: Path) -> list[Path]:
+    """The lists of cells of a store, in the order in which their cells are returned."""
+    return sorted(folder.glob("run-*.json"))
+
+
+def _of_units(runs: list[Path], units: Collection[str]) -> list[Path]:
+    """The lists that some units have written, or else all.
 
     A list is called ``run-UNIT.json``, or ``run-UNIT-….json`` (:func:`listed_cells`).
     """
-    runs = sorted(folder.glob("run-*.json"))
     return [run for run in runs if run.stem.split("-")[1] in units] or runs
 
 

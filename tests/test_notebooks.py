@@ -200,6 +200,12 @@ def test_the_parameters_are_plain_literals(name):
     assert parameters == expected
 
 
+@pytest.mark.parametrize("name", JUDGES)
+def test_a_notebook_reads_under_its_own_number(name):
+    code = "\n".join(notebooks.code_of(notebooks.read(name)))
+    assert f'results = Results(profile, "{name[:2]}")' in code
+
+
 def literals(method, name):
     """The first arguments of a method of ``results`` in a notebook; of figures, the second."""
     place = 1 if method in ("save", "table") else 0

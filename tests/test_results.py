@@ -343,6 +343,15 @@ def test_cells_of_one_unit_are_read_wherever_they_were_computed():
     assert of_none == read_results("mini", "experiment"), "it has filled other stores"
 
 
+def test_a_cell_that_units_share_is_of_the_run_that_came_last():
+    compute_or_read(1.0)
+    store = open_store()
+    store.result(MODEL, harp_cell(score_of(2.0), seed=1))
+    store.finish("second")
+    (stored,) = read_results("mini", "experiment", ["unit"]).values()
+    assert values_of(stored["result"], "score") == [2.0]
+
+
 def test_cells_of_models_that_a_run_had_no_need_of_stay_listed():
     compute_or_read(2.0, name="another")
     store = open_store()

@@ -13,8 +13,8 @@ import argparse
 
 import torch
 
-from harp_lib import PruningPlan, load_model, perplexity, search_alphas
-from harp_lib.config import load_profile
+from harp_lib import load_model, perplexity, search_alphas
+from harp_lib.config import load_profile, profile_for
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.text.corpora import excerpt, load_corpus
 from harp_lib.text.tokens import Window
@@ -28,8 +28,8 @@ def main() -> None:
     parser.add_argument("--datasets", required=True, help="hub, or a folder")
     options = parser.parse_args()
     profile = load_profile("small", [options.model], options.datasets)
+    profile = profile_for(options.model, profile)
     model, tokenizer = load_model(options.model, profile["dtype"])
-    num_layers = model.config.get_text_config().num_hidden_layers
 
     def windows(split: str, documents: int, tokens: int, before: list[int]) -> list[Window]:
         """Documents of WikiText-2 after some tokens; all of their own tokens but one are scored."""
@@ -58,9 +58,7 @@ def main() -> None:
     for name, ids in firsts.items():
         if ids:
             search = search_alphas(model, windows(*searched, ids), count)
-            layers = range(num_layers - 1, num_layers - 1 - count, -1)  # the top one first
-            alphas = dict(zip(layers, search.alphas, strict=True))
-            with temporarily_pruned(model, PruningPlan.value_only(num_layers, alphas)):
+            with temporarily_pruned(model, search.plan):
                 show(f"alpha searched after {name}, top layer first: {search.alphas}")
 
 

@@ -60,8 +60,8 @@ class Results:
     profile : str
         Name of the profile; ``data/results/<profile>`` is read, or else the committed reference.
     notebook : str, optional
-        The number of a notebook. From a store that several notebooks fill, it reads the cells that
-        it asked for, so that it shows the same whichever others were run.
+        The number of a notebook. Where it has filled a store, it reads the cells that it asked for,
+        and not what other notebooks have added.
 
     Attributes
     ----------
