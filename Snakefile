@@ -14,9 +14,9 @@ from pathlib import Path
 
 import harp_lib
 from harp_lib.config import DATA, PAPER, slug
-from harp_lib.experiments import NOTEBOOKS, UNITS
 from harp_lib.notebooks import code_of, read
 from harp_lib.results import digest
+from harp_lib.units import NOTEBOOKS, UNITS
 
 NEED_TWO_GPUS = ("meta-llama--Llama-3.1-70B",)
 

@@ -19,10 +19,11 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from harp_lib import __version__, config, notebooks
-from harp_lib.experiments import IN_PARTS, UNITS, models_of
+from harp_lib.experiments import models_of
 from harp_lib.jobs import RUN_FILE
 from harp_lib.notebooks import KILLED
 from harp_lib.results import digest, write_json
+from harp_lib.units import IN_PARTS, UNITS
 
 INTERRUPTED = 130  # the exit code
 

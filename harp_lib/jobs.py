@@ -21,9 +21,10 @@ import psutil
 from filelock import FileLock, Timeout
 
 from harp_lib import config, notebooks
-from harp_lib.experiments import NOTEBOOKS, UNITS, compute, models_of
+from harp_lib.experiments import compute, models_of
 from harp_lib.notebooks import KILLED, NotebookFailed
 from harp_lib.results import BEGAN, read_results, write_json
+from harp_lib.units import NOTEBOOKS, UNITS
 
 RUN_FILE = ".run.json"
 """Settings of a run, for Snakefile and jobs; in the folder of a profile's results."""

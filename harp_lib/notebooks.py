@@ -21,8 +21,8 @@ import nbformat
 from nbformat import NotebookNode
 
 from harp_lib import config
-from harp_lib.experiments import NOTEBOOKS, UNITS
 from harp_lib.results import digest, listed_cells
+from harp_lib.units import NOTEBOOKS, UNITS
 
 PARAMETERS = "parameters"  # the tag of the cell whose values a run replaces
 INJECTED = "injected-parameters"  # papermill's tag of the cell behind it, which has a run's values

@@ -9,7 +9,7 @@ from helpers import CHECKOUT
 
 ORDER = (
     ("config", "prefix_lm"),
-    ("circumstances", "names", "pruning", "theory"),
+    ("circumstances", "names", "pruning", "theory", "units"),
     ("results",),
     ("accounting",),
     ("models",),

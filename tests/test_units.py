@@ -6,7 +6,8 @@ import nbformat
 import pytest
 
 from harp_lib import config
-from harp_lib.experiments import NOTEBOOKS, UNITS, compute, models_of, run
+from harp_lib.experiments import compute, models_of, run
+from harp_lib.units import NOTEBOOKS, UNITS
 
 MODEL = "tiny-gemma2"
 

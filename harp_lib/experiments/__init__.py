@@ -5,58 +5,11 @@ others only what it reads from the result store.
 """
 
 from collections import Counter
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-import yaml
-
 from harp_lib import config
-
-
-@dataclass(frozen=True)
-class Unit:
-    """What one job computes for one model; an entry of ``data/experiments.yaml``.
-
-    Attributes
-    ----------
-    store : str
-        The folder of its cells.
-    module : str
-        The module of this folder with a function that has the unit's name.
-    needs : tuple of str
-        Units that the same model has to have first.
-    notebooks : tuple of str
-        The numbers of the notebooks that show it.
-    section : str
-        The section of the profile that lists its tasks; several jobs may share these.
-    """
-
-    store: str
-    module: str
-    needs: tuple[str, ...] = ()
-    notebooks: tuple[str, ...] = ()
-    section: str = ""
-
-
-_ENTRIES = yaml.safe_load((config.DATA / "experiments.yaml").read_text(encoding="utf-8"))
-UNITS = {name: Unit(**entry) for name, entry in _ENTRIES.items()}
-"""Units in the order in which they may be computed."""
-
-
-def _by_notebook() -> dict[str, tuple[str, ...]]:
-    """The units that each notebook shows, by the notebook's number."""
-    notebooks: dict[str, tuple[str, ...]] = {}
-    for name, unit in UNITS.items():
-        for number in unit.notebooks:
-            notebooks[number] = (*notebooks.get(number, ()), name)
-    return notebooks
-
-
-NOTEBOOKS = _by_notebook()
-"""The units that each notebook shows; the units that these need are computed by themselves."""
-IN_PARTS = tuple(name for name, unit in UNITS.items() if unit.section)
-"""Units whose tasks several jobs may share."""
+from harp_lib.units import UNITS
 
 
 def models_of(profile: dict[str, Any], unit: str) -> list[str]:

@@ -6,11 +6,11 @@ import pandas as pd
 from IPython.display import Markdown
 
 from harp_lib import config
-from harp_lib.experiments import NOTEBOOKS
 from harp_lib.names import BASELINES, CORPUS_TITLES, METHOD_TITLES, short_name
 from harp_lib.report import judge, save
 from harp_lib.report.intervals import Interval
 from harp_lib.results import Cells, read_results
+from harp_lib.units import NOTEBOOKS
 
 KEY = ["model", "method", "task"]  # the columns that name a cell
 
