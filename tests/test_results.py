@@ -332,13 +332,12 @@ def test_the_report_reads_the_cells_of_the_last_run_of_each_unit():
 
 
 def test_cells_of_one_unit_are_read_wherever_they_were_computed():
-    compute_or_read(1.0)
-    for number, unit in enumerate(("second", "second-elsewhere", "second_scores")):
+    for unit in ("first", "second", "second-elsewhere", "second_scores"):
         store = open_store()
-        store.result(MODEL, flap_cell(3) if not number else Cell("flap", unit, {}, lambda: {}))
+        store.result(MODEL, harp_cell(score_of(1.0), name=f"of {unit}"))
         store.finish(unit)
     cells = read_results("mini", "experiment", ["second"])
-    assert {name for _, _, name in cells} == {"third", "second-elsewhere"}
+    assert {name for _, _, name in cells} == {"of second", "of second-elsewhere"}
     of_none = read_results("mini", "experiment", ["another"])
     assert of_none == read_results("mini", "experiment"), "it has filled other stores"
 
