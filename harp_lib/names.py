@@ -66,6 +66,7 @@ CATALOGUE = {name: Method(**fields) for name, fields in _read_yaml("methods").it
 
 DENSE = "dense"  # the model before pruning, beside the methods
 HARP = "harp"
+HARP_FLAP = "harp+flap"
 REFIT = "harp+refit"
 BASELINES = tuple(name for name, method in CATALOGUE.items() if method.is_baseline)
 EVALUATED = tuple(sorted(CATALOGUE, key=lambda name: name not in BASELINES))

@@ -68,6 +68,7 @@ def _select_layers(job: Job) -> None:
         if strategy in SCORED:
             calibration = job.profile["ablations"]["calibration"]
             inputs.update(calibration=calibration, seed=job.seed, **described(corpus))
+            inputs.update(job.piece_inputs)
         cells.append(Cell(strategy, "selection", inputs, partial(_select, job, strategy, corpus)))
     job.results("layer selection", cells)
 

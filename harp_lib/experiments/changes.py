@@ -4,6 +4,7 @@ A change is a *method* (what stands in place of attention), the layers (which *r
 from), and the calibration text (how many kinds, how many tokens, which draw).
 """
 
+import random
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -19,7 +20,7 @@ from harp_lib.experiments.job import SEARCHED, Job, alphas_of
 from harp_lib.experiments.passkeys import CALIBRATION_DIGITS, passkeys
 from harp_lib.experiments.search import search_cell, search_rows
 from harp_lib.experiments.texts import described, layer_rows, scalar_rows
-from harp_lib.methods.alpha_search import search_alphas
+from harp_lib.methods.alpha_search import ALPHA_GRID, search_alphas
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.fit_alpha import fit_alpha_by_layer
 from harp_lib.methods.norm_alpha import norm_alpha_by_layer
@@ -28,11 +29,17 @@ from harp_lib.methods.rivals import RIVALS, nbl, nbl_maps
 from harp_lib.names import DENSE, HARP, REFIT
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
-from harp_lib.results import Cell, Result
+from harp_lib.results import Cell, Result, rows_of
+from harp_lib.text.perplexity import perplexity_from_nll
 
 STORE = "frontier"
 NO_ATTENTION = "alpha-0"
-CONSTANT = {NO_ATTENTION: 0.0, "alpha-0.5": 0.5, "alpha-1": 1.0}  # alpha, the same in all layers
+# Alpha, the same in all layers.
+CONSTANT = {NO_ATTENTION: 0.0, "alpha-0.3": 0.3, "alpha-0.5": 0.5, "alpha-1": 1.0}
+ALPHA_SINGLE = "alpha-single"  # the best one for all layers, on the text that HARP searches on
+ALPHA_SHUFFLED = "alpha-shuffled"  # HARP's, in another order over the layers
+ALPHA_FIT_SEARCHED = "alpha-fit-searched"  # by least squares, on the text that HARP searches on
+ON_SEARCHED = (ALPHA_SINGLE, ALPHA_FIT_SEARCHED)
 ALPHA_SEARCH = "alpha-search"  # HARP's search, on the text that others are fitted on
 IN_FLOAT32 = "alpha-float32"  # HARP's search in float32, of a model that computes in bfloat16
 IN_PAIRS = "alpha-in-pairs"  # HARP's search with each document twice in a batch
@@ -41,8 +48,14 @@ ALPHA_NORM = "alpha-norm"
 ALPHA_FIT = "alpha-fit"
 NBL = "nbl"
 FITTED = (ALPHA_FIT, NBL, REFIT)  # in any layers, top or chosen
-WITH_FIT = (*FITTED, ALPHA_NORM)  # each with a cell that says what the fit took
-FIT_BY_LAYER = {ALPHA_FIT: fit_alpha_by_layer, ALPHA_NORM: norm_alpha_by_layer, NBL: nbl_maps}
+# Each with a cell that says what the fit took.
+WITH_FIT = (*FITTED, ALPHA_NORM, ALPHA_FIT_SEARCHED)
+FIT_BY_LAYER = {
+    ALPHA_FIT: fit_alpha_by_layer,
+    ALPHA_FIT_SEARCHED: fit_alpha_by_layer,
+    ALPHA_NORM: norm_alpha_by_layer,
+    NBL: nbl_maps,
+}
 TOP = "top"
 
 
@@ -88,6 +101,9 @@ class Change:
     @cached_property
     def calibration(self) -> list[torch.Tensor]:
         """The calibration text, a piece of ``(tokens,)`` after the other."""
+        if self.method in ON_SEARCHED:
+            searched = self.job.text(self.job.corpora[0], SEARCHED)
+            return [window.ids for window in searched.windows]
         pieces = list(fitted_blocks(self.job, self.texts, self.samples, self.seed))
         if self.prompts:
             settings = self.job.profile["frontier"]["passkey"]
@@ -99,7 +115,7 @@ class Change:
 
     @property
     def calibration_tokens(self) -> int:
-        if self.method in (HARP, IN_FLOAT32, IN_PAIRS):
+        if self.method in (HARP, IN_FLOAT32, IN_PAIRS, ALPHA_SHUFFLED, *ON_SEARCHED):
             settings = self.job.profile["alpha_search"]
             return settings["documents"] * settings["tokens"]
         if not self.texts:
@@ -142,11 +158,19 @@ class Change:
     @property
     def inputs(self) -> dict[str, Any]:
         """What its cells depend on."""
-        return {
+        inputs = {
             **common_inputs(self.job),
             "change": self.coordinates,
             "which": list(self.layers),
         }
+        if self.method in (HARP, ALPHA_SHUFFLED):
+            inputs["alphas"] = self._alphas()
+        elif self.method in ON_SEARCHED:
+            searched = self.job.text(self.job.corpora[0], SEARCHED)
+            inputs["searched"] = described(searched.corpus)
+        elif self.texts:
+            inputs |= self.job.piece_inputs
+        return inputs
 
     def context(self) -> AbstractContextManager:
         """The context in which the model is changed."""
@@ -171,8 +195,31 @@ class Change:
             return {}
         if self.method in OTHER_SEARCHES:
             return self.search()
-        searched = searched_alphas(self.job)
-        return {layer: searched[layer] for layer in self.layers}
+        if self.method == ALPHA_SINGLE:
+            return dict.fromkeys(self.layers, self.best_single())
+        searched = searched_alphas(self.job, len(self.layers))
+        alphas = [searched[layer] for layer in self.layers]
+        if self.method == ALPHA_SHUFFLED:
+            random.Random(self.seed).shuffle(alphas)
+        return dict(zip(self.layers, alphas, strict=True))
+
+    def best_single(self) -> float:
+        """The alpha of the grid that is best for all layers, on the text that HARP searches on."""
+        job = self.job
+        text = job.text(job.corpora[0], SEARCHED)
+
+        def compute() -> Result:
+            rows = []
+            for alpha in ALPHA_GRID:
+                alphas = dict.fromkeys(self.layers, alpha)
+                nll = sum(text.nll(PruningPlan.value_only(job.num_layers, alphas)))
+                value = perplexity_from_nll(nll, sum(text.tokens))
+                rows.append({"quantity": "perplexity", "alpha": alpha, "value": value})
+            return {"rows": rows}
+
+        cell = Cell(self.name, "grid", self.inputs, compute, self.coordinates)
+        rows = rows_of(job.result(cell))
+        return float(rows.loc[rows["value"].astype(float).idxmin(), "alpha"])
 
     def search(self) -> dict[int, float]:
         """Alpha of each layer by another search than HARP's own, which has its own cell."""
@@ -206,7 +253,7 @@ class Change:
         What lies below is dense, and run once for all changes that are fitted on the same text:
         ask for those that begin lowest first. A draw that few changes read is not kept.
         """
-        text = (self.texts, self.samples)
+        text = (self.method in ON_SEARCHED, self.texts, self.samples)
         kept = self.job.calibrated
         if self.seed or self.prompts:
             kept = {}
@@ -216,13 +263,19 @@ class Change:
         kept[text].entering(self.lowest)
         return kept[text].fork()
 
+    @property
+    def _is_kept_refit(self) -> bool:
+        """Whether it is the refit that notebooks 04 and 05 show as a method."""
+        in_harps_layers = len(self.layers) == self.job.num_pruned
+        return self.method == REFIT and self.texts == 1 and in_harps_layers
+
     @cached_property
     def fitted(self) -> Any:
         """By layer alpha or NBL's map, or a :class:`Refit`.
 
         HARP's own layers refitted on one kind of text are kept for other notebooks too.
         """
-        if self.method == REFIT and self.texts == 1:
+        if self._is_kept_refit:
             return self.job.refit()
         stream = self.stream()
         if self.method == REFIT:
@@ -236,7 +289,7 @@ class Change:
 
     def fit(self) -> Result:
         """What a fit found and took, and the shares of the dense model's costs that are left."""
-        if self.method == REFIT and self.texts == 1:
+        if self._is_kept_refit:
             fitted = self.fitted
             seconds = fitted.seconds  # it may be an earlier one
         else:
@@ -264,17 +317,21 @@ def common_inputs(job: Job) -> dict[str, Any]:
     }
 
 
-def searched_alphas(job: Job) -> dict[int, float]:
-    """Alpha of the top layers, as many as are changed at most, by HARP's search.
+def searched_alphas(job: Job, count: int) -> dict[int, float]:
+    """Alpha of the ``count`` top layers by HARP's search: notebook 03's, if it goes so deep.
 
-    Of greedy searches, the longer one begins like the shorter one.
+    Of greedy searches, the longer one begins like the shorter one, but for rounding in bfloat16.
     """
     corpus = job.corpora[0]
-    count = max(counts(job))
     if count <= job.num_pruned:
         return job.alphas(corpus)
-    search = search_cell(job, HARP, job.text(corpus, SEARCHED), count)
+    search = search_cell(job, HARP, job.text(corpus, SEARCHED), deepest(job))
     return alphas_of(shared_result(job, search))
+
+
+def deepest(job: Job) -> int:
+    """The most layers that are changed."""
+    return max(*counts(job), compared(job))
 
 
 def shared_result(job: Job, cell: Cell) -> Result:
@@ -290,6 +347,18 @@ def counts(job: Job) -> list[int]:
     if not shares:
         return [job.num_pruned]
     return layers_of(job, shares)
+
+
+def compared(job: Job) -> int:
+    """How many top layers are given to HARP's rivals, its repeated searches and constant alphas.
+
+    It is a share of all layers, by default the profile's own number.
+    """
+    share = job.profile["frontier"]["compared"].get(job.name)
+    if share is None:
+        return job.num_pruned
+    [count] = layers_of(job, [share])
+    return count
 
 
 def layers_of(job: Job, shares: Sequence[float]) -> list[int]:

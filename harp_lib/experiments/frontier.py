@@ -16,8 +16,11 @@ from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS, Benchmark
 from harp_lib.evaluation.evaluator import Evaluator
 from harp_lib.experiments.changes import (
     ALPHA_FIT,
+    ALPHA_FIT_SEARCHED,
     ALPHA_NORM,
     ALPHA_SEARCH,
+    ALPHA_SHUFFLED,
+    ALPHA_SINGLE,
     CONSTANT,
     FITTED,
     IN_FLOAT32,
@@ -27,7 +30,9 @@ from harp_lib.experiments.changes import (
     TOP,
     WITH_FIT,
     Change,
+    compared,
     counts,
+    deepest,
     layers_of,
     searched_alphas,
 )
@@ -40,6 +45,7 @@ from harp_lib.names import DENSE, HARP, REFIT
 from harp_lib.results import Cell, Result
 from harp_lib.text.perplexity import head_hits, head_nll
 
+ORDERS = 3  # random ones of HARP's alphas over its layers
 PROMPTS = 12  # pass keys that are added to the calibration text
 WITH_PASS_KEYS = {
     (DENSE, ""),
@@ -62,13 +68,18 @@ def reasons(job: Job) -> None:
     changes += _reasons(job, job.num_pruned)
     changes.append(Change(job, NO_ATTENTION, top, TOP))
     changes.append(Change(job, ALPHA_FIT, top, TOP, texts=2, samples=_samples(job)))
+    # Does alpha have to be chosen for each layer, and from how much text?
+    changes.append(Change(job, ALPHA_SINGLE, top, TOP, texts=1))
+    changes.append(Change(job, ALPHA_FIT_SEARCHED, top, TOP, texts=1))
+    for order in range(1, 1 + ORDERS):
+        changes.append(Change(job, ALPHA_SHUFFLED, top, TOP, texts=1, seed=order))
     _evaluate(job, changes)
 
 
 def _evaluate(job: Job, changes: Iterable[Change]) -> None:
     """Compute the cells of some changes."""
     evaluation = _Evaluation(job)
-    searched_alphas(job)  # listed also if no change needs it, for notebooks 02 and 03
+    searched_alphas(job, deepest(job))  # also if no change needs it, for notebooks 02 and 03
     changes = list(changes)
     for change in changes:
         if change.method in OTHER_SEARCHES:
@@ -214,15 +225,24 @@ def _changes(job: Job) -> Iterator[Change]:
                 yield Change(job, method, layers, ranking, texts=2, samples=_samples(job))
         if count in layers_of(job, _of_model(job, "searched", ())):
             yield Change(job, ALPHA_SEARCH, top, TOP, texts=2, samples=_samples(job))
-        if count == job.num_pruned:
-            yield from _reasons(job, count)
-            if job.name in job.profile["frontier"].get("searched_again", ()):
-                yield Change(job, IN_FLOAT32, top, TOP, texts=1)
-                yield Change(job, IN_PAIRS, top, TOP, texts=1)
-            if job.name not in job.profile["frontier"].get("without_rivals", ()):
-                yield from _rivals(job, count)
         if count == _third(job):
             yield from _closer(job, count)
+    yield from _compared(job)
+
+
+def _compared(job: Job) -> Iterator[Change]:
+    """What is compared with HARP in one number of top layers, which has a setting of its own."""
+    count = compared(job)
+    top = _top(job, count)
+    yield Change(job, NO_ATTENTION, top, TOP)
+    yield Change(job, HARP, top, TOP, texts=1)
+    yield Change(job, REFIT, top, TOP, texts=2, samples=_samples(job))
+    yield from _reasons(job, count)
+    if job.name in job.profile["frontier"].get("searched_again", ()):
+        yield Change(job, IN_FLOAT32, top, TOP, texts=1)
+        yield Change(job, IN_PAIRS, top, TOP, texts=1)
+    if job.name not in job.profile["frontier"].get("without_rivals", ()):
+        yield from _rivals(job, count)
 
 
 def _of_model(job: Job, setting: str, default: Any) -> Any:
@@ -265,6 +285,10 @@ def _closer(job: Job, count: int) -> Iterator[Change]:
     """A third of the layers: other draws, more and less calibration text, and pass keys."""
     for seed in range(1, 1 + _of_model(job, "seeds", 0)):
         yield from _fitted(job, count, seed, FITTED)
+        if INFLUENCE in _of_model(job, "rankings", ()):
+            layers = chosen_layers(job, INFLUENCE, seed, count)
+            samples = _samples(job)
+            yield Change(job, REFIT, layers, INFLUENCE, texts=2, samples=samples, seed=seed)
     explained = chosen_layers(job, EXPLAINED, 0, count)
     for samples in _of_model(job, "curve", ()):
         yield Change(job, REFIT, explained, EXPLAINED, texts=2, samples=samples)

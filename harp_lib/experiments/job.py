@@ -18,6 +18,7 @@ from harp_lib.methods.alpha_search import model_digest
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.refit import RIDGE, Refit, refit_values
 from harp_lib.models.load import load_model, release_memory
+from harp_lib.models.tokenizer import adds_bos, first_token_id, tokenizer_digest
 from harp_lib.names import HARP, REFIT
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
@@ -29,6 +30,7 @@ from harp_lib.text.perplexity import rolling_windows
 CALIBRATION = "train"
 SEARCHED = "test"  # the paper searches on WikiText's test pages
 HELD_OUT = "validation"
+DEPTHS = "depths"  # the store of what is pruned to other depths than the profile's
 
 
 @lru_cache(maxsize=1)
@@ -37,11 +39,28 @@ def _load(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]:
     """A model, its tokenizer, and what every cell of it depends on."""
     model, tokenizer = load_model(name, dtype, device_map)
-    inputs = {"model": name, "digest": model_digest(model), "dtype": str(model.dtype)}
+    inputs = {
+        "model": name,
+        "digest": model_digest(model),
+        "dtype": str(model.dtype),
+        **_tokens_of(model, tokenizer),
+    }
     revision = getattr(model.config, "_commit_hash", None)  # of the hub's repository
     if revision:
         inputs["revision"] = revision
     return model, tokenizer, inputs
+
+
+def _tokens_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """How a model's texts become tokens, what they begin with, and how it writes others."""
+    generation = model.generation_config.to_diff_dict()
+    generation.pop("transformers_version", None)
+    first = first_token_id(tokenizer)
+    return {
+        "tokenizer": tokenizer_digest(tokenizer),
+        "first_token": None if first is None else tokenizer.convert_ids_to_tokens(first),
+        "generation": generation,
+    }
 
 
 def release() -> None:
@@ -66,7 +85,8 @@ def or_failed(compute: Callable[..., Result], *arguments: Any) -> Result:
 class Job:
     """One unit for one model: its settings, its stores, and the model once it is needed.
 
-    ``part`` ``(i, n)`` is the i-th, from 0, of n groups of tasks.
+    ``part`` ``(i, n)`` is the i-th, from 0, of n groups of tasks. At another ``depth`` than the
+    profile's, cells are kept in the store ``depths``, under names that say how deep.
     """
 
     store: str  # the unit's own
@@ -77,7 +97,8 @@ class Job:
     part: tuple[int, int] = (0, 1)
     stores: dict[str, ResultStore] = field(default_factory=dict)  # that were opened
     # The calibration text of notebook 09's changes, on its way up the dense layers.
-    calibrated: dict[tuple[int, int], LayerStream] = field(default_factory=dict)
+    calibrated: dict[tuple[bool, int, int], LayerStream] = field(default_factory=dict)
+    depth: int | None = None  # layers that HARP prunes, if not the profile's number
 
     # The model, and what the profile says of it
 
@@ -107,6 +128,8 @@ class Job:
     @property
     def num_pruned(self) -> int:
         """Number of layers that HARP prunes, from the top."""
+        if self.depth is not None:
+            return self.depth
         return config.num_pruned_layers(self.profile, self.name, self.num_layers)
 
     @property
@@ -129,9 +152,31 @@ class Job:
     def corpus(self, name: str, split: str = CALIBRATION) -> Corpus:
         return load_corpus(name, split, self.profile["datasets"])
 
-    def blocks(self, corpus: Corpus, samples: int, tokens: int, draw: int = 0) -> torch.Tensor:
-        """Calibration text, ``(samples, tokens)`` int64, of one of several draws."""
-        return calibration_blocks(corpus, self.tokenizer, samples, tokens, self.seed + draw)
+    @cached_property
+    def pieces_begin_with_bos(self) -> bool:
+        """Whether a piece of calibration text begins with the BOS token.
+
+        It does where the profile wants it and the tokenizer puts one before any text.
+        """
+        return self.profile["bos_in_calibration"] and adds_bos(self.tokenizer)
+
+    @property
+    def piece_inputs(self) -> dict[str, Any]:
+        """What a cell records of how its calibration pieces begin: something, if with BOS."""
+        if self.pieces_begin_with_bos:
+            return {"pieces_begin": self.tokenizer.bos_token}
+        return {}
+
+    def blocks(
+        self, corpus: Corpus, samples: int, tokens: int, draw: int = 0, bos: bool = True
+    ) -> torch.Tensor:
+        """Calibration text, ``(samples, tokens)`` int64, of one of several draws.
+
+        Without ``bos`` no piece begins with a BOS token, whatever the profile says.
+        """
+        with_bos = bos and self.pieces_begin_with_bos
+        seed = self.seed + draw
+        return calibration_blocks(corpus, self.tokenizer, samples, tokens, seed, with_bos)
 
     def text(
         self, name: str, split: str, size: tuple[int | None, int | None] | None = None
@@ -193,11 +238,25 @@ class Job:
 
     def result(self, cell: Cell) -> Result:
         """The result of one cell of the unit's own store, computed unless it is stored."""
-        return self.store_of(self.store).result(self.name, cell)
+        return self.store_of(self.store).result(self.name, self._at_depth(cell))
 
     def is_stored(self, cell: Cell) -> bool:
         """Whether :meth:`result` would read this cell."""
-        return self.store_of(self.store).has(self.name, cell)
+        return self.store_of(self.store).has(self.name, self._at_depth(cell))
+
+    def _at_depth(self, cell: Cell) -> Cell:
+        """The cell under a name, and with a column, that say how deep the model is pruned."""
+        if self.depth is None:
+            return cell
+        column = {"method": cell.method, "depth": self.depth}
+        name = self._folder_of(cell.method)
+        return replace(cell, method=name, coordinates=cell.coordinates | column)
+
+    def _folder_of(self, method: str) -> str:
+        """The folder of a method's cells."""
+        if self.depth is None:
+            return method
+        return f"{method}-{self.depth:02d}"
 
     def results(self, description: str, cells: Sequence[Cell]) -> list[Result]:
         """The results of several cells, one after the other, behind a progress bar."""
@@ -207,6 +266,11 @@ class Job:
                 bar.set_postfix_str(f"{cell.method}, {cell.name}", refresh=False)
                 results.append(self.result(cell))
         return results
+
+    def of_this_run(self, method: str, name: str) -> Result:
+        """The result of a cell of the unit's own store that this run has read or computed."""
+        cells = self.store_of(self.store).cells
+        return cells[self.name, self._folder_of(method), name]["result"]
 
     def read(self, store: str, method: str, name: str) -> Result:
         """The result of a cell that another unit has stored for the same model."""
@@ -220,7 +284,11 @@ class Job:
 
     def plan(self, method: str) -> PruningPlan:
         """A method's plan, as notebook 04 has stored it; the dense model's names no layer."""
-        stored = self.read("baselines", method, "plan")["plan"]
+        if self.depth is None:
+            result = self.read("baselines", method, "plan")
+        else:
+            result = self.read(DEPTHS, self._folder_of(method), "plan")
+        stored = result["plan"]
         return PruningPlan.from_dict(stored) if stored else PruningPlan(self.num_layers, {})
 
     def plan_inputs(self, plan: PruningPlan) -> dict[str, Any]:
@@ -231,8 +299,14 @@ class Job:
         return inputs
 
     def alphas(self, corpus: str, method: str = HARP) -> dict[int, float]:
-        """The alphas searched on a corpus, by layer, the top layer first."""
-        return alphas_of(self.read("alpha_search", method, f"search-{corpus}"))
+        """The alphas searched on a corpus, by layer, the top layer first.
+
+        At another depth they are the first ones of the search to the greatest depth.
+        """
+        if self.depth is None:
+            return alphas_of(self.read("alpha_search", method, f"search-{corpus}"))
+        deepest = alphas_of(self.read(DEPTHS, method, f"search-{corpus}"))
+        return dict(list(deepest.items())[: self.depth])
 
     def refit(self) -> Refit:
         """HARP's layers refitted: once, and kept beside the results."""
@@ -255,6 +329,7 @@ class Job:
         inputs = {
             **self.inputs,
             **described(self.corpus(self.corpora[0])),
+            **self.piece_inputs,
             "size": self.profile["baselines"]["calibration"][REFIT],
             "seed": self.seed,
             "layers": self.num_pruned,

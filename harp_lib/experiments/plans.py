@@ -1,8 +1,10 @@
 """Notebook 04: baselines tuned, every method planned at one budget, and each plan evaluated."""
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,31 +19,58 @@ from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.results import Cell, Result, values_of
 
+
+@dataclass(frozen=True)
+class Reading:
+    """A method as :func:`make_plan` knows it, its options, and its calibration text.
+
+    Attributes
+    ----------
+    method : str
+    options : dict
+        Of :func:`make_plan`.
+    bos : bool
+        Whether pieces of calibration text may begin with a BOS token.
+    draw : int
+        The draw of the calibration text.
+    """
+
+    method: str
+    options: dict[str, bool] = field(default_factory=dict)
+    bos: bool = True
+    draw: int = 0
+
+
+WITHOUT_BOS = {
+    f"{method}-without-bos": Reading(method, bos=False)
+    for method in ("wanda-sp", "llm-pruner", "flap", "harp+flap")
+}
+"""Controls on a model whose calibration pieces begin with BOS: pieces without it, as published."""
 OTHER_READINGS = {
-    "flap-squared": ("flap", {"squared": True}),
-    "harp+flap-even": ("harp+flap", {"evenly": True}),
+    "flap-squared": Reading("flap", {"squared": True}),
+    "harp+flap-even": Reading("harp+flap", {"evenly": True}),
+    **WITHOUT_BOS,
 }
 """Methods with other options.
 
 Upstream squares FLAP's scores of W_O once more than the paper prints. HARP+FLAP with as many FFN
 channels from each layer is a control: it tells what the rule costs by which FLAP chooses channels.
 """
+REDRAWN = ("flap", "llm-pruner")  # baselines that may be calibrated on more draws of their text
 # Samples, and tokens of each, of a baseline that the profile does not name.
 CALIBRATION_SIZE = (128, 128)
 
 
-def reading_of(method: str) -> tuple[str, dict[str, bool]]:
-    """The name by which :func:`make_plan` knows a method or a variant, and its options."""
-    return OTHER_READINGS.get(method, (method, {}))
-
-
-def entry_of(method: str) -> Method | None:
-    """The catalogue's entry of a method, or of the method that a variant is of.
-
-    None for the dense model.
-    """
-    name, _ = reading_of(method)
-    return CATALOGUE.get(name)
+def readings(job: Job) -> dict[str, Reading]:
+    """The other readings that are tried on a model."""
+    chosen = dict(OTHER_READINGS)
+    if not job.pieces_begin_with_bos:
+        for name in WITHOUT_BOS:
+            del chosen[name]
+    draws = job.profile["baselines"].get("draws", {}).get(job.name, 0)  # beside the first
+    for draw, method in product(range(1, 1 + draws), REDRAWN):
+        chosen[f"{method}-draw-{draw}"] = Reading(method, draw=draw)
+    return chosen
 
 
 class Setting:
@@ -54,27 +83,41 @@ class Setting:
         self.text = job.corpus(self.corpus)
         self.groups = num_groups(decoder_layers(job.model)[0].self_attn)  # of each layer
         self.kv_groups = job.num_pruned * self.groups  # that every method removes
+        self.readings = readings(job)
         self.planners: dict[str, Planner] = {}  # by method, once they are made
+
+    def reading(self, method: str) -> Reading:
+        """How a method, or a variant of one, is made."""
+        return self.readings.get(method, Reading(method))
+
+    def entry(self, method: str) -> Method | None:
+        """The catalogue's entry of a method, or of the method that a variant is of.
+
+        None for the dense model.
+        """
+        return CATALOGUE.get(self.reading(method).method)
 
     def size(self, method: str) -> tuple[int, int] | None:
         """Samples of a method's calibration, and tokens of each; None if it needs no sample."""
-        entry = entry_of(method)
+        entry = self.entry(method)
         if entry is None or not entry.needs_text:
             return None
-        name, _ = reading_of(method)
-        return self.settings["calibration"].get(name, CALIBRATION_SIZE)
+        return self.settings["calibration"].get(self.reading(method).method, CALIBRATION_SIZE)
 
     def calibration(self, method: str) -> torch.Tensor | None:
         """Text that a method is calibrated on, ``(samples, tokens)`` int64."""
         size = self.size(method)
-        return self.job.blocks(self.text, *size) if size else None
+        if size is None:
+            return None
+        reading = self.reading(method)
+        return self.job.blocks(self.text, *size, reading.draw, reading.bos)
 
     def planner(self, method: str) -> Planner:
         """Plans of a baseline for any range, from statistics that are computed once."""
         if method not in self.planners:
-            name, options = reading_of(method)
+            reading = self.reading(method)
             text = self.calibration(method)
-            self.planners[method] = planner(name, self.job.model, text, **options)
+            self.planners[method] = planner(reading.method, self.job.model, text, **reading.options)
         return self.planners[method]
 
     def windows(self, method: str) -> list[range]:
@@ -83,7 +126,10 @@ class Setting:
         if CATALOGUE[method].one_threshold:
             counts = self.settings["flap_layers"].get(self.job.name) or self._lengths_for_flap()
         else:
-            each = self.settings["groups_per_layer"].get(self.job.name) or self._equal_parts()
+            each = None
+            if self.job.depth is None:  # the profile's numbers are for its own depth
+                each = self.settings["groups_per_layer"].get(self.job.name)
+            each = each or self._equal_parts()
             counts = [self.kv_groups // groups for groups in each]
         return [
             range(low, low + count) for count in sorted(counts) for low in range(total - count + 1)
@@ -113,29 +159,37 @@ class Setting:
             "corpus": self.corpus,
         }
         size = self.size(method)
+        reading = self.reading(method)
         if size:
             inputs.update(
                 calibration=size,
                 calibration_split=CALIBRATION,
-                seed=self.job.seed,
+                seed=self.job.seed + reading.draw,
                 source=self.text.source,
                 sha256=self.text.sha256,
             )
-        _, options = reading_of(method)
-        return inputs | options
+            if reading.bos:
+                inputs.update(self.job.piece_inputs)
+        return inputs | reading.options
 
 
 def plans(job: Job) -> None:
     """The tuned range of every baseline, and the plan of every method."""
     setting = Setting(job)
-    tuned = _tune(job, setting)
+    make_plans(setting, (DENSE, *EVALUATED, *setting.readings))
+
+
+def make_plans(setting: Setting, methods: Sequence[str]) -> None:
+    """The plans of some methods and variants, and the tuned ranges of those that have one."""
+    job = setting.job
+    tuned = _tune(setting, methods)
     alphas = list(job.alphas(setting.corpus).values())  # top-down
     cells = []
-    for method in (DENSE, *EVALUATED, *OTHER_READINGS):
+    for method in methods:
         # Costs of a plan were once counted at this length, and stored cells name it.
         inputs = setting.inputs(method) | {"cost_tokens": setting.settings["cost_tokens"]}
         layers = tuned.get(method)
-        entry = entry_of(method)
+        entry = setting.entry(method)
         if layers:
             inputs["layers"] = [layers.start, layers.stop]
         elif entry and entry.takes_alphas:
@@ -145,10 +199,15 @@ def plans(job: Job) -> None:
     job.results("plans", cells)
 
 
-def _tune(job: Job, setting: Setting) -> dict[str, range]:
-    """The range of each baseline with the lowest perplexity on the text alpha is searched on."""
+def _tune(setting: Setting, methods: Sequence[str]) -> dict[str, range]:
+    """The range of each baseline with the lowest perplexity on the text alpha is searched on.
+
+    A variant has the range of its method.
+    """
+    job = setting.job
     text = job.text(setting.corpus, SEARCHED)
-    work = [(method, window) for method in BASELINES for window in setting.windows(method)]
+    baselines = [method for method in BASELINES if method in methods]
+    work = [(method, window) for method in baselines for window in setting.windows(method)]
     work.sort(key=lambda pair: pair[1].start)  # what lies below is run once
 
     def evaluate(method: str, window: range) -> Result:
@@ -173,15 +232,15 @@ def _tune(job: Job, setting: Setting) -> dict[str, range]:
                 text.coordinates | {"start": window.start, "end": window.stop},
             )
         )
-    ranks: dict[str, dict[range, tuple]] = {method: {} for method in BASELINES}
+    ranks: dict[str, dict[range, tuple]] = {method: {} for method in baselines}
     results = job.results("layer ranges", cells)
     for (method, window), result in zip(work, results, strict=True):
         loss = sum(values_of(result, "nll")) / sum(values_of(result, "tokens"))
         ranks[method][window] = (math.isnan(loss), loss, len(window), window.start)
     best = {method: min(of_method, key=of_method.get) for method, of_method in ranks.items()}
-    for variant, (method, _) in OTHER_READINGS.items():
-        if method in best:
-            best[variant] = best[method]
+    for variant, reading in setting.readings.items():
+        if reading.method in best:
+            best[variant] = best[reading.method]
     return best
 
 
@@ -197,7 +256,7 @@ def _planned(setting: Setting, method: str, layers: range | None, alphas: list[f
 def _plan(setting: Setting, method: str, layers: range | None, alphas: list[float]) -> PruningPlan:
     """A method's plan, a baseline's for the tuned ``layers``."""
     job = setting.job
-    entry = entry_of(method)
+    entry = setting.entry(method)
     if entry is None:  # the dense model
         return PruningPlan(job.num_layers, {})
     if entry.updates_weights:
@@ -205,30 +264,35 @@ def _plan(setting: Setting, method: str, layers: range | None, alphas: list[floa
     if layers:
         plan_for = setting.planner(method)
         return plan_for(setting.kv_groups, layers)
-    name, options = reading_of(method)
+    reading = setting.reading(method)
     return make_plan(
-        name,
+        reading.method,
         job.model,
         setting.calibration(method),
         kv_groups=setting.kv_groups,
         alphas=alphas,
-        **options,
+        **reading.options,
     )
+
+
+def by_lowest_layer(plans: Mapping[str, PruningPlan]) -> list[str]:
+    """Methods in the order in which :meth:`Text.nll` is quick: plans that begin low come first."""
+    lowest = {method: min(plan.layers, default=plan.num_layers) for method, plan in plans.items()}
+    return sorted(plans, key=lowest.get)
 
 
 def baselines(job: Job) -> None:
     """Every plan on the searched text and on held-out texts, document by document."""
     first, second = job.corpora
-    plans = {method: job.plan(method) for method in (DENSE, *EVALUATED, *OTHER_READINGS)}
-    lowest_first = sorted(
-        plans, key=lambda method: min(plans[method].layers, default=job.num_layers)
-    )
+    others = readings(job)
+    plans = {method: job.plan(method) for method in (DENSE, *EVALUATED, *others)}
+    lowest_first = by_lowest_layer(plans)
     in_notebook_03 = {DENSE: DENSE, HARP: f"searched-on-{first}"}
     for corpus, split in ((first, SEARCHED), (first, HELD_OUT), (second, HELD_OUT)):
         text = job.text(corpus, split)
         cells = []
         for method in lowest_first:
-            if method in OTHER_READINGS and split != HELD_OUT:
+            if method in others and split != HELD_OUT:
                 continue
             plan = plans[method]
             inputs = {

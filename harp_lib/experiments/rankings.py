@@ -21,7 +21,7 @@ GREEDY = "greedy"  # layers without whose attention perplexity rises least, one 
 
 def chosen_layers(job: Job, ranking: str, seed: int, count: int) -> tuple[int, ...]:
     """The ``count`` layers that a ranking puts first, rising."""
-    inputs = common_inputs(job) | {"ranking": ranking, "draw": seed}
+    inputs = common_inputs(job) | {"ranking": ranking, "draw": seed} | job.piece_inputs
     quantity = "score"
     if ranking == EXPLAINED:
         quantity = EXPLAINED

@@ -73,7 +73,7 @@ def score(
             compute = partial(dict, failed=str(error))
         else:
             if twin:
-                compute = partial(_of_this_run, job, twin, task)
+                compute = partial(job.of_this_run, twin, task)
             else:
                 compute = partial(or_failed, measure, job, evaluator, plan, benchmark)
         cells.append(Cell(method, task, inputs, compute))
@@ -89,11 +89,6 @@ def _method_with_equal_plan(plans: Mapping[str, PruningPlan], method: str) -> st
         if plan.layers == plans[method].layers and not refitted:
             return other
     return None
-
-
-def _of_this_run(job: Job, method: str, task: str) -> Result:
-    """The result of another method on a task, which this run has read or computed before."""
-    return job.store_of(job.store).cells[job.name, method, task]["result"]
 
 
 def _scores(job: Job, evaluator: Evaluator, plan: PruningPlan, benchmark: Benchmark) -> Result:

@@ -5,6 +5,7 @@ file is taken out of each, and these parts are joined to a GGUF file whose SHA-2
 """
 
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from harp_lib import config
+from harp_lib.models.tokenizer import adds_bos
 
 FROM_WHEELS = {name: source for name, source in config.NAMED_MODELS.items() if "parts" in source}
 FAMILIES = {  # tiny models: model type, and what its config has beyond SHAPE
@@ -64,12 +66,14 @@ def install(name: str, source: dict[str, Any], models: Path) -> Path:
         If a wheel cannot be downloaded, the file is not the pinned one, or writing fails.
     """
     folder = models / name
-    if folder.is_dir():
+    if _is_installed(folder, source):
         return folder
     try:
         with FileLock(models / f".{name}.lock"):
             if not folder.is_dir():  # another process may have been faster
                 _install(name, source, folder, models / f".partial-{name}")
+            if not _is_installed(folder, source):  # converted by an earlier version
+                _correct_special_tokens(folder, source)
     except (OSError, SafetensorError) as error:
         raise ModelDownloadError(
             f"{name}: cannot write to {models} ({error}); converting takes "
@@ -97,6 +101,7 @@ def _install(name: str, source: dict[str, Any], folder: Path, partial: Path) -> 
             "index (PIP_INDEX_URL)."
         )
     _convert(partial, source.get("split_digits", False))
+    _correct_special_tokens(partial / "model", source)
     (partial / "model").rename(folder)
     shutil.rmtree(partial)
 
@@ -157,6 +162,47 @@ def _convert(folder: Path, split_digits: bool) -> None:
         tokenizer.model_max_length = model.config.max_position_embeddings
         model.save_pretrained(folder / "model")
         tokenizer.save_pretrained(folder / "model")
+
+
+def _is_installed(folder: Path, source: dict[str, Any]) -> bool:
+    """Whether a folder is there, and has the special tokens that the registry names."""
+    try:
+        tokens = json.loads((folder / "tokenizer_config.json").read_bytes())
+        generation = json.loads((folder / "generation_config.json").read_bytes())
+    except FileNotFoundError:
+        return False
+    named = {name: tokens.get(name) for name in SPECIAL_TOKENS}
+    stop_ids = generation.get("eos_token_id")
+    return (named, stop_ids) == (_special_tokens(source), source["stop_ids"])
+
+
+def _special_tokens(source: dict[str, Any]) -> dict[str, str | None]:
+    """The special tokens of a model's own tokenizer on the hub; None where it has no such token."""
+    return {name: source["special_tokens"].get(name) for name in SPECIAL_TOKENS}
+
+
+def _correct_special_tokens(folder: Path, source: dict[str, Any]) -> None:
+    """Give a saved model the special tokens of its own tokenizer on the hub.
+
+    A GGUF file has to name a BOS token, also of a model that knows none, and has one token at which
+    generation stops.
+    """
+    with quiet():
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        for name, token in _special_tokens(source).items():
+            setattr(tokenizer, name, token)
+        if adds_bos(tokenizer) != source["adds_bos"]:
+            raise ModelDownloadError(
+                f"{folder.name}: the converted tokenizer does not begin texts as its own does "
+                f"(a BOS token: {source['adds_bos']}); install what requirements.lock pins"
+            )
+        tokenizer.save_pretrained(folder)
+        generation = transformers.GenerationConfig(
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=source["stop_ids"],
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        generation.save_pretrained(folder)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from transformers import PreTrainedTokenizerBase
 
 from harp_lib.config import folder_of
@@ -131,15 +132,22 @@ def _cut(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, tokens: int) 
 
 
 def calibration_blocks(
-    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, samples: int, tokens: int, seed: int = 0
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerBase,
+    samples: int,
+    tokens: int,
+    seed: int = 0,
+    bos: bool = False,
 ) -> torch.Tensor:
     """Random pieces of a corpus that do not overlap, (samples, tokens) int64.
 
     The documents are joined by blank lines and cut into blocks, and ``samples`` of these are drawn.
-    As in FLAP's own calibration, a block begins in the middle of a text, without a BOS token. A
-    ValueError is raised if there are fewer blocks.
+    A block begins in the middle of a text. With ``bos`` its first token is the BOS token; FLAP's
+    own calibration has none. A ValueError is raised if there are fewer blocks.
     """
     ids = _joined_ids(corpus, tokenizer)
+    if bos:
+        tokens -= 1
     num_blocks = len(ids) // tokens
     if num_blocks < samples:
         raise ValueError(
@@ -149,7 +157,10 @@ def calibration_blocks(
     blocks = ids[: num_blocks * tokens].view(-1, tokens)
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(blocks), generator=generator)
-    return blocks[order[:samples]]
+    drawn = blocks[order[:samples]]
+    if bos:
+        drawn = F.pad(drawn, (1, 0), value=tokenizer.bos_token_id)
+    return drawn
 
 
 @functools.lru_cache(maxsize=2)

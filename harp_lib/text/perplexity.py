@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from harp_lib.models.tokenizer import first_token_id
 from harp_lib.prefix_lm.onednn import evaluating
 from harp_lib.text.corpora import detokenize
 from harp_lib.text.head import head_logits, is_decoder_and_head
@@ -31,9 +32,7 @@ def rolling_windows(
 
     if tokenizer is None:
         raise ValueError("texts are cut by a tokenizer: give the one of the model")
-    prefix = tokenizer.bos_token_id
-    if prefix is None:
-        prefix = tokenizer.eos_token_id
+    prefix = first_token_id(tokenizer)
     windows = []
     for text in texts:
         ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
