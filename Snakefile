@@ -100,7 +100,7 @@ rule cells:
         model="[^/]+",
         unit="[a-z_]+",
     params:
-        settings=config["digest"],
+        settings=lambda wildcards: config["digest"] + config["contents"].get(wildcards.model, ""),
     priority: 100
     threads: config["threads"]
     resources:
@@ -120,7 +120,7 @@ rule notebook:
         # Its prose executes nothing.
         code=lambda wildcards: digest({"code": code_of(read(wildcards.notebook))}),
         parameters=lambda wildcards: str(config["notebooks"][wildcards.notebook]),
-        settings=config["digest"] + LIBRARY,
+        settings=config["digest"] + digest(config["contents"]) + LIBRARY,
     priority: lambda wildcards: 99 - int(wildcards.notebook[:2])
     threads: config["threads"]
     resources:

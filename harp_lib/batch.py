@@ -18,7 +18,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from harp_lib import __version__, config, notebooks
+from harp_lib import config, notebooks
+from harp_lib.circumstances import versions
+from harp_lib.config import slug
+from harp_lib.contents import contents_of_models, contents_of_rows
 from harp_lib.experiments import models_of
 from harp_lib.jobs import RUN_FILE
 from harp_lib.notebooks import KILLED
@@ -86,6 +89,7 @@ def _settings(options: Namespace) -> dict[str, Any]:
         check_rows(options.datasets)
     profile = config.read_profile(options.profile, **overrides)
     seed = options.seed or 0
+    others = {"rows": contents_of_rows(profile), "seed": seed, "versions": versions()}
     jobs = options.jobs or 1
     threads = _threads_per_job(jobs)
     settings = {
@@ -98,7 +102,8 @@ def _settings(options: Namespace) -> dict[str, Any]:
         "seed": seed,
         "one_at_a_time": False,  # if true, notebooks compute their own cells, and show how
         # With another digest jobs run again, to see whether the stored cells still fit.
-        "digest": digest({**profile, "models": None, "seed": seed, "version": __version__}),
+        "digest": digest({**profile, "models": None, **others}),
+        "contents": {slug(model): found for model, found in contents_of_models(profile).items()},
         "models": {unit: models_of(profile, unit) for unit in UNITS},
         "parts": {unit: len(profile[UNITS[unit].section]["tasks"]) for unit in IN_PARTS},
         "threads": threads,

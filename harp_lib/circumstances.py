@@ -29,12 +29,13 @@ def circumstances() -> dict[str, Any]:
         "device": device_name(),
         "hardware": hardware(),
         "commit": commit(),
-        "versions": _versions(),
+        "versions": versions(),
     }
 
 
 @cache
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Versions of Python, this library and :data:`PACKAGES`."""
     versions = {"python": platform.python_version(), "harp_lib": __version__}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):  # not every cell needs all of them

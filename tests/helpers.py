@@ -79,7 +79,7 @@ class Checkout:
     def write(self, name, code, prose=""):
         """Write a notebook of three cells: the parameters, some text and some code."""
         parameters = nbformat.v4.new_code_cell(
-            'profile = "mini"\nmodels = None\nseed = 0',
+            'profile = "mini"\nmodels = None\ndatasets = None\nseed = 0',
             metadata={"tags": ["parameters"]},
             id="p",
         )

@@ -1,5 +1,7 @@
 """Notebook 09's cells: they hold what the changed model, run as a whole, makes of documents."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -14,11 +16,12 @@ from harp_lib.experiments.changes import (
     fitted_blocks,
     ranked_blocks,
 )
+from harp_lib.experiments.costs import costs_left
 from harp_lib.experiments.frontier import _changes
 from harp_lib.experiments.job import HELD_OUT, Job
 from harp_lib.experiments.passkeys import CALIBRATION_DIGITS, PASSKEY, passkeys
 from harp_lib.methods import alpha_search
-from harp_lib.methods.alpha_search import search_alphas
+from harp_lib.methods.alpha_search import ALPHA_GRID, search_alphas
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.fit_alpha import fit_alpha_by_layer
 from harp_lib.methods.norm_alpha import norm_alpha_by_layer
@@ -156,6 +159,115 @@ def test_a_model_can_do_without_rivals(monkeypatch, tmp_path):
     with_rivals, without_rivals = methods
     assert with_rivals - without_rivals == set(RIVALS)
     assert {"alpha-1", "alpha-0.5", "alpha-norm", "alpha-search", *FITTED} <= without_rivals
+
+
+def test_what_is_compared_with_harp_has_a_depth_of_its_own(monkeypatch, tmp_path):
+    """Where the profile prunes another number of layers, none of these cells may vanish."""
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
+    profile = load_profile("smoke", models=[MODEL])
+    profile["frontier"]["searched_again"] = [MODEL]
+    expected = ["alpha-0.3", "alpha-0.5", "alpha-1", "alpha-norm", "alpha-float32"]
+    expected += ["alpha-in-pairs", *RIVALS]
+    shares = {0.1667: 1, 0.3334: 2, 0.8334: 5}  # of six layers, of which HARP prunes two
+    for share, count in shares.items():
+        profile["frontier"]["compared"] = {MODEL: share}
+        changes = list(_changes(Job("frontier", profile, MODEL)))
+        for method in expected:
+            layers = [change.layers for change in changes if change.method == method]
+            assert tuple(range(6 - count, 6)) in layers, (method, share)
+
+
+@pytest.fixture(scope="module")
+def controls(tmp_path_factory):
+    """The cells of the unit ``reasons``, and its job."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "RESULTS", tmp_path_factory.mktemp("reasons"))
+        profile = load_profile("smoke", models=[MODEL])
+        run("reasons", profile=profile)
+        job = Job("frontier", config.profile_for(MODEL, profile), MODEL)
+        yield read_results("smoke", "frontier"), job
+
+
+def test_controls_of_alpha(controls):
+    """One alpha for all layers, alphas in other orders, and a fit on the searched text."""
+    cells, job = controls
+    text = job.text(job.corpora[0], "test")
+    searched = job.alphas(job.corpora[0])
+    assert sorted(searched) == [4, 5]
+    single = {}
+    for alpha in ALPHA_GRID:
+        with temporarily_pruned(job.model, PruningPlan.value_only(6, {4: alpha, 5: alpha})):
+            single[alpha] = perplexity(job.model, text.windows)
+    best = min(single, key=single.get)
+    alphas = {
+        "alpha-single": dict.fromkeys((4, 5), best),
+        "alpha-0.3": dict.fromkeys((4, 5), 0.3),
+        "alpha-fit-searched": fit_alpha_by_layer(
+            job.model, LayerStream(job.model, [window.ids for window in text.windows]), [4, 5]
+        ),
+    }
+    held_out = job.unsearched(job.corpora[0], 3, 64)
+    for method, of_layers in alphas.items():
+        with temporarily_pruned(job.model, PruningPlan.value_only(6, of_layers)):
+            expected = total_nll(job.model, make_batches(job.model, held_out.windows))
+        [stored] = [
+            cell
+            for (_, _, name), cell in cells.items()
+            if cell["coordinates"]["method"] == method and name == f"{job.corpora[0]}-validation"
+        ]
+        assert sum(values_of(stored["result"], "nll")) == pytest.approx(expected, rel=1e-4), method
+
+
+def test_shuffled_alphas_are_the_searched_ones(job, monkeypatch):
+    layers = tuple(range(6))
+    searched = {layer: layer / 10 for layer in layers}
+    monkeypatch.setattr(Job, "alphas", lambda job, corpus: searched)
+    deeper = replace(job, depth=6)
+    orders = set()
+    for seed in (1, 2, 3):
+        change = Change(deeper, "alpha-shuffled", layers, TOP, texts=1, seed=seed)
+        shuffled = change._alphas()
+        assert list(shuffled) == list(layers)
+        assert sorted(shuffled.values()) == list(searched.values())
+        orders.add(tuple(shuffled.values()))
+    assert len(orders) == 3
+
+
+def test_costs_of_keys_and_values_from_below():
+    """All tokens are projected, and the last one alone asks."""
+    model, _ = load_model(MODEL)
+    dense, dense_layer, width, of_queries, of_keys = by_hand(model, 256)
+    below = 2 * (of_queries + 256 * of_keys) + 4 * width * 256
+    costs = costs_left(model, "boundary", [4, 5], 256)
+    assert costs["prefill left"] == pytest.approx((dense - 2 * dense_layer + 2 * below) / dense)
+    assert costs["cache left"] == costs["decode left"] == costs["reads left"] == 1
+
+
+def test_costs_of_a_window():
+    """Of 32 tokens and 4 sinks: the top is read at one position and reads 36, the next 36 and 67."""
+    model, _ = load_model(MODEL)
+    dense, dense_layer, width, of_queries, of_keys = by_hand(model, 256)
+    top = 2 * (of_queries + 36 * of_keys) + 4 * width * 36
+    second = 2 * (36 * of_queries + 67 * of_keys) + 4 * width * 36 * 36
+    costs = costs_left(model, "windowed", [4, 5], 256)
+    assert costs["prefill left"] == pytest.approx((dense - 2 * dense_layer + top + second) / dense)
+    assert costs["cache left"] == pytest.approx((4 * 256 + 2 * 36) / (6 * 256))
+    assert costs["parameters left"] == 1
+    assert costs["decode left"] < 1
+    assert costs["reads left"] < 1
+
+
+def by_hand(model, tokens):
+    """Operations of a dense prefill and of one layer; heads' width, weights by who needs them."""
+    attention = model.model.layers[0].self_attn
+    mlp = model.model.layers[0].mlp
+    ffn = sum(part.weight.numel() for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+    of_queries = attention.q_proj.weight.numel() + attention.o_proj.weight.numel() + ffn
+    of_keys = attention.k_proj.weight.numel() + attention.v_proj.weight.numel()
+    width = attention.o_proj.in_features
+    pairs = tokens * (tokens + 1) // 2
+    layer = 2 * tokens * (of_queries + of_keys) + 4 * width * pairs
+    return 6 * layer + 2 * model.lm_head.weight.numel(), layer, width, of_queries, of_keys
 
 
 def test_the_search_can_be_repeated_in_float32_and_in_pairs(monkeypatch, tmp_path):
@@ -297,6 +409,7 @@ def test_a_key_is_named_once_and_asked_for_at_the_end(job):
 def test_costs_of_a_change_are_shares_of_the_dense_model(stored):
     left = rows(stored, "prefill left", "cache left", "parameters left")
     left = left[(left["layers"] == 2) & (left["texts"] == 2) & (left["seed"] == 0)]
+    left = left[~left["method"].isin(RIVALS)]
     costs = left.pivot_table("value", ["method", "ranking"], "quantity")
     assert (costs["cache left"].round(3) == round(4 / 6, 3)).all()
     refit = costs.loc["harp+refit", "top"]

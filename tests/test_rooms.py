@@ -11,6 +11,7 @@ ORDER = (
     ("config", "prefix_lm"),
     ("circumstances", "names", "pruning", "theory", "units"),
     ("results",),
+    ("contents",),
     ("accounting",),
     ("models",),
     ("text",),

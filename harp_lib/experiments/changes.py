@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from harp_lib import accounting
+from harp_lib.experiments.costs import costs_left
 from harp_lib.experiments.job import SEARCHED, Job, alphas_of
 from harp_lib.experiments.passkeys import CALIBRATION_DIGITS, passkeys
 from harp_lib.experiments.search import search_cell, search_rows
@@ -302,7 +302,12 @@ class Change:
             rows = layer_rows("explained", fitted.explained)
         elif self.method != NBL:
             rows = layer_rows("alpha", fitted)
-        return {"rows": rows + scalar_rows(seconds=seconds, **costs_left(self))}
+        return {"rows": rows + scalar_rows(seconds=seconds, **self.costs_left())}
+
+    def costs_left(self) -> dict[str, float]:
+        """Shares of the dense model's costs that are left, counted; see :func:`costs_left`."""
+        tokens = self.job.profile["baselines"]["cost_tokens"]
+        return costs_left(self.job.model, self.method, self.layers, tokens)
 
 
 def common_inputs(job: Job) -> dict[str, Any]:
@@ -387,41 +392,3 @@ def _blocks(job: Job, texts: int, begin: int, samples: int, seed: int) -> torch.
         drawn = job.blocks(job.corpus(name), begin + each, tokens, seed)
         blocks.append(drawn[begin:])
     return torch.cat(blocks)
-
-
-def costs_left(change: Change) -> dict[str, float]:
-    """Shares of the dense model's operations, bytes of cache and parameters, counted.
-
-    Prefill is of HARP's tail-only kind, and output projections are folded. NBL has a matrix (d, d)
-    in place of values (d, K·Dh) and output projection (K·Dh, d).
-    """
-    job = change.job
-    tokens = job.profile["baselines"]["cost_tokens"]
-    config = job.model.config
-    plan = PruningPlan.value_only(job.num_layers, dict.fromkeys(change.layers, 1.0))
-    dense = _costs(config, None, tokens, job.model.dtype)
-    pruned = _costs(config, plan, tokens, job.model.dtype)
-    if change.method == NBL:
-        attention = job.model.get_decoder().layers[0].self_attn
-        width = config.hidden_size
-        more_weights = width * (width - 2 * attention.v_proj.out_features)  # of each layer
-        in_tail = 0  # how many of the layers form an unbroken run at the top
-        while job.num_layers - 1 - in_tail in change.layers:
-            in_tail += 1
-        full = len(change.layers) - in_tail
-        pruned["prefill"] += 2 * more_weights * (full * tokens + in_tail)
-        pruned["decode"] += 2 * more_weights * len(change.layers)
-        pruned["parameters"] += more_weights * len(change.layers)
-    shares = {f"{name} left": pruned[name] / dense[name] for name in pruned}
-    return shares | {"counted at": tokens}
-
-
-def _costs(
-    config: Any, plan: PruningPlan | None, tokens: int, dtype: torch.dtype
-) -> dict[str, float]:
-    return {
-        "prefill": accounting.prefill_flops(config, plan, tokens, True, True, tail_only=True),
-        "decode": accounting.decode_flops(config, plan, tokens, True),
-        "cache": accounting.kv_bytes_per_token(config, plan, dtype),
-        "parameters": accounting.parameters(config, plan, fold_output=True),
-    }

@@ -36,10 +36,11 @@ from harp_lib.experiments.changes import (
     layers_of,
     searched_alphas,
 )
+from harp_lib.experiments.costs import COUNTED_RIVALS
 from harp_lib.experiments.job import HELD_OUT, Job, or_failed
 from harp_lib.experiments.passkeys import PASSKEY, passkeys
 from harp_lib.experiments.rankings import EXPLAINED, INFLUENCE, chosen_layers
-from harp_lib.experiments.texts import Text, described, document_rows
+from harp_lib.experiments.texts import Text, described, document_rows, scalar_rows
 from harp_lib.methods.rivals import RIVALS
 from harp_lib.names import DENSE, HARP, REFIT
 from harp_lib.results import Cell, Result
@@ -139,6 +140,11 @@ class _Evaluation:
         inputs = change.inputs
         if change.method in WITH_FIT:
             self.job.result(Cell(change.name, "fit", inputs, change.fit, change.coordinates))
+        if change.method in (HARP, *COUNTED_RIVALS):
+            counted = partial(_counted, change)
+            tokens = self.job.profile["baselines"]["cost_tokens"]
+            cell_inputs = inputs | {"cost_tokens": tokens}
+            self.job.result(Cell(change.name, "costs", cell_inputs, counted, change.coordinates))
         names = self._evaluated_on(change)
         measures = [head_nll]
         if PASSKEY in names:
@@ -192,6 +198,11 @@ class _Evaluation:
                 rows.append({"document": document, "quantity": "exact", "value": exact})
             rows = [row | self.places[row["document"]] for row in rows]
         return {"rows": rows}
+
+
+def _counted(change: Change) -> Result:
+    """What a change leaves of the dense model's costs."""
+    return {"rows": scalar_rows(**change.costs_left())}
 
 
 def _third(job: Job) -> int:

@@ -1,0 +1,113 @@
+"""What a run reads under an unchanged name decides by its content: in the engine and in cells."""
+
+import json
+import os
+
+import pytest
+from helpers import Checkout
+from tokenizers import pre_tokenizers
+from transformers import AutoTokenizer
+
+from harp_lib import config, load_model
+from harp_lib.config import load_profile
+from harp_lib.contents import contents_of_models, contents_of_rows
+from harp_lib.experiments.job import Job, release
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A saved model with its tokenizer."""
+    model, tokenizer = load_model("tiny-llama", device_map="cpu")
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def changed_json(file, **values):
+    """Change entries of a JSON file in place."""
+    contents = json.loads(file.read_bytes()) | values
+    file.write_text(json.dumps(contents), encoding="utf-8")
+
+
+def change_tokenizer(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [digits, pre_tokenizers.ByteLevel(add_prefix_space=True)]
+    )
+    tokenizer.save_pretrained(folder)
+
+
+def change_bos(folder):
+    changed_json(folder / "tokenizer_config.json", bos_token="<eos>")
+
+
+def change_generation(folder):
+    changed_json(folder / "generation_config.json", suppress_tokens=[40, 41])
+
+
+def change_norm(folder):
+    changed_json(folder / "config.json", rms_norm_eps=1e-3)
+
+
+CHANGES = [change_tokenizer, change_bos, change_generation, change_norm]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_cells_know_what_their_model_reads_and_writes(folder, change):
+    def inputs():
+        release()
+        return Job("", load_profile("smoke", [str(folder)]), str(folder)).inputs
+
+    before = inputs()
+    assert inputs() == before
+    change(folder)
+    assert inputs() != before
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_folder_is_known_by_its_content(folder, tmp_path, monkeypatch, change):
+    monkeypatch.setattr(config, "RESULTS", tmp_path / "results")
+    profile = {"models": [str(folder)], "alpha_search": {"extra_models": []}}
+    before = contents_of_models(profile)
+    os.utime(folder / "config.json")
+    assert contents_of_models(profile) == before, "only the time has changed"
+    change(folder)
+    assert contents_of_models(profile) != before
+
+
+def test_rows_are_known_by_their_content_even_at_equal_size_and_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "RESULTS", tmp_path / "results")
+    file = tmp_path / "rows" / "boolq" / "validation.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"a": 1}\n')
+    profile = {"datasets": str(tmp_path / "rows")}
+    before = contents_of_rows(profile)
+    status = file.stat()
+    file.write_text('{"a": 2}\n')
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert contents_of_rows(profile) != before
+    file.write_text('{"a": 1}\n')
+    assert contents_of_rows(profile) == before
+
+
+def test_the_same_command_looks_again_after_a_change(folder, tmp_path):
+    rows = tmp_path / "rows" / "boolq" / "validation.jsonl"
+    rows.parent.mkdir(parents=True)
+    rows.write_text((config.DATA / "mini" / "boolq" / "validation.jsonl").read_text())
+    work = Checkout(tmp_path / "work", {"01_toy": "print(1)"})
+    options = ["--only", "01", "--models", str(folder), "--datasets", str(tmp_path / "rows")]
+
+    def outcome():
+        code, shown = work.run(*options)
+        assert code == 0, shown
+        return shown.split("01_toy")[-1].split(",")[0].split("\n")[0].strip()
+
+    assert outcome() == "done"
+    assert outcome() == "up to date"
+    change_bos(folder)
+    assert outcome() == "done"
+    lines = rows.read_text().splitlines()
+    rows.write_text("\n".join(reversed(lines)) + "\n")
+    assert outcome() == "done"
+    assert outcome() == "up to date"
