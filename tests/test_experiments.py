@@ -12,7 +12,7 @@ from harp_lib import config
 from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS
 from harp_lib.evaluation.evaluator import Evaluator
 from harp_lib.experiments import UNITS, compute, job, run
-from harp_lib.experiments.plans import Setting
+from harp_lib.experiments.plans import WITHOUT_BOS, Setting, readings
 from harp_lib.methods import alpha_search, layer_selection, make_plan
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.models.load import load_model
@@ -35,6 +35,7 @@ CELLS = {
     "norm_change": 6,
     "alpha_search": 26,
     "baselines": 67,
+    "depths": 0,
     "main_tables": 24,
     "longbench": 16,
     "ablations": 19,
@@ -49,6 +50,11 @@ QUESTIONS = ("main_tables", "longbench", "likelihoods", "frontier_scores")
 
 def settings(**changes):
     profile = config.load_profile("smoke", models=[MODEL]) | changes
+    profile["depths"] = {
+        "layers": {MODEL: [1, 2, 3]},
+        "baselines": {MODEL: [1]},
+        "tasks": {MODEL: ["piqa"]},
+    }
     profile["evaluation"]["tasks"] = {name: profile["evaluation"]["tasks"][name] for name in TASKS}
     profile["longbench"]["tasks"] = dict(itertools.islice(profile["longbench"]["tasks"].items(), 2))
     profile["likelihoods"]["tasks"] = {
@@ -65,7 +71,7 @@ def finished(tmp_path_factory):
         patch.setattr(config, "RESULTS", root)
         run("similarity", "norms", profile=settings())
         run("alpha", "efficiency", "frontier", "frontier_scores", profile=settings())
-        run("ablations", "layers", profile=settings())
+        run("ablations", "layers", "depths", profile=settings())
         run(
             "baselines",
             "scores",
@@ -251,6 +257,63 @@ def test_the_other_reading_of_flap():
     budget = {"kv_groups": inputs["kv_groups"], "layers": range(*inputs["layers"])}
     assert this.plan("flap") == make_plan("flap", this.model, text, **budget)
     assert this.plan("flap-squared") == make_plan("flap", this.model, text, **budget, squared=True)
+
+
+def test_other_depths_have_plans_of_their_own():
+    """At the profile's own number of layers there are no cells: notebooks 04 and 05 have them."""
+    cells = stored_cells("depths")
+    assert {cell["coordinates"].get("depth") for cell in cells.values()} == {None, 1, 3}
+    search = of_quantity(cells["harp", f"search-{FIRST}"]["result"], "alpha")
+    alphas = search.set_index("layer")["value"].to_dict()
+    assert sorted(alphas) == [3, 4, 5], "one search to the greatest depth"
+    model = the_job().model
+    for depth in (1, 3):
+        plan = PruningPlan.from_dict(cells[f"harp-{depth:02d}", "plan"]["result"]["plan"])
+        assert plan.alphas == {layer: alphas[layer] for layer in range(6 - depth, 6)}
+        both = PruningPlan.from_dict(cells[f"harp+flap-{depth:02d}", "plan"]["result"]["plan"])
+        assert both.alphas == plan.alphas
+    assert not [method for method, _ in cells if method.startswith("flap-03")]
+    flap = cells["flap-01", "plan"]
+    plan = PruningPlan.from_dict(flap["result"]["plan"])
+    groups = sum(len(layer.removed_groups) for layer in plan.layers.values())
+    assert groups == flap["inputs"]["kv_groups"] == 2, "as many heads as one layer has"
+    text = the_job().text(FIRST, "validation")
+    with temporarily_pruned(model, plan):
+        expected = total_nll(model, make_batches(model, text.windows))
+    stored = values_of(cells["flap-01", f"{FIRST}-validation"]["result"], "nll")
+    assert sum(stored) == pytest.approx(expected, rel=1e-4)
+    assert cells["harp-03", "piqa"]["coordinates"] == {"method": "harp", "depth": 3}
+
+
+def test_calibration_pieces_begin_with_bos_where_texts_do(tmp_path, monkeypatch):
+    """Then the published way, without it, is a control."""
+    this = the_job()
+    assert not this.pieces_begin_with_bos
+    assert not set(WITHOUT_BOS) & set(readings(this))
+    monkeypatch.setattr(job, "adds_bos", lambda tokenizer: True)
+    other = the_job()
+    setting = Setting(other)
+    bos = other.tokenizer.bos_token_id
+    assert set(WITHOUT_BOS) <= set(setting.readings)
+    assert set(setting.calibration("flap")[:, 0].tolist()) == {bos}
+    assert bos not in setting.calibration("flap-without-bos")
+    assert setting.inputs("flap") != Setting(this).inputs("flap")
+    assert setting.inputs("flap-without-bos") == Setting(this).inputs("flap")
+    assert other._refit_file != this._refit_file
+    published = settings(bos_in_calibration=False)
+    assert not job.Job("baselines", published, MODEL).pieces_begin_with_bos
+
+
+def test_more_draws_of_the_calibration_text_are_readings():
+    profile = settings()
+    profile["baselines"]["draws"] = {MODEL: 2}
+    setting = Setting(job.Job("baselines", profile, MODEL))
+    draws = [name for name in setting.readings if "draw" in name]
+    assert draws == ["flap-draw-1", "llm-pruner-draw-1", "flap-draw-2", "llm-pruner-draw-2"]
+    texts = [setting.calibration(name) for name in ("flap", "flap-draw-1", "flap-draw-2")]
+    assert not torch.equal(texts[0], texts[1])
+    assert not torch.equal(texts[1], texts[2])
+    assert setting.inputs("flap-draw-2")["seed"] == 2
 
 
 def test_the_search_is_algorithm_1_on_the_stored_text():

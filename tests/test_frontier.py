@@ -244,7 +244,7 @@ def test_costs_of_keys_and_values_from_below():
 
 
 def test_costs_of_a_window():
-    """Of 32 tokens and 4 sinks: the top is read at one position and reads 36, the next 36 and 67."""
+    """Of 32 tokens and 4 sinks: the top is read at 1 position and reads 36, the next 36 and 67."""
     model, _ = load_model(MODEL)
     dense, dense_layer, width, of_queries, of_keys = by_hand(model, 256)
     top = 2 * (of_queries + 36 * of_keys) + 4 * width * 36

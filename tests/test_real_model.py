@@ -16,9 +16,11 @@ from harp_lib import (
     search_alphas,
     word_perplexity,
 )
+from harp_lib.models.tokenizer import first_token_id
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.text.corpora import calibration_blocks, excerpt, load_corpus
 from harp_lib.text.perplexity import rolling_windows
+from harp_lib.text.tokens import Window
 
 pytestmark = pytest.mark.real_model
 
@@ -106,3 +108,20 @@ def test_word_perplexity_of_real_pages(smollm2, shared):
     pages = load_corpus("wikitext", "test", str(shared / "benchmarks")).documents
     short = sorted(pages, key=len)[:2]
     assert 10 < word_perplexity(*smollm2, short) < 200
+
+
+def test_the_token_before_a_text_disturbs_no_named_model(real):
+    """The dense model predicts as well after it as after the best of nothing, BOS and EOS."""
+    model, tokenizer = real
+    texts = excerpt(load_corpus("python-docs", "validation"), tokenizer, 4, 128).texts
+    ids = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+
+    def perplexity_after(*before):
+        windows = [Window(torch.tensor([*before, *text]), len(text) - 1) for text in ids]
+        return perplexity(model, windows)
+
+    candidates = [perplexity_after()]
+    for token in {tokenizer.bos_token_id, tokenizer.eos_token_id} - {None}:
+        candidates.append(perplexity_after(token))
+    chosen = perplexity_after(first_token_id(tokenizer))
+    assert chosen < 1.1 * min(candidates)

