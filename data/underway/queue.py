@@ -1,0 +1,53 @@
+"""Compute the profile ``small`` of the run that is under way, unit by unit.
+
+    python data/underway/queue.py DATASETS [MODEL …]
+
+The order is that in which results are to reach the notebooks. A unit that fails is named, and the
+queue goes on; whatever is stored is read.
+"""
+
+import sys
+import time
+import traceback
+
+from harp_lib import config, experiments
+from harp_lib.experiments.job import release
+from harp_lib.results import ResultStore
+
+DEPTH = ["similarity", "search", "alpha", "norms", "plans", "baselines", "scores", "likelihoods"]
+QUEUE = [
+    ("qwen2.5-coder-1.5b", DEPTH),
+    ("qwen2.5-coder-1.5b", ["depths", "reasons"]),
+    ("gemma3-270m", [*DEPTH, "depths", "reasons"]),
+    ("smollm2-135m", [*DEPTH, "layers", "ablations", "depths", "reasons"]),
+    ("qwen2.5-coder-1.5b", ["frontier", "frontier_scores", "efficiency"]),
+    ("qwen2.5-coder-0.5b", [*DEPTH, "reasons", "longbench", "longbench_likelihoods"]),
+    ("gemma3-270m", ["frontier", "frontier_scores", "efficiency"]),
+    ("qwen2.5-coder-0.5b", ["frontier", "frontier_scores", "efficiency"]),
+    ("smollm2-135m", ["frontier", "frontier_scores"]),
+]
+
+
+def main(datasets: str, models: list[str]) -> None:
+    profile = config.load_profile("small", datasets=datasets)
+    for model, units in QUEUE:
+        if models and model not in models:
+            continue
+        for unit in units:
+            began = time.monotonic()
+            stores: dict[str, ResultStore] = {}
+            try:
+                counts = experiments.compute(unit, profile, model, stores=stores)
+            except Exception:
+                traceback.print_exc()
+                print(f"{model}, {unit}: FAILED", flush=True)
+                continue
+            for store in stores.values():
+                store.finish(unit, experiments.models_of(profile, unit))
+            hours = (time.monotonic() - began) / 3600
+            print(f"{model}, {unit}: {counts}, {hours:.2f} hours", flush=True)
+        release()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
