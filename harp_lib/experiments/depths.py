@@ -1,4 +1,4 @@
-"""Notebook 05: how many layers can go. Methods at several depths beside the profile's own."""
+"""How many layers can go: methods at several depths beside the profile's own, for notebook 05."""
 
 from dataclasses import replace
 
