@@ -120,7 +120,7 @@ rule notebook:
         # Its prose executes nothing.
         code=lambda wildcards: digest({"code": code_of(read(wildcards.notebook))}),
         parameters=lambda wildcards: str(config["notebooks"][wildcards.notebook]),
-        settings=config["digest"] + digest(config["contents"]) + LIBRARY,
+        settings=config["digest"] + digest({**config["contents"], **config["left_out"]}) + LIBRARY,
     priority: lambda wildcards: 99 - int(wildcards.notebook[:2])
     threads: config["threads"]
     resources:

@@ -18,7 +18,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from harp_lib import config, notebooks
+from harp_lib import config, hub, notebooks
 from harp_lib.circumstances import versions
 from harp_lib.config import slug
 from harp_lib.contents import contents_of_models, contents_of_rows
@@ -88,6 +88,11 @@ def _settings(options: Namespace) -> dict[str, Any]:
 
         check_rows(options.datasets)
     profile = config.read_profile(options.profile, **overrides)
+    left_out = {} if options.dry_run else hub.prepare(profile)
+    if left_out:
+        os.environ[config.LEFT_OUT] = ",".join(left_out)
+        profile = config.read_profile(options.profile, **overrides)
+        print(*_left_out_lines(left_out), sep="\n", flush=True)
     seed = options.seed or 0
     others = {"rows": contents_of_rows(profile), "seed": seed, "versions": versions()}
     jobs = options.jobs or 1
@@ -105,6 +110,7 @@ def _settings(options: Namespace) -> dict[str, Any]:
         "digest": digest({**profile, "models": None, **others}),
         "contents": {slug(model): found for model, found in contents_of_models(profile).items()},
         "models": {unit: models_of(profile, unit) for unit in UNITS},
+        "left_out": left_out,
         "parts": {unit: len(profile[UNITS[unit].section]["tasks"]) for unit in IN_PARTS},
         "threads": threads,
         "cores": threads * jobs,
@@ -117,6 +123,10 @@ def _settings(options: Namespace) -> dict[str, Any]:
         if jobs > 1:
             settings["gpus"] = _visible_gpus()
     return settings
+
+
+def _left_out_lines(left_out: dict[str, str]) -> list[str]:
+    return [f"{model} is left out: {reason}" for model, reason in left_out.items()]
 
 
 def _parameters(options: Namespace, overrides: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -251,7 +261,8 @@ def _conclude(folder: Path, settings: dict[str, Any], code: int) -> int:
     if code not in (0, INTERRUPTED) and not errors:
         log = (folder / ".snakemake.log").read_text(errors="replace")
         print("the batch engine stopped:", log[-3000:], sep="\n")
-    if code == 0 and not failed_cells:
+    print(*_left_out_lines(settings["left_out"]), sep="\n")
+    if code == 0 and not failed_cells and not settings["left_out"]:
         print(f"notebooks/executed/{settings['profile']} and figures/{settings['profile']}")
         return 0
     print("the same command continues")

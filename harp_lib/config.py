@@ -23,6 +23,7 @@ RESULTS = DATA / "results"
 REFERENCE = DATA / "reference"
 FIGURES = ROOT / "figures"
 NOTEBOOKS = ROOT / "notebooks"
+LEFT_OUT = "HARP_LEFT_OUT"  # in the environment of a run: models, by commas, that cannot be read
 PAGE = "HARP_PAGE"  # in the environment of a kernel: the folder that its executed notebook goes to
 
 REGISTRY = tomllib.loads((DATA / "models.toml").read_text(encoding="utf-8"))
@@ -129,6 +130,9 @@ def read_profile(
         profile["datasets"] = data_source(datasets)
     if limit is not None:
         _limit_rows(profile, limit)
+    left_out = os.environ.get(LEFT_OUT, "").split(",")
+    for part, key in ((profile, "models"), (profile["alpha_search"], "extra_models")):
+        part[key] = [model for model in part[key] if model not in left_out]
     profile["corpora"] = default_corpora(profile["datasets"])
     return profile
 

@@ -6,7 +6,6 @@ Scores of choices by hand are in notebook 05.
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ from harp_lib.evaluation.benchmarks import (
     rows_digest,
     task_title,
 )
-from harp_lib.evaluation.evaluator import Evaluator, _revisions
+from harp_lib.evaluation.evaluator import Evaluator
 from harp_lib.evaluation.runner import Runner, load_tasks
 from harp_lib.models.registry import tiny_tokenizer
 from harp_lib.report.frames import paper
@@ -159,16 +158,6 @@ class TestBenchmarks:
                 assert ours == value or callable(ours), key
         if benchmark.choices == 0:
             assert task.generation_kwargs == {**official["generation_kwargs"], "max_gen_toks": 7}
-
-    def test_commits_of_hub_datasets_are_recorded(self):
-        def task_from(checksums):
-            split = SimpleNamespace(info=SimpleNamespace(download_checksums=checksums))
-            return SimpleNamespace(dataset={"test": split})
-
-        commit = "a" * 40
-        from_hub = task_from({f"hf://datasets/Xn/Long@{commit}/qasper.jsonl": {}})
-        from_folder = task_from(None)
-        assert _revisions([from_hub, from_folder]) == {"Xn/Long": commit}
 
 
 class TestScores:

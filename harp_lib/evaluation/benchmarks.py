@@ -13,6 +13,7 @@ import yaml
 
 from harp_lib import config
 from harp_lib.config import folder_of
+from harp_lib.models.repository import Repository
 from harp_lib.text.rows import read_rows
 
 DISCRIMINATIVE = "discriminative"
@@ -180,11 +181,21 @@ def check_rows(datasets: str) -> None:
         read_rows(file, benchmark.fields, benchmark.title)
 
 
+def repositories_of(benchmark: Benchmark, subtasks: Subtasks = None) -> list[str]:
+    """The data sets of the hub that a benchmark's rows come from, as lm-eval's own files say."""
+    from lm_eval.tasks._yaml_loader import load_yaml  # lm-eval takes seconds to import
+
+    files = available_tasks(benchmark, "hub", subtasks).values()
+    return list(dict.fromkeys(load_yaml(file)["dataset_path"] for file in files))
+
+
 def rows_digest(benchmark: Benchmark, datasets: str, subtasks: Subtasks = None) -> str:
-    """SHA-256 of the files that a benchmark reads; ``hub`` for the hub."""
+    """SHA-256 of the files that a benchmark reads; of the hub the data sets and their commits."""
     folder = folder_of(datasets)
     if folder is None:
-        return "hub"
+        names = repositories_of(benchmark, subtasks)
+        commits = [f"{name}@{Repository('dataset', name).commit}" for name in names]
+        return "hub: " + ", ".join(commits)
     digest = hashlib.sha256()
     for name in available_tasks(benchmark, datasets, subtasks):
         for file in sorted((folder / name).glob("*.jsonl")):

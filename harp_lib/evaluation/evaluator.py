@@ -1,9 +1,8 @@
 """Scores of a model on the benchmarks of ``data/benchmarks.yaml``, by lm-eval."""
 
 import importlib.metadata
-import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +118,8 @@ class Evaluator:
               filter finds an answer;
             - on LongBench ``prompt_tokens``, before prompts are cut.
 
-            ``versions`` of lm-eval's tasks and ``revisions`` of hub datasets; where answers are
-            written ``answers``, the replies by subtask; on LongBench ``context``, what prompts are
-            cut to.
+            ``versions`` of lm-eval's tasks; where answers are written ``answers``, the replies by
+            subtask; on LongBench ``context``, what prompts are cut to.
         """
         from harp_lib.evaluation.runner import Runner, evaluate
 
@@ -151,7 +149,6 @@ class Evaluator:
         result = {
             "rows": rows,
             "versions": {subtask: results["versions"][subtask] for subtask in samples},
-            "revisions": _revisions(loaded["tasks"].values()),
         }
         if not benchmark.choices:
             result["answers"] = {
@@ -266,16 +263,3 @@ def _reply(
 def _written(sample: Mapping[str, Any]) -> str:
     """The reply that a model wrote, before filters."""
     return sample["resps"][0][0]
-
-
-def _revisions(tasks: Iterable[Any]) -> dict[str, str]:
-    """Commit of each hub dataset that tasks were read from, as the datasets remember it."""
-    revisions = {}
-    for task in tasks:
-        for split in task.dataset.values():
-            for url in split.info.download_checksums or ():
-                match = re.match(r"hf://datasets/([^@]+)@([0-9a-f]{40})/", url)
-                if match:
-                    repository, commit = match.groups()
-                    revisions[repository] = commit
-    return revisions

@@ -18,6 +18,7 @@ from harp_lib.methods.alpha_search import model_digest
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.refit import RIDGE, Refit, refit_values
 from harp_lib.models.load import load_model, release_memory
+from harp_lib.models.repository import models_of_hub
 from harp_lib.models.tokenizer import adds_bos, first_token_id, tokenizer_digest
 from harp_lib.names import HARP, REFIT
 from harp_lib.pruning.architecture import decoder_layers
@@ -45,9 +46,8 @@ def _load(
         "dtype": str(model.dtype),
         **_tokens_of(model, tokenizer),
     }
-    revision = getattr(model.config, "_commit_hash", None)  # of the hub's repository
-    if revision:
-        inputs["revision"] = revision
+    for repository in models_of_hub([name]):
+        inputs["revision"] = repository.commit
     return model, tokenizer, inputs
 
 
