@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
 import nbformat
@@ -230,20 +231,25 @@ def _run(
 
     papermill.log.logger.setLevel("CRITICAL")  # an error is reported once, by who calls this
     try:
-        return papermill.execute_notebook(
-            notebook,
-            output,
-            parameters,
-            kernel_name="python3",
-            coalesce_streams=True,
-            stdout_file=terminal,
-            stderr_file=terminal,
-            progress_bar=False,  # a notebook has its own
-            # A kernel that is told to end would print that it was interrupted.
-            extra_arguments=["--IPKernelApp.log_level=CRITICAL"],
-            # Without this each kernel prints a warning.
-            config=Config({"KernelManager": {"transport_encryption": "auto"}}),
-        )
+        # The user's profile of IPython would change outputs; here is none.
+        with TemporaryDirectory(ignore_cleanup_errors=True) as no_profile:
+            return papermill.execute_notebook(
+                notebook,
+                output,
+                parameters,
+                kernel_name="python3",
+                coalesce_streams=True,
+                stdout_file=terminal,
+                stderr_file=terminal,
+                progress_bar=False,  # a notebook has its own
+                extra_arguments=[
+                    f"--ipython-dir={no_profile}",
+                    # A kernel that is told to end would print that it was interrupted.
+                    "--IPKernelApp.log_level=CRITICAL",
+                ],
+                # Without this each kernel prints a warning.
+                config=Config({"KernelManager": {"transport_encryption": "auto"}}),
+            )
     except DeadKernelError as error:
         advice = "choose a smaller model (--models) or profile"
         raise NotebookFailed(f"the kernel died: {KILLED}; {advice}") from error

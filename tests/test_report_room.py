@@ -10,7 +10,7 @@ from harp_lib import config
 from harp_lib.report import intervals, judge, save
 from harp_lib.report.frames import Results, with_plain_types
 from harp_lib.report.intervals import Interval
-from harp_lib.report.style import dot_panels
+from harp_lib.report.style import dot_panels, use_style
 
 ABOVE = Interval(0.2, 0.1, 0.3, 9, p=0.001)
 BELOW = -ABOVE
@@ -330,6 +330,18 @@ def test_links_lead_from_the_page_to_the_file(tmp_path, monkeypatch):
 
 
 # Style
+
+
+def test_figures_look_the_same_whatever_matplotlibrc_says():
+    with plt.rc_context():
+        plt.rcdefaults()
+        use_style()
+        usual = dict(plt.rcParams)
+        theirs = {"text.usetex": True, "savefig.facecolor": "black", "figure.dpi": 40}
+        plt.rcParams.update(theirs | {"font.sans-serif": ["Arial"], "savefig.bbox": None})
+        use_style()
+        assert dict(plt.rcParams) == usual
+        assert plt.rcParams["font.sans-serif"] == ["DejaVu Sans"], "which matplotlib brings"
 
 
 def test_dots_stand_at_their_values_and_reach_to_the_ends():

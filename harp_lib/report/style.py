@@ -31,7 +31,8 @@ _COLOURS_OF_MODELS = ("#482173", "#2e8b8b", "#7ab648", "#c8a415")  # rising with
 
 
 def use_style() -> None:
-    """Set the look that all figures share."""
+    """Set the look that all figures share, whatever the user's matplotlibrc says."""
+    plt.rcdefaults()
     sns.set_theme(
         context="notebook",
         style="ticks",
@@ -41,6 +42,7 @@ def use_style() -> None:
             "axes.spines.right": False,
             "axes.spines.top": False,
             "legend.frameon": False,
+            "font.sans-serif": ["DejaVu Sans"],  # matplotlib brings it; not every machine has Arial
             "svg.hashsalt": "harp",  # without it each svg file has other ids
         },
     )
