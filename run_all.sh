@@ -6,7 +6,10 @@ set -euo pipefail
 checkout=$(CDPATH='' cd -- "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd -P)
 # The caller's folder stays the working directory, so that relative paths mean what the caller
 # means. Modules that happen to lie there are not imported, because of python -P.
-export PYTHONPATH="$checkout${PYTHONPATH:+:$PYTHONPATH}"
+for name in "${!PYTHON@}"; do # what the caller's shell sets for other programs
+    [[ $name == PYTHONIOENCODING ]] || unset "$name"
+done
+export PYTHONPATH=$checkout
 
 if [[ -n ${HARP_PYTHON:-} ]]; then
     candidates=("$HARP_PYTHON")

@@ -29,8 +29,9 @@ from harp_lib.pruning.surgery import temporarily_pruned
 def paper_configs() -> dict[str, PreTrainedConfig]:
     """Configs of the paper's four models, by name, from the hub's ``config.json`` files."""
     configs = {}
-    for model, file_name in PAPER_MODELS.items():
-        content = json.loads((CONFIGS / f"{file_name}.json").read_bytes())
+    for model, hub_id in PAPER_MODELS.items():
+        name = hub_id.rpartition("/")[2]
+        content = json.loads((CONFIGS / f"{name}.json").read_bytes())
         configs[model] = AutoConfig.for_model(**content)
     return configs
 

@@ -188,6 +188,7 @@ def _command(
     command += ["--scheduler", "greedy"]
     command += ["--keep-going", "--rerun-incomplete"]
     command += ["--nolock"]  # a run has a lock of its own
+    command += ["--profile", "none"]  # whatever SNAKEMAKE_PROFILE names
     # What a job computes is in its parameters; the code of Snakefile also speaks of other jobs.
     command += ["--rerun-triggers", "mtime", "params"]
     if options.force:
@@ -195,6 +196,7 @@ def _command(
     if options.dry_run:
         command += ["--dry-run"]
     if options.executor == "local" or options.dry_run:
+        command += ["--workflow-profile", "none"]
         command += ["--cores", str(settings["cores"])]
         if settings["gpus"]:
             command += ["--resources", f"gpu={len(settings['gpus'])}"]

@@ -6,6 +6,7 @@ The standard library only at import, because this module also runs before set-up
 import argparse
 import os
 import re
+import site
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +31,8 @@ COMMANDS = {
 DEFAULT_PROFILES = {"run": "mini", "figures": "mini", "book": "small"}
 PASSED_ON = ("test", "lab")
 """Commands whose arguments go to another program."""
+OF_THE_USER = ("PYTHON", "MPLBACKEND", "MATPLOTLIBRC", "PANDAS_", "JUPYTER_PATH", "BASH_ENV")
+"""How environment variables begin that set up other programs of the user."""
 HELP_SHOWN = 3
 PROFILE_OF_PAGES = "small"
 """The profile whose marks stand on the front page and in ``docs/claims.md``."""
@@ -198,6 +201,8 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--check"]:
         return _check(arguments[1:])
     options = parse(arguments)
+    if options.command not in PASSED_ON:
+        set_environment()
     match options.command:
         case "run":
             from harp_lib import batch
@@ -215,6 +220,25 @@ def main(arguments: list[str]) -> int:
             _become("jupyterlab", f"--ServerApp.root_dir={config.NOTEBOOKS}", *options.rest)
         case "test":
             _become_pytest(options.rest)
+
+
+def set_environment() -> None:
+    """Drop what the user's shell sets for other programs, because it would reach what is published.
+
+    It holds for this process and those that it starts. Of PYTHONPATH the checkout alone is left.
+    """
+    for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        path = os.path.abspath(folder)
+        if path in sys.path and path not in (str(CHECKOUT), *site.getsitepackages()):
+            sys.path.remove(path)
+    for name in list(os.environ):
+        if name.startswith(OF_THE_USER):
+            del os.environ[name]
+    os.environ["PYTHONPATH"] = str(CHECKOUT)
+    # Files are read alike in any locale; the terminal has the encoding that it has here.
+    os.environ["PYTHONUTF8"] = "1"
+    if sys.stdout:
+        os.environ["PYTHONIOENCODING"] = f"{sys.stdout.encoding}:replace"
 
 
 def _check(arguments: list[str]) -> int:

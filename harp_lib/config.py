@@ -28,7 +28,7 @@ PAGE = "HARP_PAGE"  # in the environment of a kernel: the folder that its execut
 
 REGISTRY = tomllib.loads((DATA / "models.toml").read_text(encoding="utf-8"))
 NAMED_MODELS = REGISTRY["models"]  # which need no hub
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_ID = re.compile(r"(?!.*(?:--|\.\.))\w(?:[\w.-]*\w)?/\w(?:[\w.-]*\w)?")  # as the hub has it
 NAMED_DATASETS = ("embedded", "hub")  # anything else is a folder of benchmarks
 
 SECTIONS_WITH_TASKS = ("evaluation", "likelihoods", "longbench", "frontier")
@@ -40,9 +40,9 @@ def model_name(model: str) -> str:
 
     Anything else is a ValueError, whose message lists what may be chosen.
     """
-    folder = Path(model).expanduser()
-    if model and (folder / "config.json").is_file():
-        return str(folder.absolute())
+    folder = os.path.abspath(os.path.expanduser(model))
+    if model and os.path.isfile(os.path.join(folder, "config.json")):
+        return folder
     if model in NAMED_MODELS or HUB_ID.fullmatch(model):
         return model
     similar = difflib.get_close_matches(model, NAMED_MODELS, n=1)
@@ -64,15 +64,16 @@ def data_source(datasets: str) -> str:
 
 
 def slug(model: str) -> str:
-    """A model's name as part of a file name.
+    """A model's full name as part of a file name; no two models share it.
 
     The slash of a hub id becomes ``--``, and what does not go into names a dash. A folder keeps its
     last name, with a digest of its path.
     """
-    if model in NAMED_MODELS or not os.path.isdir(model):
+    if not os.path.isabs(model):
         return re.sub(r"[^\w.-]+", "-", model.replace("/", "--")).strip("-")
-    path = os.path.abspath(model)
-    return f"{Path(path).name}-{hashlib.sha256(path.encode()).hexdigest()[:6]}"
+    path = Path(os.path.abspath(model))
+    last_name = re.sub(r"[^\w.-]+", "-", path.name)
+    return f"{last_name}-{hashlib.sha256(str(path).encode()).hexdigest()[:6]}"
 
 
 def load_profile(
@@ -91,7 +92,7 @@ def load_profile(
     name : str
         Name of the YAML file in ``data/profiles``, without its suffix.
     models : list of str, optional
-        Models to use in place of the profile's.
+        Models to use in place of the profile's, as :func:`model_name` takes them.
     datasets : str, optional
         ``"embedded"``, ``"hub"`` or a folder of benchmarks, in place of the profile's.
     limit : int, optional
@@ -105,7 +106,7 @@ def load_profile(
     Raises
     ------
     ValueError
-        If there is no such profile or data source; the message lists what may be chosen.
+        If there is no such profile, model or data source; the message lists what may be chosen.
     """
     import torch
 
@@ -125,7 +126,8 @@ def read_profile(
     profile = _read_file(name)
     profile["name"] = name
     if models:
-        _replace_models(profile, models)
+        full_names = dict.fromkeys(model_name(model) for model in models)
+        _replace_models(profile, list(full_names))
     if datasets:
         profile["datasets"] = data_source(datasets)
     if limit is not None:

@@ -1,8 +1,9 @@
 """Titles, colours and spellings that several rooms share; no torch, so that reports load fast."""
 
 import os
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -84,24 +85,42 @@ CORPORA = _read_yaml("corpora")
 CORPUS_TITLES = {name: corpus["title"] for name, corpus in CORPORA.items()}
 
 PAPER_MODELS = {
-    "LLaMA3.1-8B": "Llama-3.1-8B",
-    "Mistral-7B-v0.3": "Mistral-7B-v0.3",
-    "Qwen2-7B": "Qwen2-7B",
-    "Gemma2-9B": "gemma-2-9b",
+    "LLaMA3.1-8B": "meta-llama/Llama-3.1-8B",
+    "Mistral-7B-v0.3": "mistralai/Mistral-7B-v0.3",
+    "Qwen2-7B": "Qwen/Qwen2-7B",
+    "Gemma2-9B": "google/gemma-2-9b",
 }
-"""The name of a model's repository on the hub, by the paper's spelling of the model."""
+"""The hub ids of the paper's models, by the paper's spelling."""
 
 
-def display_name(model: str) -> str:
-    """Name of a model in tables and figures.
+def short_names(models: Collection[str]) -> dict[str, str]:
+    """Names for tables and figures of models that are given by their full names.
 
-    This is the registry's title, or else the last part of the hub id or folder.
+    A model of the registry has its short one there. Another one has the last part of its hub id or
+    path, and as many parts before it as it takes to be no other model's: none of ``models``, of
+    the registry or of the paper.
     """
+    candidates = {model: _names(model) for model in {*models, *config.NAMED_MODELS}}
+    for spelling, hub_id in PAPER_MODELS.items():
+        candidates[hub_id] = [*_names(hub_id), spelling]
+    # For each name, how many models may have it.
+    among_all = Counter(name for names in candidates.values() for name in set(names))
+    registered = [set(candidates[model]) for model in config.NAMED_MODELS]
+    in_registry = Counter(name for names in registered for name in names)
+    short = {}
+    for model in models:
+        counts = in_registry if model in config.NAMED_MODELS else among_all
+        free = [name for name in candidates[model] if counts[name] == 1]
+        short[model] = free[0] if free else model
+    return short
+
+
+def _names(model: str) -> list[str]:
+    """A model's names in the registry, or the ends of its hub id or path, the shortest first."""
     if model in config.NAMED_MODELS:
-        return config.NAMED_MODELS[model]["title"]
-    return Path(os.path.abspath(model)).name
-
-
-def short_name(model: str) -> str:
-    """Name of a model in the notebooks: the registry's short one, or else :func:`display_name`."""
-    return config.NAMED_MODELS.get(model, {}).get("short") or display_name(model)
+        fields = config.NAMED_MODELS[model]
+        return [fields.get("short", fields["title"]), fields["title"], model]
+    if not os.path.isabs(model) and not config.HUB_ID.fullmatch(model):
+        return [model]
+    parts = model.split("/")
+    return ["/".join(parts[-number:]) for number in range(1, len(parts) + 1)]

@@ -7,7 +7,6 @@ a hook of each commit, and so does each run.
 """
 
 import copy
-import json
 import os
 import re
 import sys
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
 import nbformat
@@ -29,6 +29,13 @@ INJECTED = "injected-parameters"  # papermill's tag of the cell behind it, which
 LOADS_A_MODEL = "model"  # the tag of the cells that load one, or compute results
 AT_ONCE = 2  # notebooks that are drawn side by side
 LAST = "00"  # the number of the notebook that shows what the others judge
+TEXTS = {"text/plain", "text/markdown"}  # kinds of output
+PART_OF_HTML = re.compile(
+    r"<(script|style|svg)\b.*?</\1\s*>|<[^>]*>|[^<]+", re.DOTALL | re.IGNORECASE
+)
+"""Code or a picture, a tag, or text."""
+BEFORE_A_PATH = r"(?:(?<=file://)|(?<![^\s'\"`(\[{<>=,:;|]))(?<!;base64,)"
+AFTER_A_FOLDER = r"(?=[/\s'\"`)\]}<>,:;|]|&(?!amp;)#?\w+;|[.?!]?(?:\s|$))"
 KILLED = "its process was killed: as a rule the machine ran out of memory"
 
 
@@ -72,15 +79,15 @@ def execute(name: str, profile: str, parameters: dict[str, Any]) -> Path:
     except NotebookFailed as failure:
         file = os.path.relpath(unfinished, config.ROOT)
         raise NotebookFailed(f"{failure}; see {file}") from failure
-    datasets = parameters.get("datasets")
-    portable = json.loads(_without_local_paths(json.dumps(parameters), datasets))
+    folders = _names_of_local_folders(parameters.get("datasets"))
+    portable = _portable(parameters, folders)
     written = with_outputs(source, executed)
+    _make_portable(written, portable, folders)
     written.metadata["harp"] = {
         "parameters": portable,
         "digest": digest_of(source, portable, cells_shown(profile, name)),
     }
-    text = _without_local_paths(nbformat.writes(written), datasets)
-    unfinished.write_text(text, encoding="utf-8")
+    unfinished.write_text(nbformat.writes(written), encoding="utf-8")
     unfinished.replace(output)
     return output
 
@@ -224,20 +231,25 @@ def _run(
 
     papermill.log.logger.setLevel("CRITICAL")  # an error is reported once, by who calls this
     try:
-        return papermill.execute_notebook(
-            notebook,
-            output,
-            parameters,
-            kernel_name="python3",
-            coalesce_streams=True,
-            stdout_file=terminal,
-            stderr_file=terminal,
-            progress_bar=False,  # a notebook has its own
-            # A kernel that is told to end would print that it was interrupted.
-            extra_arguments=["--IPKernelApp.log_level=CRITICAL"],
-            # Without this each kernel prints a warning.
-            config=Config({"KernelManager": {"transport_encryption": "auto"}}),
-        )
+        # The user's profile of IPython would change outputs; here is none.
+        with TemporaryDirectory(ignore_cleanup_errors=True) as no_profile:
+            return papermill.execute_notebook(
+                notebook,
+                output,
+                parameters,
+                kernel_name="python3",
+                coalesce_streams=True,
+                stdout_file=terminal,
+                stderr_file=terminal,
+                progress_bar=False,  # a notebook has its own
+                extra_arguments=[
+                    f"--ipython-dir={no_profile}",
+                    # A kernel that is told to end would print that it was interrupted.
+                    "--IPKernelApp.log_level=CRITICAL",
+                ],
+                # Without this each kernel prints a warning.
+                config=Config({"KernelManager": {"transport_encryption": "auto"}}),
+            )
     except DeadKernelError as error:
         advice = "choose a smaller model (--models) or profile"
         raise NotebookFailed(f"the kernel died: {KILLED}; {advice}") from error
@@ -268,15 +280,60 @@ def _place_of_parameters(notebook: NotebookNode) -> int:
     return 0
 
 
-def _without_local_paths(text: str, datasets: str | None) -> str:
-    """Replace paths that depend on the machine by names that do not."""
-    folder_of_rows = Path(datasets or "")
-    replacements = [(config.ROOT, "."), (Path(sys.prefix), "<environment>"), (Path.home(), "~")]
-    if folder_of_rows.is_absolute():
-        replacements.insert(0, (folder_of_rows, folder_of_rows.name))
-    for folder, name in replacements:
-        text = re.sub(rf"(?<![\w./-]){re.escape(str(folder))}(?![\w-])", name, text)
-    return text
+def _names_of_local_folders(datasets: str | None) -> dict[str, str]:
+    """What executed notebooks call the folders that only this machine has, by their paths.
+
+    A root and a folder in a root, as ``/app`` or ``/root``, keep their paths. In a text these may
+    be something else, and they tell nothing of the machine.
+    """
+    folders = {"~": "~", sys.prefix: "<environment>", config.ROOT: "."}
+    if datasets and os.path.isabs(datasets):
+        folders[datasets] = Path(datasets).name
+    names = {}
+    for folder, name in folders.items():
+        path = os.path.abspath(os.path.expanduser(folder))
+        names |= {path: name, os.path.realpath(path): name}
+    return {path: name for path, name in names.items() if len(Path(path).parts) > 2}
+
+
+def _make_portable(
+    notebook: NotebookNode, parameters: dict[str, Any], folders: dict[str, str]
+) -> None:
+    """Remove the paths of this machine from an executed notebook.
+
+    Its outputs that are text get the names of ``folders``, and so do ``parameters``, which its
+    cell shows. Other code and pictures stay as they are.
+    """
+    from papermill.translators import translate_parameters
+
+    def of_html(part: re.Match) -> str:
+        return part[0] if part[0].startswith("<") else _portable(part[0], folders)
+
+    for cell in notebook.cells:
+        if INJECTED in _tags(cell):
+            cell.source = translate_parameters("python3", "python", parameters)
+        for output in cell.get("outputs", []):
+            if output.output_type == "stream":
+                output.text = _portable(output.text, folders)
+            data = output.get("data", {})
+            for kind in TEXTS & data.keys():
+                data[kind] = _portable(data[kind], folders)
+            if "text/html" in data:
+                data["text/html"] = PART_OF_HTML.sub(of_html, data["text/html"])
+
+
+def _portable(value: Any, folders: dict[str, str]) -> Any:
+    """A text, or what lists and dicts hold, with names of folders where these are whole parts."""
+    if isinstance(value, dict):
+        return {key: _portable(item, folders) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_portable(item, folders) for item in value]
+    if not isinstance(value, str) or not folders:
+        return value
+    longest_first = sorted(folders, key=len, reverse=True)
+    paths = "|".join(map(re.escape, longest_first))
+    whole_parts = f"{BEFORE_A_PATH}({paths}){AFTER_A_FOLDER}"
+    return re.sub(whole_parts, lambda found: folders[found[1]], value)
 
 
 if __name__ == "__main__":

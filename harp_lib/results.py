@@ -310,6 +310,14 @@ def listed_cells(profile: str, unit: str) -> dict[str, str]:
     return {}
 
 
+def stored_models(profile: str) -> set[str]:
+    """The models of all results of a profile, of this checkout and committed ones."""
+    runs = []
+    for root in (config.RESULTS, config.REFERENCE):
+        runs += (root / profile).glob("*/run-*.json")
+    return {model for model, *_ in _listed(runs)}
+
+
 def _runs(folder: Path) -> list[Path]:
     """The lists of cells of a store, in the order in which their cells are returned."""
     return sorted(folder.glob("run-*.json"))

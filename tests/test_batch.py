@@ -135,6 +135,47 @@ def test_a_changed_sentence_is_copied_and_executes_nothing(tmp_path):
     assert changed.metadata["harp"]["digest"] != stamp["digest"]
 
 
+SHOWS = """
+import os
+import sys
+import pandas as pd
+
+print(pd.Series([1 / 3]), sys.flags.optimize, os.environ["PYTHONPATH"])
+1
+2
+"""
+
+
+def test_what_the_user_has_set_up_does_not_reach_a_run(tmp_path, monkeypatch):
+    """Settings of Snakemake, IPython, Jupyter and Python."""
+    work = Checkout(tmp_path / "work", {"01_shows": SHOWS})
+    executed = work.root / "notebooks" / "executed" / "smoke" / "01_shows.ipynb"
+    work.run("--only", "01")
+    usual = nbformat.read(executed, 4).cells
+    executed.unlink()
+
+    rounding = "import pandas\npandas.set_option('display.precision', 2)\n"
+    files = {
+        "snakemake/config.yaml": "dry-run: true\n",
+        "work/data/results/smoke/profiles/default/config.yaml": "dry-run: true\n",
+        "profile_default/ipython_config.py": "c.InteractiveShell.ast_node_interactivity = 'all'",
+        "profile_default/startup/00.py": rounding,
+        "startup.py": rounding,
+        "kernels/python3/kernel.json": '{"argv": ["false"], "display_name": "", "language": ""}',
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setenv("SNAKEMAKE_PROFILE", str(tmp_path / "snakemake"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONSTARTUP", str(tmp_path / "startup.py"))
+    monkeypatch.setenv("PYTHONOPTIMIZE", "1")
+    code, shown = work.run("--only", "01")
+    assert code == 0, shown
+    assert nbformat.read(executed, 4).cells == usual
+
+
 def test_killed_waiting_and_interrupted_runs_leave_finished_cells(tmp_path):
     """The first run is killed while a second one waits, which goes on alone and is interrupted.
 

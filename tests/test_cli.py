@@ -77,6 +77,20 @@ def test_relative_folders_are_the_callers(tmp_path, monkeypatch):
     assert options.datasets == str(tmp_path / "model")
 
 
+def test_what_the_shell_sets_for_other_programs_is_dropped(tmp_path, monkeypatch):
+    own = {"PYTHONPATH": str(CHECKOUT), "PYTHONUTF8": "1", "OMP_NUM_THREADS": "3"}
+    theirs = {"PYTHONPATH": f"{tmp_path}:{CHECKOUT}", "PYTHONUTF8": "0", "OMP_NUM_THREADS": "3"}
+    theirs |= dict.fromkeys(("PYTHONHOME", "MPLBACKEND", "MATPLOTLIBRC"), "x")
+    monkeypatch.setattr(os, "environ", theirs)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(CHECKOUT), *sys.path])
+    cli.set_environment()
+    encoding = os.environ.pop("PYTHONIOENCODING")
+    assert encoding == f"{sys.stdout.encoding}:replace"
+    assert os.environ == own
+    assert str(tmp_path) not in sys.path
+    assert str(CHECKOUT) in sys.path
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_of_the_front_page_are_accepted(command, tmp_path, monkeypatch):
     (tmp_path / "my-model").mkdir()

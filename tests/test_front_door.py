@@ -108,8 +108,10 @@ def test_git_keeps_pictures_and_numbers_of_small_alone():
     assert not [name for name in listed.stdout.split() if not re.fullmatch(kept, name)]
 
 
-def test_the_drawing_is_the_committed_one(tmp_path):
+def test_the_drawing_is_the_committed_one(tmp_path, monkeypatch):
     drawn = tmp_path / "harp.svg"
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nsavefig.facecolor: black\n")
+    monkeypatch.setenv("MATPLOTLIBRC", str(tmp_path))
     subprocess.run([sys.executable, CHECKOUT / "figures" / "draw_harp.py", drawn], check=True)
     assert drawn.read_bytes() == (CHECKOUT / "figures" / "harp.svg").read_bytes()
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils import logging
 
 from harp_lib import load_model
-from harp_lib.config import NAMED_MODELS, slug
+from harp_lib.config import NAMED_MODELS, model_name, read_profile, slug
 from harp_lib.models import registry
 from harp_lib.models.load import release_memory
 from harp_lib.models.registry import (
@@ -21,25 +21,58 @@ from harp_lib.models.registry import (
     tiny_model,
     tiny_tokenizer,
 )
-from harp_lib.names import display_name
+from harp_lib.names import short_names
 from harp_lib.prefix_lm.onednn import evaluating
 
 TEXT = "The with statement wraps a block: naïve café, 日本語, 🙂 12345\n\n    def f(x): return x"
 
 
-def test_names_of_models_as_titles_and_in_file_names():
+def test_short_names_of_models_are_no_other_model_s():
     assert set(NAMED_MODELS) == FROM_WHEELS.keys() | FAMILIES.keys()
-    titles = {
-        "smollm2-135m": "SmolLM2 135M",
+    alone = {
+        "smollm2-135m": "SmolLM2",
         "tiny-gemma2": "tiny random Gemma-2",
-        "meta-llama/Llama-3.1-8B": "Llama-3.1-8B",
-        "checkpoints/pruned/": "pruned",
-        ".": Path.cwd().name,
+        "meta-llama/Llama-3.2-1B": "Llama-3.2-1B",
+        "Qwen/Qwen2-7B": "Qwen2-7B",
+        "/home/me/pruned": "pruned",
+        "LLaMA3.1-8B (random weights), A / B": "LLaMA3.1-8B (random weights), A / B",
     }
-    assert {name: display_name(name) for name in titles} == titles
+    assert short_names(alone) == alone
+    alike = {
+        "meta-llama/Llama-3.2-1B": "meta-llama/Llama-3.2-1B",
+        "unsloth/Llama-3.2-1B": "unsloth/Llama-3.2-1B",
+        "/home/me/Llama-3.2-1B": "me/Llama-3.2-1B",
+        "/first/run/model": "first/run/model",
+        "/second/run/model": "second/run/model",
+        "/model": "/model",
+        "/home/me/SmolLM2": "me/SmolLM2",  # the registry's
+        "/home/me/smollm2-135m": "me/smollm2-135m",
+        "/home/me/LLaMA3.1-8B": "me/LLaMA3.1-8B",  # the paper's
+        "unsloth/Llama-3.1-8B": "unsloth/Llama-3.1-8B",
+    }
+    assert short_names(alike) == alike
+    assert len(set(short_names([*alone, *alike]).values())) == len({*alone, *alike})
+
+
+def test_models_in_file_names():
     assert slug("meta-llama/Llama-3.1-8B") == "meta-llama--Llama-3.1-8B"
     assert slug("LLaMA3.1-8B (random weights), H100") == "LLaMA3.1-8B-random-weights-H100"
-    assert slug(".").startswith(f"{Path.cwd().name}-")
+    assert slug("/first/it's {a} model").startswith("it-s-a-model-")
+    assert slug("/first/model") != slug("/second/model")
+
+
+def test_a_model_has_one_full_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "model").mkdir(parents=True)
+    assert model_name("owner/model") == "owner/model", "no model is in this folder"
+    assert slug("owner/model") == "owner--model", "wherever a job runs"
+    (tmp_path / "owner" / "model" / "config.json").touch()
+    ways = ["owner/model", "./owner/../owner/model/", str(tmp_path / "owner" / "model")]
+    assert {model_name(way) for way in ways} == {ways[-1]}
+    assert read_profile("smoke", models=ways)["models"] == [ways[-1]]
+    for refused in ("a--b/c", "a/b..c", "a/b-", "a/b/c"):  # as the hub does
+        with pytest.raises(ValueError, match="unknown model"):
+            model_name(refused)
 
 
 def test_memory_is_given_back():

@@ -89,6 +89,55 @@ print(datasets)
     assert "papermill" not in text
 
 
+SHOWN = """
+from pathlib import Path
+from IPython.display import HTML, SVG, Image, Markdown, display
+
+print(1 / 2, f"and {folder}/x, {folder}, {folder}.", f"{folder}-2/x {folder}.bak /x{folder}/y")
+print([f"{folder}/x", Path(folder)], f"file://{folder}/x km{folder}")
+picture = f"iVBORw0{folder}/AAAA {folder}/x"
+display({"image/svg+xml": f"<svg>{folder}/x</svg>", "image/png": picture}, raw=True)
+display(HTML(f"<a href='{folder}/x'>{folder}/x</a><script>'{folder}/x'</script>"))
+display(Markdown(f"{folder}/x <img src='data:image/png;base64,{folder}/x'>"))
+"""
+
+
+def shown_in(home, toys, monkeypatch):
+    """What an executed notebook has of outputs that name a home, by kind, and its code."""
+    monkeypatch.setenv("HOME", home)
+    toys(**{"01_paths": f"folder = {home!r}\n{SHOWN}"})
+    file = notebooks.execute("01_paths", "smoke", {"models": [f"{home}/model", "owner/name"]})
+    executed = nbformat.read(file, as_version=4)
+    assert notebooks.code_of(executed) == notebooks.code_of(notebooks.read("01_paths"))
+    outputs = executed.cells[-1].outputs
+    shown = {"text": "".join(output.get("text", "") for output in outputs)}
+    for output in outputs:
+        shown |= output.get("data", {})
+    return shown, executed
+
+
+def test_local_folders_have_names_where_outputs_are_text(toys, monkeypatch):
+    home = "/home/some.body"
+    shown, executed = shown_in(home, toys, monkeypatch)
+    assert shown["text"] == (
+        f"0.5 and ~/x, ~, ~. {home}-2/x {home}.bak /x{home}/y\n"
+        f"['~/x', PosixPath('~')] file://~/x km{home}\n"
+    )
+    assert shown["image/svg+xml"] == f"<svg>{home}/x</svg>"
+    assert shown["image/png"] == f"iVBORw0{home}/AAAA {home}/x"
+    assert shown["text/html"] == f"<a href='{home}/x'>~/x</a><script>'{home}/x'</script>"
+    assert shown["text/markdown"] == f"~/x <img src='data:image/png;base64,{home}/x'>"
+    assert executed.metadata["harp"]["parameters"] == {"models": ["~/model", "owner/name"]}
+    assert executed.cells[1].source == '# Parameters\nmodels = ["~/model", "owner/name"]\n'
+
+
+@pytest.mark.parametrize("home", ["/", "/root"])
+def test_a_root_and_a_folder_in_it_are_shown_as_they_are(home, toys, monkeypatch):
+    shown, executed = shown_in(home, toys, monkeypatch)
+    assert shown["text"].startswith(f"0.5 and {home}/x, {home}, {home}. {home}-2/x")
+    assert "~" not in str(executed.cells)
+
+
 # ---- without a model
 
 OPEN = """

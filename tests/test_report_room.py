@@ -7,10 +7,11 @@ from matplotlib import pyplot as plt
 from scipy import stats
 
 from harp_lib import config
-from harp_lib.report import intervals, judge, save
+from harp_lib.report import intervals, judge, ledger, save
 from harp_lib.report.frames import Results, with_plain_types
 from harp_lib.report.intervals import Interval
-from harp_lib.report.style import dot_panels
+from harp_lib.report.style import dot_panels, model_colours, use_style
+from harp_lib.results import Cell, ResultStore
 
 ABOVE = Interval(0.2, 0.1, 0.3, 9, p=0.001)
 BELOW = -ABOVE
@@ -88,6 +89,59 @@ def test_baselines_with_equal_plans_share_a_title(results):
     assert not plans.loc[("Gemma", "wanda-sp"), "first"]
     assert plans.loc[("SmolLM2", "mag-sp"), "title"] == "Mag-sp"
     assert plans.loc[("SmolLM2", "mag-sp"), "groups_per_layer"] == 3
+
+
+ALIKE = ("owner/model", "other/model", "/home/me/SmolLM2", "smollm2-135m")
+"""Models whose last names, or names in figures, are the same."""
+
+
+@pytest.fixture
+def alike(results):
+    """Results of a profile that holds these models, each with a value of its own."""
+    store = ResultStore("mini", "baselines")
+    for number, model in enumerate(ALIKE):
+        rows = [{"quantity": "nll", "value": number}, {"quantity": "tokens", "value": 1}]
+        row_of_question = {"question": 0, "score": number}
+        result = {
+            "rows": [row | {"document": 0} | row_of_question for row in rows],
+            "plan": {"layers": [number]},
+        }
+        for method in ("flap", "mag-sp"):
+            store.result(model, Cell(method, "plan", {"model": model}, lambda made=result: made))
+    store.finish("baselines")
+    return Results("mini")
+
+
+def test_models_of_one_last_name_stay_apart(alike):
+    short = ["SmolLM2", "owner/model", "other/model", "me/SmolLM2"]
+    numbers = {"owner/model": 0, "other/model": 1, "me/SmolLM2": 2, "SmolLM2": 3}
+    rows = alike.rows("baselines", "nll").groupby("model", sort=False)["value"]
+    assert rows.nunique().to_dict() == dict.fromkeys(short, 1)
+    assert rows.first().to_dict() == numbers
+    for frame in (alike.documents("baselines"), alike.plans(), alike.questions("baselines")):
+        assert frame.groupby(["model", "method"]).size().max() <= 2
+        assert set(frame["model"]) == set(short)
+    colours = model_colours(short)
+    assert len(set(map(str, colours.values()))) == len(short)
+
+
+def test_verdicts_have_full_names_because_other_notebooks_know_other_models(alike, monkeypatch):
+    entries = dict(list(judge.claims().items()))
+    claim = next(name for name, entry in entries.items() if entry["kind"] == "measured")
+    monkeypatch.setattr(judge, "claims", lambda: {claim: entries[claim]})
+    assert "model" in alike.rows("baselines")
+    for model in ("SmolLM2", "me/SmolLM2"):
+        alike.judge(claim, model, ABOVE)
+    assert "me/SmolLM2" in alike.verdict().data
+    (file,) = config.FIGURES.glob("mini/verdicts/*.csv")
+    assert pd.read_csv(file)["model"].tolist() == ["smollm2-135m", "/home/me/SmolLM2"]
+    other = file.with_name("99.csv")
+    for model in ("/your/SmolLM2", "007"):
+        frame = pd.read_csv(file).assign(model=model)
+        frame.to_csv(other, index=False)
+        names = ledger.verdicts("mini")["model"].unique()
+        assert len(names) == 3
+    assert names[-1] == "007", "not 7"
 
 
 # Intervals, each with a twin
@@ -330,6 +384,18 @@ def test_links_lead_from_the_page_to_the_file(tmp_path, monkeypatch):
 
 
 # Style
+
+
+def test_figures_look_the_same_whatever_matplotlibrc_says():
+    with plt.rc_context():
+        plt.rcdefaults()
+        use_style()
+        usual = dict(plt.rcParams)
+        theirs = {"text.usetex": True, "savefig.facecolor": "black", "figure.dpi": 40}
+        plt.rcParams.update(theirs | {"font.sans-serif": ["Arial"], "savefig.bbox": None})
+        use_style()
+        assert dict(plt.rcParams) == usual
+        assert plt.rcParams["font.sans-serif"] == ["DejaVu Sans"], "which matplotlib brings"
 
 
 def test_dots_stand_at_their_values_and_reach_to_the_ends():

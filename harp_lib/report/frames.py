@@ -6,10 +6,10 @@ import pandas as pd
 from IPython.display import Markdown
 
 from harp_lib import config
-from harp_lib.names import BASELINES, CORPUS_TITLES, METHOD_TITLES, short_name
+from harp_lib.names import BASELINES, CORPUS_TITLES, METHOD_TITLES, short_names
 from harp_lib.report import judge, save
 from harp_lib.report.intervals import Interval
-from harp_lib.results import Cells, read_results
+from harp_lib.results import Cells, read_results, stored_models
 from harp_lib.units import NOTEBOOKS
 
 KEY = ["model", "method", "task"]  # the columns that name a cell
@@ -74,9 +74,19 @@ class Results:
         self._units = NOTEBOOKS.get(notebook, ())
         self.folder = config.FIGURES / profile
         self.read: dict[str, Cells] = {}
+        self._names: dict[str, str] = {}  # short ones, by full name
         self._judgements: list[dict[str, Any]] = []
 
     # Rows
+
+    def short_name(self, model: str) -> str:
+        """The name of a model in this profile's tables and figures, from its full one.
+
+        No other model of the profile has it; see :func:`.short_names`.
+        """
+        if model not in self._names:
+            self._names = short_names({model, *self._names, *stored_models(self.profile)})
+        return self._names[model]
 
     def cells(self, store: str) -> Cells:
         """The cells of a store by model, method and name, in the registry's order of models.
@@ -103,7 +113,7 @@ class Results:
         Returns
         -------
         DataFrame
-            Columns: model (its short name), method, task, quantity, the coordinates that these
+            Columns: model (:meth:`short_name`), method, task, quantity, the coordinates that these
             rows have (corpus, split, document, layer, …), ``text`` (the title of the corpus, where
             there is one), and value.
 
@@ -123,7 +133,7 @@ class Results:
                     raise ValueError(f"{store} has no quantity {quantity!r}; it has {choices}")
             frame = frame[frame["quantity"].isin(quantities)]
         frame = with_plain_types(frame)
-        frame["model"] = frame["model"].map(short_name)
+        frame["model"] = frame["model"].map(self.short_name)
         if "corpus" in frame:
             frame["text"] = frame["corpus"].map(CORPUS_TITLES)
         return frame
@@ -151,7 +161,7 @@ class Results:
         for store in reversed(stores):
             cells |= self.cells(store)
         asked = with_plain_types(stacked(cells))
-        asked["model"] = asked["model"].map(short_name)
+        asked["model"] = asked["model"].map(self.short_name)
         return asked
 
     def plans(self) -> pd.DataFrame:
@@ -168,7 +178,7 @@ class Results:
         for (model, method, task), cell in self.cells("baselines").items():
             plan = cell["result"].get("plan")
             if task == "plan" and plan:
-                record = {"model": short_name(model), "method": method}
+                record = {"model": self.short_name(model), "method": method}
                 record["title"] = METHOD_TITLES.get(method, method)
                 record["first"] = True
                 record["plan"] = {name: part for name, part in plan.items() if name != "method"}
@@ -219,9 +229,9 @@ class Results:
 
     def _absent(self, statement: str) -> list[str]:
         """The models of the registry that a statement names, and whose cells were not read."""
-        read = {short_name(model) for cells in self.read.values() for model, *_ in cells}
-        named = [short_name(name) for name in config.NAMED_MODELS]
-        return [name for name in named if name in statement and name not in read]
+        read = {model for cells in self.read.values() for model, *_ in cells}
+        named = [name for name in config.NAMED_MODELS if self.short_name(name) in statement]
+        return [self.short_name(name) for name in named if name not in read]
 
     def judge(
         self,
@@ -232,7 +242,9 @@ class Results:
         reason: str = "",
     ) -> None:
         """Judge a claim of the paper on one model; see :func:`.judge.judgement`."""
-        self._judgements += judge.judgement(claim, model, effects, within, reason)
+        full_names = {short: name for name, short in self._names.items()}
+        full_name = full_names.get(model, model)
+        self._judgements += judge.judgement(claim, full_name, effects, within, reason)
 
     def verdict(self) -> Markdown:
         """The marks of all claims that were judged, which are written to a file, too.
@@ -245,4 +257,4 @@ class Results:
         ValueError
             If the claims belong to several notebooks, or one of the notebook's is missing.
         """
-        return save.write_verdict(self._judgements, self.folder)
+        return save.write_verdict(self._judgements, self.folder, self.short_name)

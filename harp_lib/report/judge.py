@@ -82,7 +82,7 @@ def judgement(
     claim : str
         Its id in ``claims.yaml``.
     model : str
-        Short name of the model.
+        Full name of the model.
     effects : sequence of Interval
         As :func:`mark` takes them; the intervals are written unadjusted, the p values adjusted.
     within : (float, float), optional

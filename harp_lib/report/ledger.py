@@ -9,6 +9,7 @@ import pandas as pd
 import yaml
 
 from harp_lib import config
+from harp_lib.names import short_names
 from harp_lib.report import judge
 
 MOST_EFFECTS = 6  # of a claim on a model that are shown one by one
@@ -22,8 +23,8 @@ def verdicts(profile: str) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Columns: those of :data:`.judge.COLUMNS`, and the claim's kind and front_page ("" without
-        one), from ``claims.yaml``, in whose order the claims stand.
+        Columns: those of :data:`.judge.COLUMNS`, with short names of models, and the claim's kind
+        and front_page ("" without one), from ``claims.yaml``, in whose order the claims stand.
 
     Raises
     ------
@@ -35,7 +36,8 @@ def verdicts(profile: str) -> pd.DataFrame:
         raise FileNotFoundError(
             f"no verdicts of the profile {profile!r}: ./run_all.sh --profile {profile} first"
         )
-    rows = pd.concat([pd.read_csv(file) for file in files])
+    rows = pd.concat([pd.read_csv(file, converters={"model": str}) for file in files])
+    rows["model"] = rows["model"].map(short_names(rows["model"].unique()))
     texts = ["effect", "within", "mark", "reason"]
     rows[texts] = rows[texts].astype(object).fillna("")
     entries = judge.claims()

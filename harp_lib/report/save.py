@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections.abc import Callable
 from os.path import relpath
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,13 @@ def write_table(
     return Markdown(f"{text}\n\n{caption(name, csv)}")
 
 
-def write_verdict(judgements: list[dict[str, Any]], folder: Path) -> Markdown:
-    """Write a notebook's judgements, and return its marks as a table; see ``Results.verdict``."""
+def write_verdict(
+    judgements: list[dict[str, Any]], folder: Path, short_name: Callable[[str], str]
+) -> Markdown:
+    """Write a notebook's judgements, and return its marks as a table; see ``Results.verdict``.
+
+    The file has full names of models, since other notebooks may know other models.
+    """
     frame = pd.DataFrame(judgements, columns=judge.COLUMNS)
     claims = judge.claims()
     notebooks = {claims[claim]["notebook"] for claim in frame["claim"]}
@@ -105,6 +111,7 @@ def write_verdict(judgements: list[dict[str, Any]], folder: Path) -> Markdown:
     file = folder / "verdicts" / f"{notebook}.csv"
     file.parent.mkdir(parents=True, exist_ok=True)
     frame.to_csv(file, index=False)
+    frame["model"] = frame["model"].map(short_name)
     marks = frame.drop_duplicates(["claim", "model"])
     marks = marks[marks["mark"] != judge.UNMARKED]
     marks = marks.pivot_table("mark", "claim", "model", aggfunc="first").fillna("")

@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from harp_lib import config
-from harp_lib.names import CATALOGUE, METHOD_TITLES, short_name
+from harp_lib.names import CATALOGUE, METHOD_TITLES, short_names
 
 DENSE = "#4d4d4d"  # the dense model, and lines that nothing is measured for
 SHADE = "#ececec"  # the layers that HARP prunes
@@ -31,7 +31,8 @@ _COLOURS_OF_MODELS = ("#482173", "#2e8b8b", "#7ab648", "#c8a415")  # rising with
 
 
 def use_style() -> None:
-    """Set the look that all figures share."""
+    """Set the look that all figures share, whatever the user's matplotlibrc says."""
+    plt.rcdefaults()
     sns.set_theme(
         context="notebook",
         style="ticks",
@@ -41,6 +42,7 @@ def use_style() -> None:
             "axes.spines.right": False,
             "axes.spines.top": False,
             "legend.frameon": False,
+            "font.sans-serif": ["DejaVu Sans"],  # matplotlib brings it; not every machine has Arial
             "svg.hashsalt": "harp",  # without it each svg file has other ids
         },
     )
@@ -48,7 +50,7 @@ def use_style() -> None:
 
 def model_colours(models: Iterable[str]) -> dict[str, Any]:
     """A colour for each model by its short name; the registry's models always have the same one."""
-    named = (short_name(name) for name in config.NAMED_MODELS)
+    named = short_names(config.NAMED_MODELS).values()
     known = dict(zip(named, _COLOURS_OF_MODELS, strict=False))
     names = list(dict.fromkeys(models))
     others = [name for name in names if name not in known]
