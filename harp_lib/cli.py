@@ -143,6 +143,19 @@ def _add_options_of_run(run: argparse.ArgumentParser) -> None:
         help="local (default), or slurm: on a cluster",
     )
     run.add_argument("--dry-run", action="store_true", help="show what would run, and why")
+    instead = run.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="before a run on GPUs: the same in minutes in the folder rehearsal, with tiny random "
+        "models and made-up rows in place of the hub's",
+    )
+    instead.add_argument(
+        "--trial",
+        action="store_true",
+        help="after that: a few rows, documents and ranges of one model of the hub, in the folder "
+        "trial",
+    )
 
 
 def _checked(check: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -205,6 +218,8 @@ def main(arguments: list[str]) -> int:
         set_environment()
     match options.command:
         case "run":
+            if options.rehearse or options.trial:
+                return _start_elsewhere(options, arguments)
             from harp_lib import batch
 
             return batch.run(options)
@@ -247,6 +262,17 @@ def _check(arguments: list[str]) -> int:
     except SystemExit as stop:
         return stop.code or HELP_SHOWN
     return 0
+
+
+def _start_elsewhere(options: argparse.Namespace, arguments: list[str]) -> int:
+    """Start the same run as a rehearsal or a trial, which has a folder of its own."""
+    sys.path.insert(0, str(CHECKOUT / "tests"))  # of this process alone
+    from rehearse import start
+
+    arguments = [word for word in arguments if word not in ("--rehearse", "--trial")]
+    if options.rehearse:
+        return start.rehearse(options, arguments)
+    return start.try_out(options, arguments)
 
 
 def _draw_figures(profile: str) -> int:

@@ -84,8 +84,9 @@ def load_profile(
 ) -> dict[str, Any]:
     """Read a profile, and replace its models, its data source or its numbers of rows where given.
 
-    Where there is no GPU, its ``dtype`` becomes float32, because many processors emulate bfloat16,
-    which takes 4 to 15 times as long. What ``dtype_of`` says of single models is kept.
+    Where there is no GPU, its ``dtype`` becomes ``dtype_on_cpu``, by default float32, because many
+    processors emulate bfloat16, which takes 4 to 15 times as long. What ``dtype_of`` says of single
+    models is kept.
 
     Parameters
     ----------
@@ -112,7 +113,7 @@ def load_profile(
 
     profile = read_profile(name, models, datasets, limit)
     if not torch.cuda.is_available():
-        profile["dtype"] = "float32"
+        profile["dtype"] = profile.get("dtype_on_cpu", "float32")
     return profile
 
 

@@ -116,8 +116,7 @@ class Change:
     @property
     def calibration_tokens(self) -> int:
         if self.method in (HARP, IN_FLOAT32, IN_PAIRS, ALPHA_SHUFFLED, *ON_SEARCHED):
-            settings = self.job.profile["alpha_search"]
-            return settings["documents"] * settings["tokens"]
+            return self.job.searched_tokens
         if not self.texts:
             return 0
         return sum(len(piece) for piece in self.calibration)

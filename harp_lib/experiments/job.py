@@ -193,6 +193,15 @@ class Job:
             size = (settings["documents"], settings["tokens"])
         return self._read(excerpt(self.corpus(name, split), self.tokenizer, *size))
 
+    @cached_property
+    def searched_tokens(self) -> int:
+        """Tokens of the text that alpha is searched on: as they were cut, or predicted ones."""
+        text = self.text(self.corpora[0], SEARCHED)
+        length = self.profile["alpha_search"]["tokens"]
+        if length is None:  # whole documents
+            return sum(text.tokens)
+        return len(text.documents) * length
+
     def _read(self, corpus: Corpus) -> Text:
         windows = [rolling_windows(self.tokenizer, [text], self.context) for text in corpus.texts]
         return Text(corpus, windows, self)
@@ -210,13 +219,15 @@ class Job:
             return None
         return self._read(sample) if sample.documents else None
 
-    def unsearched(self, name: str, documents: int, tokens: int) -> Text:
+    def unsearched(self, name: str, documents: int | None, tokens: int | None) -> Text:
         """Documents that no search for alpha reads.
 
         They are held-out ones and, where there are too few of these, test pages behind the two
         samples that alpha is searched on.
         """
         held_out = self.text(name, HELD_OUT, (documents, tokens))
+        if documents is None:  # all of the held-out ones
+            return held_out
         missing = documents - len(held_out.documents)
         second = self.second_sample(name)
         if not missing or second is None:  # all test pages are searched

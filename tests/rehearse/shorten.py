@@ -1,0 +1,121 @@
+"""What a rehearsal and a trial have in place of a profile's values: counts and lengths.
+
+All else is the profile's own: tasks, shots, metrics, what is null and what is empty. A rehearsal
+keeps the models, too.
+"""
+
+import copy
+from typing import Any
+
+from harp_lib.config import SECTIONS_WITH_TASKS
+
+WRITING = ("gsm8k", "leaderboard_math_hard", "bbh_cot_fewshot", "longbench")
+"""Benchmarks, by the beginnings of their names, whose answers may be long."""
+
+REHEARSAL = {
+    "dtype_on_cpu": "bfloat16",  # the profile's own, though there is no GPU
+    "alpha_search": {"documents": 2, "held_out": [2, None]},
+    "theory": {"documents": 2, "tokens": 128},
+    "baselines": {
+        "calibration": {
+            "wanda-sp": [8, 128],
+            "llm-pruner": [10, 64],
+            "flap": [16, 128],
+            "harp+flap": [16, 128],
+            "harp+refit": [16, 128],
+        },
+        "cost_tokens": 4096,
+    },
+    "evaluation": {"subtasks": 2},
+    "likelihoods": {"subtasks": 2, "context": 512},
+    "ablations": {"calibration": [4, 128], "gain": [2, None], "single_layer": [2, 128]},
+    "longbench": {"context": 512},
+    "efficiency": {
+        "prefill": {256: 2, 512: 2},
+        "decode": {"contexts": [256], "steps": 4, "repetitions": 2},
+        "split": [256],
+    },
+    "frontier": {
+        "calibration": [16, 128],
+        "greedy": [4, 64],
+        "held_out": [3, 128],
+        "passkey": {"lengths": [128, 256], "depths": 2, "keys": 1},
+    },
+}
+SHAPE_LAYERS = 2  # of a shape with random weights; the others are as wide as the real ones
+NEW_TOKENS = 4  # of a long answer
+
+OPEN_MODEL = "Qwen/Qwen2-7B"  # needs no licence
+ROWS_OF_TRIAL = 2  # of each task
+NEW_TOKENS_OF_TRIAL = 16  # of a long answer
+TRIAL = {
+    "alpha_search": {"documents": 2, "held_out": [2, None], "extra_models": []},
+    "theory": {"documents": 2},
+    "evaluation": {"subtasks": 2},
+    "likelihoods": {"subtasks": 2},
+    "ablations": {"gain": [2, None], "single_layer": [2, 1024]},
+    "efficiency": {
+        "prefill": {1024: 2, 65536: 2},
+        "decode": {"contexts": [1024, 65536], "steps": 8, "repetitions": 2},
+        "split": [1024, 65536],
+    },
+    "frontier": {
+        "calibration": [16, 512],
+        "held_out": [2, 1024],
+        "passkey": {"lengths": [1024, 4096], "depths": 2, "keys": 1},
+    },
+}
+
+
+def shortened(profile: dict[str, Any]) -> dict[str, Any]:
+    """A profile as it is rehearsed."""
+    short = merged(profile, REHEARSAL)
+    for shape in short["efficiency"]["shapes"].values():
+        shape["layers"] = SHAPE_LAYERS
+    limit_answers(short, NEW_TOKENS)
+    keep_one_candidate(short)
+    return short
+
+
+def merged(profile: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a profile, with other values where ``changes`` has them.
+
+    A section is merged entry by entry, but for one whose keys are lengths.
+    """
+    changed = copy.deepcopy(profile)
+    for key, value in changes.items():
+        if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+            changed[key] = merged(profile[key], value)
+        else:
+            changed[key] = value
+    return changed
+
+
+def limit_answers(profile: dict[str, Any], new_tokens: int) -> None:
+    """Cut answers that may be long, in every section."""
+    for section in SECTIONS_WITH_TASKS:
+        for name, task in profile[section]["tasks"].items():
+            if name.startswith(WRITING) and "new_tokens" in task:
+                task["new_tokens"] = new_tokens
+
+
+def keep_one_candidate(profile: dict[str, Any]) -> None:
+    """Leave the baselines one length of layer ranges: the one with the fewest ranges."""
+    baselines = profile["baselines"]
+    for model, groups in baselines["groups_per_layer"].items():
+        baselines["groups_per_layer"][model] = groups[:1]
+    for model, lengths in baselines["flap_layers"].items():
+        baselines["flap_layers"][model] = lengths[-1:]
+
+
+def tried(profile: dict[str, Any]) -> dict[str, Any]:
+    """A profile as it is tried on the real hub: few rows and documents of one model."""
+    short = merged(profile, TRIAL)
+    model = OPEN_MODEL if OPEN_MODEL in profile["models"] else profile["models"][0]
+    short["models"] = [model]
+    for section in SECTIONS_WITH_TASKS:
+        for task in short[section]["tasks"].values():
+            task["rows"] = ROWS_OF_TRIAL
+    limit_answers(short, NEW_TOKENS_OF_TRIAL)
+    keep_one_candidate(short)
+    return short

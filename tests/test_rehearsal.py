@@ -1,0 +1,229 @@
+"""The rehearsal of the profile ``paper``: what it changes, what it is served, and that it ends."""
+
+import fnmatch
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+import yaml
+from helpers import CHECKOUT, Checkout
+from rehearse import make_hub, start
+from rehearse.shorten import shortened, tried
+
+from harp_lib import cli, config
+
+CUT = (  # what a rehearsal may change, with a star for any name
+    "dtype_on_cpu",
+    "alpha_search.documents",
+    "alpha_search.held_out",
+    "theory.documents",
+    "theory.tokens",
+    "baselines.calibration.*",
+    "baselines.groups_per_layer.*",
+    "baselines.flap_layers.*",
+    "baselines.cost_tokens",
+    "evaluation.subtasks",
+    "evaluation.tasks.*.new_tokens",
+    "likelihoods.subtasks",
+    "likelihoods.context",
+    "likelihoods.tasks.*.new_tokens",
+    "ablations.calibration",
+    "ablations.gain",
+    "ablations.single_layer",
+    "longbench.context",
+    "longbench.tasks.*.new_tokens",
+    "efficiency.shapes.*.layers",
+    "efficiency.prefill",
+    "efficiency.decode.contexts",
+    "efficiency.decode.steps",
+    "efficiency.decode.repetitions",
+    "efficiency.split",
+    "frontier.calibration",
+    "frontier.greedy",
+    "frontier.held_out",
+    "frontier.passkey.lengths",
+    "frontier.passkey.depths",
+    "frontier.passkey.keys",
+)
+CUT_IN_A_TRIAL = (*CUT, "models", "alpha_search.extra_models", "*.tasks.*.rows")
+
+
+def paper():
+    return yaml.safe_load((config.PROFILES / "paper.yaml").read_text(encoding="utf-8"))
+
+
+def changed(before, after, path=""):
+    """The paths of the values that differ; a mapping with other keys is one value."""
+    if isinstance(before, dict) and isinstance(after, dict) and (before.keys() == after.keys()):
+        paths = []
+        for key, value in before.items():
+            paths += changed(value, after[key], f"{path}.{key}".removeprefix("."))
+        return paths
+    return [] if before == after else [path]
+
+
+@pytest.mark.parametrize(("shorten", "allowed"), [(shortened, CUT), (tried, CUT_IN_A_TRIAL)])
+def test_only_counts_and_lengths_differ_from_the_paper(shorten, allowed):
+    short = shorten(paper())
+    if shorten is shortened:
+        assert short.pop("dtype_on_cpu") == paper()["dtype"]
+    paths = changed(paper(), short)
+    assert paths
+    for path in paths:
+        assert any(fnmatch.fnmatchcase(path, pattern) for pattern in allowed), path
+
+
+def test_what_is_null_or_empty_stays_so():
+    """Except for answers that may be long, and for subtasks: a null is what crashes."""
+    short = shortened(paper())
+    assert short["alpha_search"]["tokens"] is None
+    assert short["ablations"]["gain"][1] is None
+    assert short["efficiency"]["models"] == []
+    assert short["efficiency"]["llama_cpp"] == {}
+    tasks = short["evaluation"]["tasks"]
+    assert {task["rows"] for task in tasks.values()} == {None}
+    assert tasks["triviaqa"]["new_tokens"] is None
+    assert tasks["gsm8k"]["new_tokens"] is not None
+
+
+def test_a_trial_is_of_one_model_that_needs_no_licence():
+    assert tried(paper())["models"] == ["Qwen/Qwen2-7B"]
+    others = paper() | {"models": ["owner/one", "owner/two"]}
+    assert tried(others)["models"] == ["owner/one"]
+
+
+@pytest.mark.parametrize("profile", ["mini", "small"])
+def test_a_profile_without_hub_models_is_not_rehearsed(profile, capsys, tmp_path, monkeypatch):
+    options = cli.parse(["--profile", profile, "--rehearse"])
+    monkeypatch.setattr(config, "ROOT", tmp_path)
+    assert start.rehearse(options, []) == 2
+    refusal = "run_all.sh: error: smollm2-135m has no double: a rehearsal is of a profile with"
+    assert refusal in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_is_rehearsed_or_tried_but_not_both(capsys):
+    assert cli.main(["--check", "--rehearse", "--trial"]) == 2
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_a_rehearsal_leaves_the_users_hub_alone(monkeypatch):
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TRANSFORMERS_CACHE", "HF_TOKEN"):
+        monkeypatch.setenv(name, "the user's")
+    environment = start.without_hub_settings()
+    of_hub = {name for name in environment if name.startswith(("HF_", "TRANSFORMERS_CACHE"))}
+    assert of_hub <= {"HF_TOKEN", "HF_HUB_OFFLINE"}
+    assert environment["NO_PROXY"] == "127.0.0.1"
+
+
+# ---- the double of the hub
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """A hub of one data set and one model, which is a file: its folder and its address."""
+    make_hub.add_dataset(tmp_path, "owner/rows", "first", {"test": [{"n": 1}, {"n": 2}]})
+    make_hub.add_dataset(tmp_path, "owner/rows", "second", {"test": [{"n": 3}]})
+    (tmp_path / "models" / "owner" / "model").mkdir(parents=True)
+    (tmp_path / "models" / "owner" / "model" / "config.json").write_text("{}")
+    server = start.start_hub(tmp_path)
+    yield tmp_path, server.stdout.readline().strip()
+    server.kill()
+    server.wait()
+
+
+def status(address, path, **headers):
+    request = urllib.request.Request(f"{address}{path}", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, dict(answer.headers)
+    except urllib.error.HTTPError as error:
+        return error.code, dict(error.headers)
+
+
+def test_the_library_reads_data_sets_from_the_double(hub, tmp_path):
+    _, address = hub
+    code = """
+from datasets import load_dataset
+for name in ("first", "second"):
+    print(load_dataset("owner/rows", name, split="test")["n"][:])
+"""
+    environment = start.without_hub_settings() | {
+        "HF_ENDPOINT": address,
+        "HF_HOME": str(tmp_path / "home"),
+    }
+    environment.pop("HF_HUB_OFFLINE", None)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n") == ["[1, 2]", "[3]", ""]
+
+
+def test_the_double_misbehaves_as_it_is_told(hub):
+    folder, address = hub
+    file = "/owner/model/resolve/main/config.json"
+    api = "/api/models/owner/model"
+    token = {"Authorization": "Bearer made-up"}
+    assert status(address, file)[0] == status(address, api)[0] == 200
+
+    def misbehave(**faults):
+        (folder / "faults.json").write_text(json.dumps(faults))
+
+    misbehave(gated=["owner/model"])
+    refused, headers = status(address, file)
+    assert (refused, headers["X-Error-Code"]) == (401, "GatedRepo")
+    assert (
+        status(address, file, **token)[0] == status(address, f"{api}/auth-check", **token)[0] == 403
+    )
+    assert status(address, api)[0] == 200, "a gated repository is described to everybody"
+    misbehave(missing=["owner/model"])
+    assert status(address, api)[0] == 401
+    assert status(address, api, **token)[0] == 404
+    misbehave(once={"config.json": 429})
+    assert status(address, file)[0] == 429
+    assert status(address, file)[0] == 200
+    misbehave(down=True)
+    with pytest.raises((urllib.error.URLError, ConnectionError)):
+        status(address, api)
+    assert "GET /api/models/owner/model HTTP/1.1" in (folder / "requests.log").read_text()
+
+
+def test_the_double_ends_with_who_started_it(tmp_path):
+    code = f"""
+import sys
+sys.path.insert(0, {str(CHECKOUT / "tests")!r})
+from pathlib import Path
+from rehearse import start
+server = start.start_hub(Path({str(tmp_path)!r}))
+print(server.stdout.readline().strip())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    address = done.stdout.strip()
+    for _ in range(100):
+        try:
+            status(address, "/")
+        except urllib.error.URLError:
+            return
+    raise AssertionError("it still answers")
+
+
+# ---- the rehearsal itself
+
+
+@pytest.mark.slow
+def test_the_profile_paper_comes_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE")  # which is set for all other tests
+    work = Checkout(tmp_path / "work")
+    code, shown = work.run("--profile", "paper", "--rehearse", "--jobs", "2")
+    assert code == 0, shown[-3000:]
+    root = work.root / "rehearsal"
+    executed = sorted((root / "notebooks" / "executed" / "paper").glob("*.ipynb"))
+    assert [file.name[:2] for file in executed] == [f"0{number}" for number in range(10)]
+    assert len(list((root / "figures" / "paper").glob("*.png"))) > 30
+    assert not (work.root / "figures").exists()
+    requests = (root / "hub" / "requests.log").read_text()
+    for name in make_hub.SECOND_COPIES.values():
+        assert name not in requests, "a second copy of the weights was fetched"
