@@ -21,6 +21,7 @@ COMMANDS = {
     "run": "run the notebooks (default); outputs go to notebooks/executed/<profile>",
     "lab": "open the notebooks in JupyterLab; what follows goes to it: "
     "./run_all.sh lab --no-browser",
+    "fetch": "bring models and data sets of a profile from the hub, for a run without a network",
     "figures": "draw every figure and table from stored results: no model, two minutes; what is in "
     "notebooks/executed stays",
     "book": "make an HTML book of front page, docs, executed notebooks and API, for any static "
@@ -28,7 +29,7 @@ COMMANDS = {
     "test": "run the tests side by side; what follows goes to pytest: ./run_all.sh test -k plan",
     "setup": "set up and stop there",
 }
-DEFAULT_PROFILES = {"run": "mini", "figures": "mini", "book": "small"}
+DEFAULT_PROFILES = {"run": "mini", "fetch": "paper", "figures": "mini", "book": "small"}
 PASSED_ON = ("test", "lab")
 """Commands whose arguments go to another program."""
 OF_THE_USER = ("PYTHON", "MPLBACKEND", "MATPLOTLIBRC", "PANDAS_", "JUPYTER_PATH", "BASH_ENV")
@@ -91,26 +92,31 @@ def _parser() -> argparse.ArgumentParser:
             metavar="NAME",
             help=f"{', '.join(profiles)} (default: {default})",
         )
+    for name in ("run", "fetch"):
+        _add_sources(commands[name])
     _add_options_of_run(commands["run"])
     parser.epilog = f"{commands['run'].format_help()}\n{EPILOG}"
     return parser
 
 
-def _add_options_of_run(run: argparse.ArgumentParser) -> None:
-    run.add_argument(
-        "--only", type=_checked(_notebooks), metavar="03,05", help="run these notebooks"
-    )
-    run.add_argument(
+def _add_sources(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
         "--models",
         type=_checked(_models),
         metavar="A,B",
         help="models, folders or hub ids, where a notebook can",
     )
-    run.add_argument(
+    command.add_argument(
         "--datasets",
         type=_checked(config.data_source),
         metavar="FROM",
         help="embedded, hub, or a folder of benchmarks",
+    )
+
+
+def _add_options_of_run(run: argparse.ArgumentParser) -> None:
+    run.add_argument(
+        "--only", type=_checked(_notebooks), metavar="03,05", help="run these notebooks"
     )
     run.add_argument(
         "--limit",
@@ -216,13 +222,18 @@ def main(arguments: list[str]) -> int:
     options = parse(arguments)
     if options.command not in PASSED_ON:
         set_environment()
+    return _do(options, arguments)
+
+
+def _do(options: argparse.Namespace, arguments: list[str]) -> int:
+    """Do what a command says and return the exit code; some become another program."""
     match options.command:
         case "run":
-            if options.rehearse or options.trial:
-                return _start_elsewhere(options, arguments)
-            from harp_lib import batch
+            return _run(options, arguments)
+        case "fetch":
+            from harp_lib import hub
 
-            return batch.run(options)
+            return hub.fetch_command(options)
         case "figures":
             return _draw_figures(options.profile)
         case "setup":
@@ -235,6 +246,14 @@ def main(arguments: list[str]) -> int:
             _become("jupyterlab", f"--ServerApp.root_dir={config.NOTEBOOKS}", *options.rest)
         case "test":
             _become_pytest(options.rest)
+
+
+def _run(options: argparse.Namespace, arguments: list[str]) -> int:
+    if options.rehearse or options.trial:
+        return _start_elsewhere(options, arguments)
+    from harp_lib import batch
+
+    return batch.run(options)
 
 
 def set_environment() -> None:

@@ -19,7 +19,7 @@ ORDER = (
     ("methods",),
     ("experiments", "report"),
     ("notebooks",),
-    ("jobs",),
+    ("jobs", "hub"),
     ("batch",),
     ("cli",),
 )
