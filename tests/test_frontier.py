@@ -14,7 +14,7 @@ from harp_lib.experiments.changes import (
     fitted_blocks,
     ranked_blocks,
 )
-from harp_lib.experiments.frontier import _changes
+from harp_lib.experiments.frontier import _changes, _Evaluation
 from harp_lib.experiments.job import HELD_OUT, Job
 from harp_lib.experiments.passkeys import CALIBRATION_DIGITS, PASSKEY, passkeys
 from harp_lib.methods import alpha_search
@@ -156,6 +156,33 @@ def test_a_model_can_do_without_rivals(monkeypatch, tmp_path):
     with_rivals, without_rivals = methods
     assert with_rivals - without_rivals == set(RIVALS)
     assert {"alpha-1", "alpha-0.5", "alpha-norm", "alpha-search", *FITTED} <= without_rivals
+
+
+def test_the_search_is_listed_where_no_more_layers_are_changed_than_harp_prunes(
+    monkeypatch, tmp_path
+):
+    """As for a model that the profile has no shares for; notebook 02 reads it."""
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
+    profile = load_profile("smoke", models=[MODEL])
+    profile["frontier"]["shares"] = {}
+    run("reasons", profile=profile)
+    search = f"search-{profile['corpora'][0]}"
+    listed = read_results("smoke", "frontier", ["reasons"])[MODEL, "harp", search]
+    assert (
+        listed["result"] == read_results("smoke", "alpha_search")[MODEL, "harp", search]["result"]
+    )
+
+
+def test_pass_keys_are_left_out_where_there_are_no_lengths(monkeypatch, tmp_path):
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
+    profile = load_profile("smoke", models=[MODEL])
+    profile["frontier"]["passkey"]["lengths"] = []
+    evaluation = _Evaluation(Job("frontier", config.profile_for(MODEL, profile), MODEL))
+    assert PASSKEY not in evaluation.texts
+    job = evaluation.job
+    assert evaluation._evaluated_on(Change(job, "dense")) == tuple(evaluation.texts)
+    study = Change(job, "harp+refit", (4,), TOP, texts=2, samples=4, without=5)
+    assert evaluation._evaluated_on(study) == ()
 
 
 def test_the_search_can_be_repeated_in_float32_and_in_pairs(monkeypatch, tmp_path):

@@ -29,6 +29,8 @@ from harp_lib.text.perplexity import rolling_windows
 CALIBRATION = "train"
 SEARCHED = "test"  # the paper searches on WikiText's test pages
 HELD_OUT = "validation"
+# Samples, and tokens of each, of a method that the profile does not name.
+CALIBRATION_SIZE = (128, 128)
 
 
 @lru_cache(maxsize=1)
@@ -132,6 +134,10 @@ class Job:
     def blocks(self, corpus: Corpus, samples: int, tokens: int, draw: int = 0) -> torch.Tensor:
         """Calibration text, ``(samples, tokens)`` int64, of one of several draws."""
         return calibration_blocks(corpus, self.tokenizer, samples, tokens, self.seed + draw)
+
+    def calibration_size(self, method: str) -> Sequence[int]:
+        """Samples of a method's calibration text, and tokens of each."""
+        return self.profile["baselines"]["calibration"].get(method, CALIBRATION_SIZE)
 
     def text(
         self, name: str, split: str, size: tuple[int | None, int | None] | None = None
@@ -250,7 +256,7 @@ class Job:
         file = self._refit_file
         began = self.store_of(self.store).began.timestamp()
         if not file.is_file() or (self.force and file.stat().st_mtime < began):
-            size = self.profile["baselines"]["calibration"][REFIT]
+            size = self.calibration_size(REFIT)
             blocks = self.blocks(self.corpus(self.corpora[0]), *size)
             refitted = refit_values(self.model, blocks, self.num_pruned)
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -266,7 +272,7 @@ class Job:
         inputs = {
             **self.inputs,
             **described(self.corpus(self.corpora[0])),
-            "size": self.profile["baselines"]["calibration"][REFIT],
+            "size": self.calibration_size(REFIT),
             "seed": self.seed,
             "layers": self.num_pruned,
             "ridge": RIDGE,

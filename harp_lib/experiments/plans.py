@@ -26,8 +26,6 @@ OTHER_READINGS = {
 Upstream squares FLAP's scores of W_O once more than the paper prints. HARP+FLAP with as many FFN
 channels from each layer is a control: it tells what the rule costs by which FLAP chooses channels.
 """
-# Samples, and tokens of each, of a baseline that the profile does not name.
-CALIBRATION_SIZE = (128, 128)
 
 
 def reading_of(method: str) -> tuple[str, dict[str, bool]]:
@@ -62,7 +60,7 @@ class Setting:
         if entry is None or not entry.needs_text:
             return None
         name, _ = reading_of(method)
-        return self.settings["calibration"].get(name, CALIBRATION_SIZE)
+        return self.job.calibration_size(name)
 
     def calibration(self, method: str) -> torch.Tensor | None:
         """Text that a method is calibrated on, ``(samples, tokens)`` int64."""
