@@ -211,6 +211,14 @@ def _value_for(model: str, setting: Any, default: Any = None) -> Any:
     return setting
 
 
+def is_left_out(profile: dict[str, Any], section: str) -> bool:
+    """Whether a section of a profile, such as ``"frontier.tasks"``, is empty; null is a default."""
+    value: Any = profile
+    for name in section.split("."):
+        value = value.get(name, {})
+    return value in ({}, [])
+
+
 def default_corpora(datasets: str) -> tuple[str, str]:
     """The two corpora of a data source: alpha is searched on each and evaluated on both."""
     if datasets == "hub":

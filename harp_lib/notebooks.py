@@ -21,12 +21,15 @@ import nbformat
 from nbformat import NotebookNode
 
 from harp_lib import config
+from harp_lib.evaluation.benchmarks import kind_of
+from harp_lib.experiments import models_of
 from harp_lib.results import digest, listed_cells
 from harp_lib.units import NOTEBOOKS, UNITS
 
 PARAMETERS = "parameters"  # the tag of the cell whose values a run replaces
 INJECTED = "injected-parameters"  # papermill's tag of the cell behind it, which has a run's values
 LOADS_A_MODEL = "model"  # the tag of the cells that load one, or compute results
+NEEDS = "needs:"  # the beginning of a tag of cells that show a section of the profile
 AT_ONCE = 2  # notebooks that are drawn side by side
 LAST = "00"  # the number of the notebook that shows what the others judge
 TEXTS = {"text/plain", "text/markdown"}  # kinds of output
@@ -69,13 +72,15 @@ def execute(name: str, profile: str, parameters: dict[str, Any]) -> Path:
         If a cell raises or the kernel dies.
     """
     source = read(name)
+    settings = config.read_profile(profile, parameters.get("models"))
     output = executed_file(name, profile)
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _unfinished(output)
     os.environ[config.PAGE] = str(output.parent.absolute())  # for links from figures
     try:
         with chdir(config.NOTEBOOKS):
-            executed = _run(source, parameters, unfinished, terminal=sys.stdout)
+            runnable = without_left_out(source, settings)
+            executed = _run(runnable, parameters, unfinished, terminal=sys.stdout)
     except NotebookFailed as failure:
         file = os.path.relpath(unfinished, config.ROOT)
         raise NotebookFailed(f"{failure}; see {file}") from failure
@@ -100,11 +105,12 @@ def draw_all(profile: str) -> Iterator[tuple[str, str]]:
     """
     others = [name for name in names() if not name.startswith(LAST)]
     last = [name for name in names() if name.startswith(LAST)]
+    settings = config.read_profile(profile)
     with chdir(config.NOTEBOOKS), ThreadPoolExecutor(AT_ONCE) as pool:
         for side_by_side in (others, last):
             drawn = {}
             for name in side_by_side:
-                notebook = without_models(read(name))
+                notebook = without_left_out(without_models(read(name)), settings)
                 drawn[name] = pool.submit(_run, notebook, {"profile": profile})
             for name, future in drawn.items():
                 failure = future.exception()
@@ -213,6 +219,32 @@ def without_models(notebook: NotebookNode) -> NotebookNode:
     kept = copy.deepcopy(notebook)
     kept.cells = [cell for cell in kept.cells if LOADS_A_MODEL not in _tags(cell)]
     return kept
+
+
+def without_left_out(notebook: NotebookNode, profile: dict[str, Any]) -> NotebookNode:
+    """A copy of a notebook whose cells say so where the profile leaves out what they would show.
+
+    Such a cell has a tag as ``needs:efficiency.split``, which is left out if it is empty, and also
+    if the profile has no model for the unit ``efficiency``. ``needs:likelihoods.tasks:generation``
+    is left out if no task is of that kind.
+    """
+    runnable = copy.deepcopy(notebook)
+    for cell in _code_cells(runnable):
+        for tag in _tags(cell):
+            section = tag.removeprefix(NEEDS)
+            if section != tag and _is_left_out(profile, section):
+                cell.source = f"results.leave_out({section!r})"
+    return runnable
+
+
+def _is_left_out(profile: dict[str, Any], section: str) -> bool:
+    path, _, kind = section.partition(":")
+    first = path.partition(".")[0]
+    if first in UNITS and not models_of(profile, first):
+        return True
+    if kind:
+        return kind not in map(kind_of, profile[first]["tasks"])
+    return config.is_left_out(profile, path)
 
 
 def _run(

@@ -163,6 +163,17 @@ def test_a_length_that_fails_is_kept_and_tried_again(profile, monkeypatch):
     assert compute("efficiency", profile, MODEL) == {"computed": 2, "read": 4, "failed": 0}
 
 
+def test_a_profile_may_time_nothing_or_little(profile):
+    profile["efficiency"] |= {"prefill": {}, "split": []}
+    profile["efficiency"]["decode"]["contexts"] = []
+    assert compute("efficiency", profile, MODEL) == {"computed": 1, "read": 0, "failed": 0}
+    lengths = rows_of(read("counted")["result"])["length"].dropna()
+    width = config_of("llama").intermediate_size
+    assert (lengths.min(), lengths.max()) == (width / 2, 4 * width)
+    profile["efficiency"]["split"] = [48]  # a length of which no prefill is timed
+    assert compute("efficiency", profile, MODEL) == {"computed": 2, "read": 0, "failed": 0}
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_variants_compute_what_their_plans_say(family):
     model = model_of(family)

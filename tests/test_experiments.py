@@ -12,6 +12,7 @@ from harp_lib import config
 from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS
 from harp_lib.evaluation.evaluator import Evaluator
 from harp_lib.experiments import UNITS, compute, job, run
+from harp_lib.experiments.changes import Change
 from harp_lib.experiments.plans import WITHOUT_BOS, Setting, readings
 from harp_lib.methods import alpha_search, layer_selection, make_plan
 from harp_lib.methods.alpha_search import search_alphas
@@ -370,6 +371,32 @@ def test_where_all_pages_are_searched_there_is_no_second_sample(tmp_path, monkey
     profile["alpha_search"] |= {"documents": 10_000, "tokens": 16}
     profile["corpora"] = [FIRST]
     assert compute("search", profile, MODEL) == {"computed": 1, "read": 0, "failed": 0}
+
+
+def test_tokens_of_the_searched_text_are_as_cut_or_counted():
+    this = the_job()
+    assert this.searched_tokens == 2 * 64
+    profile = settings()
+    profile["alpha_search"] |= {"documents": 3, "tokens": None}
+    whole = job.Job("frontier", profile, MODEL)
+    ids = whole.tokenizer(whole.text(FIRST, "test").corpus.texts).input_ids
+    assert whole.searched_tokens == sum(map(len, ids)), "the first token is predicted, too"
+    assert Change(whole, "harp", (4, 5), "top", texts=1).calibration_tokens == whole.searched_tokens
+
+
+def test_held_out_documents_may_be_all_of_them():
+    this = the_job()
+    corpus = this.unsearched(FIRST, None, None).corpus
+    assert corpus.documents == load_corpus(FIRST, "validation").documents
+    assert corpus.split == "validation"
+
+
+def test_a_method_that_the_profile_does_not_name_has_the_usual_sample():
+    profile = settings()
+    profile["baselines"]["calibration"] = {"flap": [8, 32]}
+    this = job.Job("baselines", profile, MODEL)
+    assert this.calibration_size("flap") == [8, 32]
+    assert this.calibration_size("harp+refit") == (128, 128)
 
 
 def test_where_held_out_pages_are_too_few_test_pages_follow_that_no_search_reads():

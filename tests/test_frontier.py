@@ -17,7 +17,7 @@ from harp_lib.experiments.changes import (
     ranked_blocks,
 )
 from harp_lib.experiments.costs import costs_left
-from harp_lib.experiments.frontier import _changes
+from harp_lib.experiments.frontier import _changes, _Evaluation
 from harp_lib.experiments.job import HELD_OUT, Job
 from harp_lib.experiments.passkeys import CALIBRATION_DIGITS, PASSKEY, passkeys
 from harp_lib.methods import alpha_search
@@ -258,6 +258,33 @@ def by_hand(model, tokens):
     pairs = tokens * (tokens + 1) // 2
     layer = 2 * tokens * (of_queries + of_keys) + 4 * width * pairs
     return 6 * layer + 2 * model.lm_head.weight.numel(), layer, width, of_queries, of_keys
+
+
+def test_the_search_is_listed_where_no_more_layers_are_changed_than_harp_prunes(
+    monkeypatch, tmp_path
+):
+    """As for a model that the profile has no shares for; notebook 02 reads it."""
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
+    profile = load_profile("smoke", models=[MODEL])
+    profile["frontier"]["shares"] = {}
+    run("reasons", profile=profile)
+    search = f"search-{profile['corpora'][0]}"
+    listed = read_results("smoke", "frontier", ["reasons"])[MODEL, "harp", search]
+    assert (
+        listed["result"] == read_results("smoke", "alpha_search")[MODEL, "harp", search]["result"]
+    )
+
+
+def test_pass_keys_are_left_out_where_there_are_no_lengths(monkeypatch, tmp_path):
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
+    profile = load_profile("smoke", models=[MODEL])
+    profile["frontier"]["passkey"]["lengths"] = []
+    evaluation = _Evaluation(Job("frontier", config.profile_for(MODEL, profile), MODEL))
+    assert PASSKEY not in evaluation.texts
+    job = evaluation.job
+    assert evaluation._evaluated_on(Change(job, "dense")) == tuple(evaluation.texts)
+    study = Change(job, "harp+refit", (4,), TOP, texts=2, samples=4, without=5)
+    assert evaluation._evaluated_on(study) == ()
 
 
 def test_the_search_can_be_repeated_in_float32_and_in_pairs(monkeypatch, tmp_path):

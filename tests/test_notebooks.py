@@ -212,6 +212,60 @@ def test_a_notebook_needs_no_model_to_draw(name, only_committed, tmp_path, monke
     assert list((tmp_path / "figures" / "small" / "tables").glob("*.csv"))
 
 
+# ---- what a profile leaves out
+
+
+def needs_of(cell):
+    tags = cell.metadata.get("tags", [])
+    return [tag.removeprefix(notebooks.NEEDS) for tag in tags if tag.startswith(notebooks.NEEDS)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_left_out"),
+    [
+        ({}, False),
+        ({"split": []}, True),
+        ({"split": None}, False),
+        ({"models": []}, True),
+        ({"models": ["tiny-llama"]}, False),
+    ],
+)
+def test_a_cell_says_what_the_profile_leaves_out(changes, is_left_out):
+    profile = config.read_profile("smoke")
+    profile["efficiency"] |= changes
+    cell = nbformat.v4.new_code_cell("show()", metadata={"tags": ["needs:efficiency.split"]})
+    other = nbformat.v4.new_code_cell("show()")
+    source = nbformat.v4.new_notebook(cells=[cell, other])
+    first, second = notebooks.without_left_out(source, profile).cells
+    shown = "results.leave_out('efficiency.split')" if is_left_out else "show()"
+    assert (first.source, second.source, cell.source) == (shown, "show()", "show()")
+
+
+@pytest.mark.parametrize(
+    ("task", "kinds"),
+    [
+        ("gsm8k", ["generation"]),
+        ("piqa", ["discriminative"]),
+        ("longbench_lcc", ["longbench"]),
+    ],
+)
+def test_a_cell_may_need_tasks_of_a_kind(task, kinds):
+    profile = config.read_profile("smoke")
+    profile["likelihoods"]["tasks"] = {task: {}}
+    every = ("generation", "discriminative", "longbench")
+    assert kinds == [
+        kind for kind in every if not notebooks._is_left_out(profile, f"likelihoods.tasks:{kind}")
+    ]
+
+
+@pytest.mark.parametrize("name", notebooks.names())
+def test_what_cells_need_is_in_the_profile_smoke(name):
+    """A name that is misspelt would be left out everywhere."""
+    for cell in notebooks.read(name).cells:
+        for section in needs_of(cell):
+            assert not notebooks._is_left_out(config.read_profile("smoke"), section), section
+
+
 # ---- the parts of a notebook
 
 
@@ -289,10 +343,21 @@ def test_a_notebook_judges_its_claims(name):
 # ---- what a reader writes by hand
 
 
-@pytest.mark.parametrize("models", [["tiny-llama"], ["tiny-gemma2"]])
+@pytest.mark.parametrize(
+    ("models", "dtype"),
+    [(["tiny-llama"], "float32"), (["tiny-gemma2"], "float32"), (["tiny-llama"], "bfloat16")],
+)
 @pytest.mark.parametrize("name", JUDGES)
-def test_what_a_reader_writes_by_hand_is_what_the_library_does(name, models):
-    """Up to the first rows that are read after it, a notebook computes by hand and asserts."""
+def test_what_a_reader_writes_by_hand_is_what_the_library_does(name, models, dtype, monkeypatch):
+    """Up to the first rows that are read after it, a notebook computes by hand and asserts.
+
+    On a GPU the models of the profile paper are in bfloat16.
+    """
+
+    def load_profile(*arguments, **options):
+        return config.read_profile(*arguments, **options) | {"dtype": dtype}
+
+    monkeypatch.setattr(config, "load_profile", load_profile)
     names = {"profile": "smoke", "models": models, "datasets": None, "limit": None}
     names |= {"force": False, "seed": 0}
     num_assertions = 0

@@ -377,6 +377,30 @@ def test_a_verdict_holds_every_claim_of_one_notebook(results, tmp_path, monkeypa
         results.verdict()
 
 
+def test_what_a_profile_leaves_out_is_a_sentence_and_its_claims_are_not_run(
+    only_committed, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(config, "FIGURES", tmp_path)
+    results = Results("small", "08")
+    results.judge("faster", "Gemma", ABOVE)
+    for _ in range(2):
+        results.leave_out("efficiency.split")
+    sentence = "The profile small leaves out efficiency.split: there is nothing to show.\n"
+    assert capsys.readouterr().out == sentence
+    results.cells("efficiency")
+    results.verdict()
+    stored = pd.read_csv(tmp_path / "small" / "verdicts" / "08.csv", keep_default_na=False)
+    assert set(stored["claim"]) == set(judge.claims_of("08"))
+    timed = stored[stored["claim"] == "overtaking-timed"]
+    assert {"Gemma", "SmolLM2"} <= set(timed["model"])
+    assert set(timed["mark"]) == {"–"}
+    assert set(timed["reason"]) == {"the profile leaves out efficiency.split"}
+
+
+def test_a_notebook_without_cells_says_where_none_come_from():
+    assert save.provenance_line("smoke", {}).data == "<small>Profile `smoke`: no cells.</small>"
+
+
 def test_links_lead_from_the_page_to_the_file(tmp_path, monkeypatch):
     monkeypatch.setenv(config.PAGE, str(tmp_path / "notebooks" / "executed"))
     line = save.caption("x", tmp_path / "figures" / "x.csv")

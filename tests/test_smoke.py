@@ -3,15 +3,21 @@
 import contextlib
 import os
 import random
+import shutil
 import time
 
 import nbformat
 import psutil
 import pytest
-from helpers import Checkout
+import yaml
+from helpers import CHECKOUT, Checkout
+from matplotlib import pyplot as plt
+
+from harp_lib import config, notebooks
 
 SEED = "HARP_TEST_SEED"  # an environment variable: the seed of a run that failed
 SOME = ("--only", "04", "--models", "tiny-llama", "--jobs", "2")
+SOURCES = "".join(file.read_text() for file in CHECKOUT.glob("notebooks/*.ipynb"))
 LEFTOVERS = ("*.tmp", "*.partial", "*.error", "*.unreadable*", "*.unfinished.ipynb")
 
 
@@ -39,6 +45,93 @@ def test_figures_are_drawn_in_three_formats(smoke):
     assert pngs == pdfs == svgs
     assert len(pngs) > 20
     assert len(list((folder / "tables").glob("*.csv"))) > 20
+
+
+LEFT_OUT = {  # sections that a profile may leave empty, and the notebooks that show them
+    "efficiency.models": ["08"],
+    "efficiency.prefill": ["08"],
+    "efficiency.decode.contexts": ["08"],
+    "efficiency.split": ["08"],
+    "efficiency.llama_cpp": ["08"],
+    "evaluation.tasks": ["05", "06"],
+    "likelihoods.tasks": ["05", "06", "07", "09"],
+    "longbench.tasks": ["07"],
+    "longbench.models": ["07"],
+    "ablations.models": ["06"],
+    "baselines.calibration": ["03", "04"],
+    "baselines.groups_per_layer": ["04"],
+    "baselines.flap_layers": ["04"],
+    "frontier.shares": ["02", "03", "09"],
+    "frontier.searched": ["09"],
+    "frontier.searched_again": ["09"],
+    "frontier.seeds": ["09"],
+    "frontier.curve": ["09"],
+    "frontier.rankings": ["09"],
+    "frontier.passkey.lengths": ["09"],
+    "frontier.passkey_study": ["09"],
+    "frontier.tasks": ["09"],
+}
+
+
+@pytest.fixture
+def run_without(smoke, tmp_path, monkeypatch):
+    """A function that runs notebooks with some sections of the profile smoke empty.
+
+    It reads the cells of the smoke run, and computes in this process those that are missing.
+    """
+    monkeypatch.setattr(config, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(config, "FIGURES", tmp_path / "figures")
+    monkeypatch.setattr(config, "PROFILES", tmp_path)
+    monkeypatch.chdir(config.NOTEBOOKS)
+    cells = shutil.ignore_patterns("run-*.json", ".*")
+    shutil.copytree(smoke.results, tmp_path / "results" / "smoke", ignore=cells)
+
+    def run(sections, numbers):
+        profile = yaml.safe_load((CHECKOUT / "data" / "profiles" / "smoke.yaml").read_text())
+        profile["models"] = ["tiny-llama"]
+        for section in sections:
+            *above, last = section.split(".")
+            place = profile
+            for name in above:
+                place = place[name]
+            place[last] = [] if isinstance(place[last] or [], list) else {}
+        (tmp_path / "smoke.yaml").write_text(yaml.safe_dump(profile))
+        for name in notebooks.names():
+            if name[:2] in numbers:
+                _run_cells(notebooks.without_left_out(notebooks.read(name), profile))
+
+    return run
+
+
+def _run_cells(notebook):
+    """Run what a notebook computes and shows, without what a reader computes by hand."""
+    names = {}
+    for cell in notebook.cells:
+        tags = cell.metadata.get("tags", [])
+        by_hand = notebooks.LOADS_A_MODEL in tags
+        if cell.source.startswith("results.leave_out") or "experiments.run(" in cell.source:
+            by_hand = False
+        if cell.cell_type == "code" and not by_hand:
+            exec(compile(cell.source, cell.id, "exec"), names)
+        if notebooks.PARAMETERS in tags:
+            names["profile"] = "smoke"
+    plt.close("all")
+
+
+def test_a_profile_may_leave_everything_out(run_without, capsys):
+    sections = [name for name in LEFT_OUT if not name.endswith(".models")]
+    run_without(sections, ["02", "03", "04", "05", "06", "07", "08", "09"])
+    shown = capsys.readouterr().out
+    for section in sections:
+        if f'"needs:{section}' in SOURCES:
+            assert f"The profile smoke leaves out {section}" in shown
+    assert "Nothing was timed: the profile asks for nothing, or llama.cpp cannot" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", LEFT_OUT)
+def test_a_profile_may_leave_a_section_out(section, run_without):
+    run_without([section], LEFT_OUT[section])
 
 
 def test_what_is_done_is_left_alone_and_what_is_gone_comes_back(smoke):

@@ -90,6 +90,11 @@ for _name, _benchmark in LONGBENCH.items():
     CATEGORIES.setdefault(_benchmark.kind, []).append(_name)
 
 
+def kind_of(task: str) -> str:
+    """``generation``, ``discriminative`` or ``longbench``."""
+    return BENCHMARKS[task].kind if task in BENCHMARKS else "longbench"
+
+
 def task_title(task: str, source: str) -> str:
     """What tables and figures call a benchmark: the paper's name, *mini-* before it if embedded."""
     title = ALL_BENCHMARKS[task].title

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -327,15 +327,18 @@ def searched_alphas(job: Job, count: int) -> dict[int, float]:
     Of greedy searches, the longer one begins like the shorter one, but for rounding in bfloat16.
     """
     corpus = job.corpora[0]
-    if count <= job.num_pruned:
-        return job.alphas(corpus)
     search = search_cell(job, HARP, job.text(corpus, SEARCHED), deepest(job))
+    if deepest(job) == job.num_pruned:  # it is notebook 03's
+        read = partial(job.read, "alpha_search", HARP, search.name)
+        search = replace(search, compute=read, resumes=False)
+    elif count <= job.num_pruned:
+        return job.alphas(corpus)
     return alphas_of(shared_result(job, search))
 
 
 def deepest(job: Job) -> int:
-    """The most layers that are changed."""
-    return max(*counts(job), compared(job))
+    """The most layers that are changed, or that HARP prunes."""
+    return max(*counts(job), compared(job), job.num_pruned)
 
 
 def shared_result(job: Job, cell: Cell) -> Result:

@@ -101,7 +101,7 @@ def _measurements(settings: dict[str, Any], model: PreTrainedModel) -> list[Meas
     decoding = settings["decode"]
     measurements = [
         *(("prefill", tokens, repetitions) for tokens, repetitions in prefills.items()),
-        *(("split", tokens, prefills[tokens]) for tokens in settings["split"]),
+        *(("split", tokens, prefills.get(tokens, 1)) for tokens in settings["split"]),
         *(("decode", tokens, decoding["repetitions"]) for tokens in decoding["contexts"]),
     ]
     in_llama_cpp = settings["llama_cpp"]  # repetitions by tokens
@@ -279,8 +279,8 @@ class Bench:
         The curve goes up to where attention takes more than the FFNs.
         """
         width = self.config.intermediate_size
-        longest = max(*lengths, 4 * width)
-        curve = np.geomspace(lengths[0] / 2, longest, POINTS).round()
+        longest = max([*lengths, 4 * width])
+        curve = np.geomspace(min(lengths, default=width) / 2, longest, POINTS).round()
         rows = [{"quantity": "intermediate_size", "value": width}]
         for pairs, causal in PAIRS.items():
             for tokens in np.unique(curve).astype(int).tolist():

@@ -130,9 +130,10 @@ class _Evaluation:
         self.texts = {name: job.unsearched(name, *settings["held_out"]) for name in job.corpora}
         self.texts[settings["third"]] = job.text(settings["third"], HELD_OUT, settings["held_out"])
         keys = settings["passkey"]
-        self.texts[PASSKEY], self.places = passkeys(
-            job, keys["lengths"], keys["depths"], keys["keys"]
-        )
+        if keys["lengths"]:
+            self.texts[PASSKEY], self.places = passkeys(
+                job, keys["lengths"], keys["depths"], keys["keys"]
+            )
         self.together = cache(self._together)
 
     def compute(self, change: Change) -> None:
@@ -171,7 +172,7 @@ class _Evaluation:
     def _evaluated_on(self, change: Change) -> tuple[str, ...]:
         """Names of the texts; few changes are given pass keys, which take as long as all others."""
         if change.without is not None:
-            return (PASSKEY,)
+            return tuple(name for name in self.texts if name == PASSKEY)
         is_third = len(change.layers) in (0, _third(self.job))
         usual_texts = ((0, 0), (1, 0), (2, _samples(self.job)))  # nothing, HARP's search, a fit
         is_usual = change.seed == 0 and (change.texts, change.samples) in usual_texts

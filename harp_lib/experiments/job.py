@@ -32,6 +32,8 @@ CALIBRATION = "train"
 SEARCHED = "test"  # the paper searches on WikiText's test pages
 HELD_OUT = "validation"
 DEPTHS = "depths"  # the store of what is pruned to other depths than the profile's
+# Samples, and tokens of each, of a method that the profile does not name.
+CALIBRATION_SIZE = (128, 128)
 
 
 @lru_cache(maxsize=1)
@@ -177,6 +179,10 @@ class Job:
         with_bos = bos and self.pieces_begin_with_bos
         seed = self.seed + draw
         return calibration_blocks(corpus, self.tokenizer, samples, tokens, seed, with_bos)
+
+    def calibration_size(self, method: str) -> Sequence[int]:
+        """Samples of a method's calibration text, and tokens of each."""
+        return self.profile["baselines"]["calibration"].get(method, CALIBRATION_SIZE)
 
     def text(
         self, name: str, split: str, size: tuple[int | None, int | None] | None = None
@@ -324,7 +330,7 @@ class Job:
         file = self._refit_file
         began = self.store_of(self.store).began.timestamp()
         if not file.is_file() or (self.force and file.stat().st_mtime < began):
-            size = self.profile["baselines"]["calibration"][REFIT]
+            size = self.calibration_size(REFIT)
             blocks = self.blocks(self.corpus(self.corpora[0]), *size)
             refitted = refit_values(self.model, blocks, self.num_pruned)
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -341,7 +347,7 @@ class Job:
             **self.inputs,
             **described(self.corpus(self.corpora[0])),
             **self.piece_inputs,
-            "size": self.profile["baselines"]["calibration"][REFIT],
+            "size": self.calibration_size(REFIT),
             "seed": self.seed,
             "layers": self.num_pruned,
             "ridge": RIDGE,

@@ -57,8 +57,6 @@ Upstream squares FLAP's scores of W_O once more than the paper prints. HARP+FLAP
 channels from each layer is a control: it tells what the rule costs by which FLAP chooses channels.
 """
 REDRAWN = ("flap", "llm-pruner")  # baselines that may be calibrated on more draws of their text
-# Samples, and tokens of each, of a baseline that the profile does not name.
-CALIBRATION_SIZE = (128, 128)
 
 
 def readings(job: Job) -> dict[str, Reading]:
@@ -102,7 +100,7 @@ class Setting:
         entry = self.entry(method)
         if entry is None or not entry.needs_text:
             return None
-        return self.settings["calibration"].get(self.reading(method).method, CALIBRATION_SIZE)
+        return self.job.calibration_size(self.reading(method).method)
 
     def calibration(self, method: str) -> torch.Tensor | None:
         """Text that a method is calibrated on, ``(samples, tokens)`` int64."""

@@ -13,6 +13,7 @@ from harp_lib.results import Cells, read_results, stored_models
 from harp_lib.units import NOTEBOOKS
 
 KEY = ["model", "method", "task"]  # the columns that name a cell
+MEASURES = ("score", "chance", "margin", "bits_per_byte")  # of a question
 
 
 def paper(name: str) -> pd.DataFrame:
@@ -71,11 +72,13 @@ class Results:
 
     def __init__(self, profile: str, notebook: str | None = None) -> None:
         self.profile = profile
+        self._notebook = notebook
         self._units = NOTEBOOKS.get(notebook, ())
         self.folder = config.FIGURES / profile
         self.read: dict[str, Cells] = {}
         self._names: dict[str, str] = {}  # short ones, by full name
         self._judgements: list[dict[str, Any]] = []
+        self._left_out: list[str] = []  # sections of the profile
 
     # Rows
 
@@ -155,14 +158,15 @@ class Results:
     def questions(self, *stores: str) -> pd.DataFrame:
         """Every question that was asked, once: model, method, task, question, score, margin, ….
 
-        Several stores may hold the same cell; then the first one counts.
+        Several stores may hold the same cell; then the first one counts. A measure that no question
+        has is NaN.
         """
         cells: Cells = {}
         for store in reversed(stores):
             cells |= self.cells(store)
         asked = with_plain_types(stacked(cells))
         asked["model"] = asked["model"].map(self.short_name)
-        return asked
+        return asked.reindex(columns=list(dict.fromkeys([*asked, *MEASURES])))
 
     def plans(self) -> pd.DataFrame:
         """What each method removes from each model; baselines with equal plans share a title.
@@ -246,15 +250,33 @@ class Results:
         full_name = full_names.get(model, model)
         self._judgements += judge.judgement(claim, full_name, effects, within, reason)
 
+    def leave_out(self, section: str) -> None:
+        """Say once that there is nothing to show, because the profile leaves out a section."""
+        if section not in self._left_out:
+            self._left_out.append(section)
+            print(f"The profile {self.profile} leaves out {section}: there is nothing to show.")
+
     def verdict(self) -> Markdown:
         """The marks of all claims that were judged, which are written to a file, too.
 
-        The file is ``figures/<profile>/verdicts/<notebook>.csv``, with the columns
-        :data:`.judge.COLUMNS`.
+        Claims that need a section that the profile leaves out count as not run. The file is
+        ``figures/<profile>/verdicts/<notebook>.csv``, with the columns :data:`.judge.COLUMNS`.
 
         Raises
         ------
         ValueError
             If the claims belong to several notebooks, or one of the notebook's is missing.
         """
+        if self._left_out:
+            self._judge_what_is_left_out()
         return save.write_verdict(self._judgements, self.folder, self.short_name)
+
+    def _judge_what_is_left_out(self) -> None:
+        """The claims of the notebook that were not judged, on each model that was read."""
+        reason = f"the profile leaves out {', '.join(self._left_out)}"
+        judged = {row["claim"] for row in self._judgements}
+        models = {model for cells in self.read.values() for model, *_ in cells}
+        for claim in judge.claims_of(self._notebook):
+            if claim not in judged:
+                for model in sorted(models) or ["any model"]:
+                    self.judge(claim, model, reason=reason)

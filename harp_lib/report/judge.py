@@ -32,6 +32,15 @@ def claims() -> dict[str, dict[str, Any]]:
     return {entry["id"]: entry for entry in entries}
 
 
+def claims_of(notebook: str) -> list[str]:
+    """The ids of the claims that a notebook judges."""
+    return [
+        name
+        for name, claim in claims().items()
+        if claim["notebook"] == notebook and "effect" in claim
+    ]
+
+
 def mark(effects: Sequence[Interval], within: tuple[float, float] | None = None) -> str:
     """✓, ✗, ? or –, from the effects of a claim on one model.
 

@@ -100,11 +100,7 @@ def write_verdict(
     if len(notebooks) != 1:
         raise ValueError(f"the judged claims belong to the notebooks {sorted(notebooks)}, not one")
     (notebook,) = notebooks
-    due = [
-        name
-        for name, claim in claims.items()
-        if claim["notebook"] == notebook and "effect" in claim
-    ]
+    due = judge.claims_of(notebook)
     missing = set(due) - set(frame["claim"])
     if missing:
         raise ValueError(f"claims of notebook {notebook} that are not judged: {sorted(missing)}")
@@ -124,6 +120,8 @@ def write_verdict(
 def provenance_line(profile: str, read: dict[str, Cells]) -> Markdown:
     """What a notebook says of its cells at its end; see ``Results.provenance``."""
     cells = [cell for of_store in read.values() for cell in of_store.values()]
+    if not cells:
+        return Markdown(f"<small>Profile `{profile}`: no cells.</small>")
     hours = sum(cell["seconds"] for cell in cells) / 3600
     days = sorted(cell["time"][:10] for cell in cells)
     machines = sorted({cell.get("hardware", UNKNOWN) for cell in cells} - {UNKNOWN})

@@ -70,8 +70,10 @@ TRIAL = {
 def shortened(profile: dict[str, Any]) -> dict[str, Any]:
     """A profile as it is rehearsed."""
     short = merged(profile, REHEARSAL)
-    for shape in short["efficiency"]["shapes"].values():
+    shapes = short["efficiency"]["shapes"]
+    for shape in shapes.values():
         shape["layers"] = SHAPE_LAYERS
+    short["dtype_of"] = dict.fromkeys(shapes, "float32")  # which is timed on every processor
     limit_answers(short, NEW_TOKENS)
     keep_one_candidate(short)
     return short
