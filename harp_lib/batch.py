@@ -247,7 +247,9 @@ def _conclude(folder: Path, settings: dict[str, Any], code: int) -> int:
         log = (folder / ".snakemake.log").read_text(errors="replace")
         print("the batch engine stopped:", log[-3000:], sep="\n")
     if code == 0 and not failed_cells:
-        print(f"notebooks/executed/{settings['profile']} and figures/{settings['profile']}")
+        root = config.ROOT.relative_to(config.SHOWN_FROM)
+        profile = settings["profile"]
+        print(root / "notebooks" / "executed" / profile, "and", root / "figures" / profile)
         return 0
     print("the same command continues")
     if code == INTERRUPTED:
