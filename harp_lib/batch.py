@@ -263,9 +263,12 @@ def _conclude(folder: Path, settings: dict[str, Any], code: int) -> int:
     if code not in (0, INTERRUPTED) and not errors:
         log = (folder / ".snakemake.log").read_text(errors="replace")
         print("the batch engine stopped:", log[-3000:], sep="\n")
-    print(*_left_out_lines(settings["left_out"]), sep="\n")
+    for line in _left_out_lines(settings["left_out"]):
+        print(line)
     if code == 0 and not failed_cells and not settings["left_out"]:
-        print(f"notebooks/executed/{settings['profile']} and figures/{settings['profile']}")
+        root = config.ROOT.relative_to(config.SHOWN_FROM)
+        profile = settings["profile"]
+        print(root / "notebooks" / "executed" / profile, "and", root / "figures" / profile)
         return 0
     print("the same command continues")
     if code == INTERRUPTED:

@@ -14,6 +14,7 @@ from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[1]  # where the code is
 ROOT = Path(os.environ.get("HARP_ROOT") or CHECKOUT)  # where everything else is
+SHOWN_FROM = CHECKOUT if ROOT.is_relative_to(CHECKOUT) else ROOT  # where paths in messages begin
 DATA = ROOT / "data"
 CONFIGS = DATA / "configs"
 MODELS = DATA / "models"

@@ -82,7 +82,7 @@ def execute(name: str, profile: str, parameters: dict[str, Any]) -> Path:
             runnable = without_left_out(source, settings)
             executed = _run(runnable, parameters, unfinished, terminal=sys.stdout)
     except NotebookFailed as failure:
-        file = os.path.relpath(unfinished, config.ROOT)
+        file = os.path.relpath(unfinished, config.SHOWN_FROM)
         raise NotebookFailed(f"{failure}; see {file}") from failure
     folders = _names_of_local_folders(parameters.get("datasets"))
     portable = _portable(parameters, folders)
