@@ -233,6 +233,9 @@ def _snakemake(command: list[str | Path], folder: Path) -> int:
     A batch system that ends this process by SIGTERM interrupts it too.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a script's `&` ignores it
+        # Ignored here as before; but what is ignored is so in Snakemake and its jobs too.
+        signal.signal(signal.SIGINT, lambda *_: None)
     with (folder / ".snakemake.log").open("w") as log:
         # Jobs on other machines print nothing here, so Snakemake itself has to.
         stderr = None if "slurm" in command else log

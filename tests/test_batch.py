@@ -207,6 +207,25 @@ def test_killed_waiting_and_interrupted_runs_leave_finished_cells(tmp_path):
     assert not list(work.results.rglob("*.error"))
 
 
+def test_a_run_that_a_script_put_into_the_background(tmp_path):
+    """The shell lets it ignore SIGINT; SIGTERM ends its jobs within seconds all the same."""
+    work = Checkout(tmp_path / "work", {"01_slow": toy("01", seconds=60)})
+    cell = work.results / "similarity" / "toy" / "any" / "one.json"
+    of_tests = signal.signal(signal.SIGINT, signal.SIG_IGN)  # children inherit it
+    try:
+        run = work.start("--only", "01")
+    finally:
+        signal.signal(signal.SIGINT, of_tests)
+    wait_until(cell.exists)
+    run.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert run.poll() is None
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(20) == 130
+    wait_until(lambda: not processes_of(work), 10)
+    assert "01_slow              interrupted" in work.shown.read_text()
+
+
 def options(*arguments):
     """The options of ``./run_all.sh run``."""
     return cli.parse(["run", *arguments])

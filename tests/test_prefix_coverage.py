@@ -127,7 +127,11 @@ def test_settings_beyond_greedy_decoding_are_left_to_stock(tiny, trees_read, cap
     [
         ({"temperature": 0.3, "do_sample": True, "top_k": 3}, True),
         ({"num_beams": 1, "repetition_penalty": 1.0, "output_scores": False}, True),
-        ({"max_new_tokens": 3}, False),
+        ({"max_new_tokens": 3}, True),
+        ({"max_new_tokens": 12}, True),  # more than the request allows
+        ({"cache_implementation": "dynamic"}, True),
+        ({"cache_implementation": "static"}, True),
+        ({"cache_implementation": "quantized"}, False),
         ({"min_new_tokens": 1, "eos_token_id": [*range(3, 400)]}, False),
         ({"no_repeat_ngram_size": 1}, False),
         ({"repetition_penalty": 1.5}, False),
@@ -144,6 +148,20 @@ def test_defaults_of_the_model_are_followed_or_left_to_stock(
     assert_same_outcome(*with_tokenizer(model), "generate_until", (PROMPT, GREEDY))
     assert bool(trees_read) == is_followed
     assert ("generation config has" in caplog.text) != is_followed
+
+
+@pytest.mark.parametrize("cache", ["hybrid", "sliding_window"])
+def test_caches_that_gemma_2_asks_for(tiny, trees_read, caplog, cache):
+    """Answers are stock ones in the repositories of Gemma-2, too, whose entry is ``hybrid``."""
+    model = tiny("tiny-gemma2")
+    model.generation_config.cache_implementation = cache
+    stock, ours = with_tokenizer(model)
+    assert_same_outcome(stock, ours, "loglikelihood", *PAIRS)
+    assert trees_read
+    trees_read.clear()
+    assert_same_outcome(stock, ours, "generate_until", (PROMPT, GREEDY))
+    assert trees_read
+    assert "leaves requests" not in caplog.text
 
 
 def tokens_as_text(number):

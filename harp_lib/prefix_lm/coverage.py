@@ -68,6 +68,20 @@ HARMLESS_DEFAULTS = {
     "_from_model_config",
     "max_length",
 }
+# Caches of a model's own ``generate`` in place of which ours give the same: they round nothing.
+EXACT_CACHES = {
+    "dynamic",
+    "offloaded",
+    "static",
+    "sliding_window",
+    "hybrid",  # in the repositories of Gemma-2
+    "hybrid_chunked",
+}
+# Settings of a generation config that are followed, and the values with which they are.
+FOLLOWED_DEFAULTS: dict[str, Callable[[Any], bool]] = {
+    "cache_implementation": lambda value: value in EXACT_CACHES,
+    "max_new_tokens": lambda value: _is_count(value) and value > 0,
+}
 # Parts of ``generate`` that prepare what the model's forward pass is given, and choose nothing; so
 # do those that make caches.
 PREPARATIONS = {"prepare_inputs_for_generation", "create_masks_for_generate"}
@@ -137,6 +151,7 @@ def active_default(model: PreTrainedModel) -> str | None:
     neutral = GenerationConfig._get_default_generation_params()  # what generate takes None for
     for setting, value in model.generation_config.to_diff_dict().items():
         is_off = value is None or value is False or value == neutral.get(setting)
-        if setting not in HARMLESS_DEFAULTS and not is_off:
+        is_followed = setting in FOLLOWED_DEFAULTS and FOLLOWED_DEFAULTS[setting](value)
+        if setting not in HARMLESS_DEFAULTS and not is_off and not is_followed:
             return f"the model's generation config has {setting}={value!r}"
     return None

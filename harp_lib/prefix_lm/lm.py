@@ -164,7 +164,7 @@ class PrefixLM(HFLM):
 
         end_of_text = self.tok_decode(self.eot_token_id, False)
         until = handle_stop_sequences(settings["until"], eos=end_of_text)
-        longest = max(map(len, encoded)) + max_new_tokens
+        longest = max(map(len, encoded)) + self._length_limit(settings)
         batch_size = max(1, CACHED_TOKENS // longest)
         if self.batch_size != "auto":
             batch_size = max(self.batch_size, batch_size)
@@ -183,7 +183,7 @@ class PrefixLM(HFLM):
         self, prompts: list[ReadPrompt], until: list[str], settings: dict[str, Any]
     ) -> dict[Tokens, str]:
         """Write after several prompts at once; a text that has ended leaves the batch."""
-        max_new_tokens = settings["max_gen_toks"]
+        max_new_tokens = self._length_limit(settings)
         end_tokens = self._end_tokens(settings)
         written: list[list[int]] = [[] for _ in prompts]
         stops = [stop_sequences_criteria(self.tokenizer, until, 0, 1) for _ in prompts]
@@ -225,6 +225,10 @@ class PrefixLM(HFLM):
             last = len(written) - 1 - written[::-1].index(end_of_thinking)
             written = written[last + 1 :]
         return postprocess_generated_text(self.tok_decode(written).lstrip(), until, None)
+
+    def _length_limit(self, settings: dict[str, Any]) -> int:
+        """How many tokens may be written: as in HFLM, what the model's config says goes first."""
+        return self.model.generation_config.max_new_tokens or settings["max_gen_toks"]
 
     def _end_tokens(self, settings: dict[str, Any]) -> list[int]:
         """The tokens that end a text."""
