@@ -32,7 +32,15 @@ COMMANDS = {
 DEFAULT_PROFILES = {"run": "mini", "fetch": "paper", "figures": "mini", "book": "small"}
 PASSED_ON = ("test", "lab")
 """Commands whose arguments go to another program."""
-OF_THE_USER = ("PYTHON", "MPLBACKEND", "MATPLOTLIBRC", "PANDAS_", "JUPYTER_PATH", "BASH_ENV")
+OF_THE_USER = (
+    "BASH_ENV",
+    "IPYTHON",
+    "JUPYTER_PATH",
+    "MATPLOTLIBRC",
+    "MPLBACKEND",
+    "PANDAS_",
+    "PYTHON",
+)
 """How environment variables begin that set up other programs of the user."""
 HELP_SHOWN = 3
 PROFILE_OF_PAGES = "small"

@@ -80,7 +80,8 @@ def test_relative_folders_are_the_callers(tmp_path, monkeypatch):
 def test_what_the_shell_sets_for_other_programs_is_dropped(tmp_path, monkeypatch):
     own = {"PYTHONPATH": str(CHECKOUT), "PYTHONUTF8": "1", "OMP_NUM_THREADS": "3"}
     theirs = {"PYTHONPATH": f"{tmp_path}:{CHECKOUT}", "PYTHONUTF8": "0", "OMP_NUM_THREADS": "3"}
-    theirs |= dict.fromkeys(("PYTHONHOME", "MPLBACKEND", "MATPLOTLIBRC"), "x")
+    dropped = ("PYTHONHOME", "MPLBACKEND", "MATPLOTLIBRC", "IPYTHONDIR", "PANDAS_COPY_ON_WRITE")
+    theirs |= dict.fromkeys(dropped, "x")
     monkeypatch.setattr(os, "environ", theirs)
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(CHECKOUT), *sys.path])
     cli.set_environment()
