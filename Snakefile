@@ -9,6 +9,7 @@
 # of the result store: a job that runs again reads the cells that it finished before. Where one job
 # runs at a time, notebooks compute their own cells.
 import hashlib
+import shutil
 import sys
 from pathlib import Path
 
@@ -84,6 +85,16 @@ def executed(without=None):
 
 
 LIBRARY = library_digest()
+
+# The executor asks sacct for an account if none is given, and sacctmgr about one that is. Where a
+# cluster lacks them, it would fail, though Slurm needs no account there.
+if shutil.which("sbatch"):
+    import snakemake_executor_plugin_slurm as slurm
+
+    if not shutil.which("sacct"):
+        slurm.get_account = lambda logger: None
+    if not shutil.which("sacctmgr"):
+        slurm.validate_account = lambda account, logger: account
 
 
 rule all:

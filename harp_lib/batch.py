@@ -265,7 +265,8 @@ def _conclude(folder: Path, settings: dict[str, Any], code: int) -> int:
         print(f"failed cells, dashes in the tables: {len(failed_cells)}", *failed_cells, sep="\n  ")
     if code not in (0, INTERRUPTED) and not errors:
         log = (folder / ".snakemake.log").read_text(errors="replace")
-        print("the batch engine stopped:", log[-3000:], sep="\n")
+        # On a cluster it speaks for itself, and its log is empty.
+        print("the batch engine stopped:", log[-3000:] or "what it said is above", sep="\n")
     for line in _left_out_lines(settings["left_out"]):
         print(line)
     if code == 0 and not failed_cells and not settings["left_out"]:

@@ -4,11 +4,13 @@ The notebooks are toys, which no model slows down.
 """
 
 import os
+import shutil
 import signal
 import time
 
 import nbformat
 import psutil
+import pytest
 from helpers import Checkout
 
 from harp_lib import batch, cli, config, jobs
@@ -224,6 +226,22 @@ def test_a_run_that_a_script_put_into_the_background(tmp_path):
     assert run.wait(20) == 130
     wait_until(lambda: not processes_of(work), 10)
     assert "01_slow              interrupted" in work.shown.read_text()
+
+
+@pytest.mark.skipif(shutil.which("sacct") is not None, reason="a cluster")
+def test_a_cluster_without_sacct_that_refuses_a_job(tmp_path, monkeypatch):
+    """Slurm is asked all the same, and what it answers is on the screen."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("sbatch", "squeue", "scontrol"):
+        (tools / name).write_text(f"#!/bin/sh\necho {name} says: no such partition >&2\nexit 1\n")
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    work = Checkout(tmp_path / "work", {"01_one": toy("01")})
+    code, shown = work.run("--only", "01", "--executor", "slurm")
+    assert code == 1
+    assert "sbatch says: no such partition" in shown
+    assert "the batch engine stopped:\nwhat it said is above" in shown
 
 
 def options(*arguments):
