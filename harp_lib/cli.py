@@ -4,7 +4,10 @@ The standard library only at import, because this module also runs before set-up
 """
 
 import argparse
+import getpass
+import locale
 import os
+import pwd
 import re
 import sys
 from collections.abc import Callable
@@ -13,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harp_lib import config
+from harp_lib import config, streams
 from harp_lib.config import CHECKOUT
 
 COMMANDS = {
@@ -198,6 +201,7 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--check"]:
         return _check(arguments[1:])
     options = parse(arguments)
+    _name_the_user()
     match options.command:
         case "run":
             from harp_lib import batch
@@ -223,6 +227,23 @@ def _check(arguments: list[str]) -> int:
     except SystemExit as stop:
         return stop.code or HELP_SHOWN
     return 0
+
+
+def _name_the_user() -> None:
+    """Give a user who has none, as in containers and on batch nodes, a home and a name.
+
+    Snakemake asks for both, and does without a home that is only missing or read-only.
+    """
+    try:
+        home = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        home = str(config.RESULTS / ".home")
+    if not os.path.isabs(os.environ.get("HOME", "")):
+        os.environ["HOME"] = home
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["LOGNAME"] = str(os.getuid())
 
 
 def _draw_figures(profile: str) -> int:
@@ -268,6 +289,10 @@ def _become(module: str, *arguments: str | Path) -> NoReturn:
 
 
 if __name__ == "__main__":
+    streams.make_steady()
+    if locale.getpreferredencoding(False).lower() != "utf-8":  # as files and their names are
+        os.environ["PYTHONUTF8"] = "1"
+        _become("harp_lib.cli", *sys.argv[1:])
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:

@@ -68,10 +68,11 @@ def slug(model: str) -> str:
     The slash of a hub id becomes ``--``, and what does not go into names a dash. A folder keeps its
     last name, with a digest of its path.
     """
-    if model in NAMED_MODELS or not os.path.isdir(model):
-        return re.sub(r"[^\w.-]+", "-", model.replace("/", "--")).strip("-")
-    path = os.path.abspath(model)
-    return f"{Path(path).name}-{hashlib.sha256(path.encode()).hexdigest()[:6]}"
+    name = model.replace("/", "--")
+    if model not in NAMED_MODELS and os.path.isdir(model):
+        path = os.path.abspath(model)
+        name = f"{Path(path).name}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
+    return re.sub(r"[^\w.-]+", "-", name).strip("-")
 
 
 def load_profile(

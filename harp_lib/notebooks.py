@@ -226,7 +226,7 @@ def _run(
     try:
         return papermill.execute_notebook(
             notebook,
-            output,
+            output and for_papermill(output),
             parameters,
             kernel_name="python3",
             coalesce_streams=True,
@@ -244,6 +244,11 @@ def _run(
     except papermill.exceptions.PapermillExecutionError as error:
         where = f"cell [{error.exec_count}] raised {error.ename}: {error.evalue}"
         raise NotebookFailed(where) from error
+
+
+def for_papermill(path: Path) -> str:
+    """A path as papermill reads it: a template, in which parameters may stand in braces."""
+    return str(path).replace("{", "{{").replace("}", "}}")
 
 
 def _unfinished(output: Path) -> Path:
