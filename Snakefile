@@ -19,6 +19,7 @@ from harp_lib.notebooks import code_of, read
 from harp_lib.results import digest
 from harp_lib.units import NOTEBOOKS, UNITS
 
+PYTHON = sys.executable  # whose name may have any characters; quoted in `job`
 NEED_TWO_GPUS = ("meta-llama--Llama-3.1-70B",)
 
 
@@ -35,10 +36,11 @@ def job(what):
 
     Jobs that run side by side print to logs beside their flags, and here only that they are done.
     """
-    command = f'"{sys.executable}" -P -m harp_lib.jobs {{output:q}} {config["began"]} {what}'
+    command = f"{{PYTHON:q}} -P -m harp_lib.jobs {{output:q}} {config['began']} {what}"
     if config["one_at_a_time"]:
         return command
-    return f"{command} >{{output:q}}.log 2>&1 && echo done: {what}"
+    # The inner shell ends if nobody reads that the job is done, and the job is done all the same.
+    return f"{command} >{{output:q}}.log 2>&1 && ( (echo done: {what}) || true)"
 
 
 def flags(unit, model):

@@ -1,9 +1,17 @@
 #!/usr/bin/env bash
 # The one entry point: refuses bad input, sets up, then does what is asked for (harp_lib/cli.py).
 set -euo pipefail
-{ : <&0; } 2>/dev/null || exec </dev/null # standard input may be closed, as in some CI
+# Streams may be closed, as in some CI, and nobody may read what is printed.
+{ : 3>&2; } || exec 2>/dev/null
+{ : >&1; } 2>/dev/null || exec >/dev/null
+{ : <&0; } 2>/dev/null || exec </dev/null
+trap '' PIPE
 
 checkout=$(CDPATH='' cd -- "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd -P)
+if [[ $checkout == *:* ]]; then
+    echo "run_all.sh: Python finds nothing in $checkout, because of the colon: rename the folder" >&2
+    exit 1
+fi
 # The caller's folder stays the working directory, so that relative paths mean what the caller
 # means. Modules that happen to lie there are not imported, because of python -P.
 for name in "${!PYTHON@}"; do # what the caller's shell sets for other programs
@@ -30,15 +38,17 @@ code=0
 [[ $code == 3 ]] && exit 0 # help was shown
 [[ $code == 0 ]] || exit "$code"
 
-say() { echo "run_all.sh: $*" >&2; }
+say() { echo "run_all.sh: $*" >&2 || true; }
 lacks() { "$1" -P -m harp_lib.cli --lacks 2>/dev/null; }
 
 # Makes .venv hold what requirements.lock pins. A stamp in it says for which lock and folder it was
 # made, or "unfinished" while this is at work.
 set_up() {
     # One set-up at a time: whoever comes second waits here for the lock, and finds the stamp.
-    exec 9<"$checkout/requirements.lock"
-    "$bootstrap" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)' 2>/dev/null || true
+    # NFS locks only files that are open for writing.
+    { exec 9<>"$checkout/requirements.lock"; } 2>/dev/null || exec 9<"$checkout/requirements.lock"
+    "$bootstrap" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)' 2>/dev/null ||
+        say "this file system has no locks: no other set-up of this checkout may be at work"
     [[ $(cat "$stamp" 2>/dev/null) != "$expected_stamp" ]] || return 0
     # A complete .venv without a stamp was made by hand, and is left as it is.
     if [[ -e $stamp ]] || ! lacks "$python" >/dev/null; then
@@ -62,7 +72,8 @@ set_up() {
             grep -v '^mlx' "$checkout/requirements.lock" >"$checkout/.venv/without-mlx.lock"
             "${pip[@]}" install --quiet -r "$checkout/.venv/without-mlx.lock"
         fi
-        "${pip[@]}" install --quiet --no-deps --no-build-isolation -e "$checkout"
+        # By a name that pip cannot take for one with extras, as of a folder `x[1]`.
+        (cd "$checkout" && "${pip[@]}" install --quiet --no-deps --no-build-isolation -e .)
     fi
     echo "$expected_stamp" >"$stamp"
     exec 9<&-

@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
-from harp_lib import config, hub, notebooks
+from harp_lib import config, hub, locks, notebooks
 from harp_lib.circumstances import versions
 from harp_lib.config import slug
 from harp_lib.contents import contents_of_models, contents_of_rows
@@ -29,6 +29,12 @@ from harp_lib.results import digest, write_json
 from harp_lib.units import IN_PARTS, UNITS
 
 INTERRUPTED = 130  # the exit code
+ENGINE = """\
+from harp_lib.streams import make_steady
+make_steady()
+from snakemake.cli import main
+main()
+"""
 
 
 def run(options: Namespace) -> int:
@@ -38,14 +44,23 @@ def run(options: Namespace) -> int:
     except ValueError as error:
         print(f"run_all.sh: error: {error}", file=sys.stderr)
         return 2
+    try:
+        return _run(settings, options)
+    except OSError as error:  # a folder that is not this user's, a disk that is full
+        print(f"run_all.sh: error: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(settings: dict[str, Any], options: Namespace) -> int:
     folder = config.RESULTS / options.profile
     if options.dry_run:
         return _dry_run(folder, settings, options)
-    lock = FileLock(config.RESULTS / ".run.lock")
-    with suppress(Timeout):
-        lock.acquire(timeout=0)
-    if not lock.is_locked:
+    lock_file = config.RESULTS / ".run.lock"
+    try:
+        lock = locks.take(lock_file, timeout=0)
+    except Timeout:
         print("another run of this checkout is at work: waiting for it", flush=True)
+        lock = locks.take(lock_file)
     with lock:
         for error_file in folder.glob(".flags/**/*.error"):
             error_file.unlink()
@@ -147,7 +162,8 @@ def _parameters(options: Namespace, overrides: dict[str, Any]) -> dict[str, dict
     for notebook in notebooks.names():
         if options.only and notebook[:2] not in options.only:
             continue
-        names = inspect_notebook(config.NOTEBOOKS / f"{notebook}.ipynb").keys()
+        file = notebooks.for_papermill(config.NOTEBOOKS / f"{notebook}.ipynb")
+        names = inspect_notebook(file).keys()
         parameters[notebook] = {name: value for name, value in values.items() if name in names}
         unknown.difference_update(names)
     if unknown:
@@ -181,7 +197,7 @@ def _command(
     folder: Path, run_file: str, settings: dict[str, Any], options: Namespace
 ) -> list[str | Path]:
     """The command that starts Snakemake on a run."""
-    command = [sys.executable, "-P", "-m", "snakemake"]
+    command = [sys.executable, "-P", "-c", ENGINE]
     command += ["--snakefile", config.CHECKOUT / "Snakefile"]
     command += ["--directory", folder]
     command += ["--configfile", folder / run_file]
@@ -189,6 +205,9 @@ def _command(
     command += ["--keep-going", "--rerun-incomplete"]
     command += ["--nolock"]  # a run has a lock of its own
     command += ["--profile", "none"]  # whatever SNAKEMAKE_PROFILE names
+    # All but source-cache, which would be below a home that may be missing or read-only.
+    command += ["--shared-fs-usage", "persistence", "input-output", "software-deployment"]
+    command += ["sources", "storage-local-copies"]
     # What a job computes is in its parameters; the code of Snakefile also speaks of other jobs.
     command += ["--rerun-triggers", "mtime", "params"]
     if options.force:

@@ -4,7 +4,10 @@ The standard library only at import, because this module also runs before set-up
 """
 
 import argparse
+import getpass
+import locale
 import os
+import pwd
 import re
 import site
 import sys
@@ -14,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harp_lib import config
+from harp_lib import config, streams
 from harp_lib.config import CHECKOUT
 
 COMMANDS = {
@@ -230,6 +233,7 @@ def main(arguments: list[str]) -> int:
     options = parse(arguments)
     if options.command not in PASSED_ON:
         set_environment()
+    _name_the_user()
     return _do(options, arguments)
 
 
@@ -280,7 +284,7 @@ def set_environment() -> None:
     # Files are read alike in any locale; the terminal has the encoding that it has here.
     os.environ["PYTHONUTF8"] = "1"
     if sys.stdout:
-        os.environ["PYTHONIOENCODING"] = f"{sys.stdout.encoding}:replace"
+        os.environ["PYTHONIOENCODING"] = f"{sys.stdout.encoding}:{sys.stdout.errors}"
 
 
 def _check(arguments: list[str]) -> int:
@@ -300,6 +304,23 @@ def _start_elsewhere(options: argparse.Namespace, arguments: list[str]) -> int:
     if options.rehearse:
         return start.rehearse(options, arguments)
     return start.try_out(options, arguments)
+
+
+def _name_the_user() -> None:
+    """Give a user who has none, as in containers and on batch nodes, a home and a name.
+
+    Snakemake asks for both, and does without a home that is only missing or read-only.
+    """
+    try:
+        home = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        home = str(config.RESULTS / ".home")
+    if not os.path.isabs(os.environ.get("HOME", "")):
+        os.environ["HOME"] = home
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["LOGNAME"] = str(os.getuid())
 
 
 def _draw_figures(profile: str) -> int:
@@ -345,6 +366,10 @@ def _become(module: str, *arguments: str | Path) -> NoReturn:
 
 
 if __name__ == "__main__":
+    streams.make_steady()
+    if locale.getpreferredencoding(False).lower() != "utf-8":  # as files and their names are
+        os.environ["PYTHONUTF8"] = "1"
+        _become("harp_lib.cli", *sys.argv[1:])
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:

@@ -71,10 +71,11 @@ def slug(model: str) -> str:
     last name, with a digest of its path.
     """
     if not os.path.isabs(model):
-        return re.sub(r"[^\w.-]+", "-", model.replace("/", "--")).strip("-")
-    path = Path(os.path.abspath(model))
-    last_name = re.sub(r"[^\w.-]+", "-", path.name)
-    return f"{last_name}-{hashlib.sha256(str(path).encode()).hexdigest()[:6]}"
+        name = model.replace("/", "--")
+    else:
+        path = os.path.abspath(model)
+        name = f"{Path(path).name}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:6]}"
+    return re.sub(r"[^\w.-]+", "-", name).strip("-")
 
 
 def load_profile(

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, Timeout
 
-from harp_lib import config, notebooks
+from harp_lib import config, locks, notebooks, streams
 from harp_lib.experiments import compute, models_of
 from harp_lib.notebooks import KILLED, NotebookFailed
 from harp_lib.results import BEGAN, read_results, write_json
@@ -29,7 +29,7 @@ from harp_lib.units import NOTEBOOKS, UNITS
 RUN_FILE = ".run.json"
 """Settings of a run, for Snakefile and jobs; in the folder of a profile's results."""
 
-_held_locks: list[FileLock] = []  # a lock that nobody refers to is released
+_held_locks: list[AcquireReturnProxy] = []  # a lock that nobody refers to is released
 
 
 class Made(NamedTuple):
@@ -58,8 +58,8 @@ def main(arguments: list[str]) -> int:
     os.environ[BEGAN] = began  # cells that failed in this run are not tried again in it
     if not os.isatty(1):
         os.environ["TQDM_MININTERVAL"] = "30"  # each update of a progress bar is a line of the log
-    print("──", *(names or [what]), flush=True)
     try:
+        print("──", *(names or [what]), flush=True)
         _take_gpu(settings["gpus"])
         made = JOBS[what](settings, *names)
         contents = {
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
         return 130
     except NotebookFailed as failure:
         error_file.write_text(str(failure), encoding="utf-8")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         traceback.print_exc()
         error_file.write_text(f"{type(error).__name__}: {error}".strip(), encoding="utf-8")
     return 1
@@ -122,13 +122,11 @@ JOBS = {"cells": _cells, "notebook": _notebook}
 def _take_gpu(gpus: list[str]) -> None:
     """Wait for one of the GPUs that the jobs share, and hold it until this process ends."""
     for gpu in itertools.cycle(gpus):
-        lock = FileLock(config.RESULTS / f".gpu-{gpu}.lock")
         try:
-            lock.acquire(timeout=0.2)
+            _held_locks.append(locks.take(config.RESULTS / f".gpu-{gpu}.lock", timeout=0.2))
         except Timeout:
             continue  # another job has it
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-        _held_locks.append(lock)
         return
 
 
@@ -150,4 +148,5 @@ def _is_under_way(settings: dict[str, Any], run_file: Path) -> bool:
 
 
 if __name__ == "__main__":
+    streams.make_steady()
     sys.exit(main(sys.argv[1:]))

@@ -267,7 +267,7 @@ def _run(
         with TemporaryDirectory(ignore_cleanup_errors=True) as no_profile:
             return papermill.execute_notebook(
                 notebook,
-                output,
+                output and for_papermill(output),
                 parameters,
                 kernel_name="python3",
                 coalesce_streams=True,
@@ -288,6 +288,11 @@ def _run(
     except papermill.exceptions.PapermillExecutionError as error:
         where = f"cell [{error.exec_count}] raised {error.ename}: {error.evalue}"
         raise NotebookFailed(where) from error
+
+
+def for_papermill(path: Path) -> str:
+    """A path as papermill reads it: a template, in which parameters may stand in braces."""
+    return str(path).replace("{", "{{").replace("}", "}}")
 
 
 def _unfinished(output: Path) -> Path:

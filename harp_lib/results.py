@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from filelock import FileLock
 
-from harp_lib import __version__, config
+from harp_lib import __version__, config, locks
 from harp_lib.circumstances import circumstances
 
 BEGAN = "HARP_RUN_BEGAN"  # in the environment of the processes of one run: when it began
@@ -101,7 +100,7 @@ class ResultStore:
         how = "read"
         if stored is None:
             # Another process may compute it just now.
-            with FileLock(file.with_name(f".{cell.name}.lock")) as lock:
+            with locks.take(file.with_name(f".{cell.name}.lock")) as lock:
                 stored = self._stored(file, inputs)
                 if stored is None:
                     stored = self._compute(file, inputs, cell)

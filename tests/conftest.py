@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import torch
-from helpers import FAMILIES, SHARED, Checkout
+from helpers import FAMILIES, ODD_NAME, SHARED, Checkout
 
 from harp_lib import config
 
@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def smoke(tmp_path_factory):
     """The one run of all notebooks on tiny models: a Checkout with its exit code and its output."""
-    checkout = Checkout(tmp_path_factory.mktemp("smoke") / "check out")
+    checkout = Checkout(tmp_path_factory.mktemp("smoke") / ODD_NAME)
     checkout.code, checkout.log = checkout.run()
     return checkout
 

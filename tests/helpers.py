@@ -19,6 +19,8 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 SHARED = CHECKOUT.parent / "shared"
 FAMILIES = ("tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-gemma2")
 
+ODD_NAME = "a {b} $c 'd' \"e\" `f` #1 %41 [g]* é\th"
+"""The name of a folder, which shells, templates and patterns would read as something else."""
 NEW = 12
 ROUNDING = {"atol": 1e-4, "rtol": 1e-4}
 """How far logits of a model in float32 may differ that were summed in another order.

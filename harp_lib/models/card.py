@@ -1,5 +1,7 @@
 """Model cards (``README.md``) of folders with a pruned model, as the hub reads them."""
 
+import json
+import shlex
 from pathlib import Path
 
 from huggingface_hub import ModelCard, ModelCardData
@@ -57,15 +59,15 @@ Stock vLLM and stock MLX-LM run this folder; transformers has no class for its f
 `nemotron-nas`. Value-only layers are two blocks there, and widths are filled up with zeros.
 
 ```bash
-vllm serve ./{{ name }} --trust-remote-code
-mlx_lm.generate --model ./{{ name }} --prompt "Once upon a time"
+vllm serve {{ shell_name }} --trust-remote-code
+mlx_lm.generate --model {{ shell_name }} --prompt "Once upon a time"
 ```
 {%- else -%}
 ```python
 from transformers import {{ auto_class }}, AutoTokenizer
 
-model = {{ auto_class }}.from_pretrained("{{ name }}", trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained("{{ name }}", trust_remote_code=True)
+model = {{ auto_class }}.from_pretrained({{ python_name }}, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained({{ python_name }}, trust_remote_code=True)
 ```
 
 From models of Llama's kind, `harp_lib` also writes a GGUF file for llama.cpp, Ollama and LM Studio
@@ -90,6 +92,8 @@ def model_card(model: PreTrainedModel, name: str, library: str) -> ModelCard:
         head,
         template_str=TEMPLATE,
         name=name,
+        python_name=json.dumps(name, ensure_ascii=False),
+        shell_name=shlex.quote(f"./{name}"),
         auto_class=auto_class,
         method=METHOD_TITLES.get(plan.method, plan.method),
         plan=plan,

