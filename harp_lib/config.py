@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[1]  # where the code is
-ROOT = Path(os.environ.get("HARP_ROOT") or CHECKOUT)  # where everything else is
+ROOT = Path(os.path.expanduser(os.environ.get("HARP_ROOT") or CHECKOUT))  # where the rest is
 SHOWN_FROM = CHECKOUT if ROOT.is_relative_to(CHECKOUT) else ROOT  # where paths in messages begin
 DATA = ROOT / "data"
 CONFIGS = DATA / "configs"
@@ -58,7 +58,7 @@ def data_source(datasets: str) -> str:
     """``"embedded"``, ``"hub"`` or a folder's absolute path; anything else is a ValueError."""
     if datasets in NAMED_DATASETS:
         return datasets
-    folder = Path(datasets).expanduser()
+    folder = Path(os.path.expanduser(datasets))
     if not datasets or not folder.is_dir():
         raise ValueError(f"unknown datasets {datasets!r}; choose from embedded, hub, or a folder")
     return str(folder.absolute())
@@ -154,6 +154,7 @@ def _read_file(name: str) -> dict[str, Any]:
 
 def _replace_models(profile: dict[str, Any], models: list[str]) -> None:
     """Use these models in every experiment of a profile, and no others."""
+    models = [os.path.expanduser(model) for model in models]
     profile["models"] = models
     profile["alpha_search"]["extra_models"] = []
     profile["efficiency"]["shapes"] = {}
@@ -247,4 +248,4 @@ def folder_of(datasets: str) -> Path | None:
         return None
     if datasets == "embedded":
         return DATA / "mini"
-    return Path(datasets)
+    return Path(os.path.expanduser(datasets))

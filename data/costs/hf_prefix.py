@@ -84,7 +84,7 @@ def main() -> None:
         model.save_pretrained(folder / "model")
         tokenizer.save_pretrained(folder / "model")
         (folder / "tasks").mkdir()
-        write_tasks(folder / "tasks", arguments.datasets, arguments.subjects)
+        write_tasks(folder / "tasks", arguments.datasets.expanduser(), arguments.subjects)
         for run in range(arguments.runs):
             for backend, python in backends.items():
                 out = folder / f"{backend}-{run}"

@@ -52,4 +52,4 @@ if __name__ == "__main__":
         description="Write the procedural tasks of the miniature benchmark."
     )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, metavar="FOLDER")
-    write(parser.parse_args().out)
+    write(parser.parse_args().out.expanduser())

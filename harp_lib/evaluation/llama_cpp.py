@@ -1,5 +1,6 @@
 """Stock llama.cpp, to run what :func:`harp_lib.save_gguf` wrote."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class LlamaCpp:
         kind = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{cache_type}")
         params = xllamacpp.CommonParams()
         params.verbosity = verbosity
-        params.model.path = str(path)
+        params.model.path = os.path.expanduser(path)
         params.n_ctx = context
         params.n_parallel = 1
         params.n_gpu_layers = 0

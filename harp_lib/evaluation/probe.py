@@ -12,9 +12,9 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from harp_lib.accounting import attention_window
-from harp_lib.prefix_lm.onednn import evaluating
 from harp_lib.pruning.architecture import (
     branch_exit,
+    check_own_modules,
     check_plan,
     decoder_layers,
     first_of,
@@ -23,6 +23,7 @@ from harp_lib.pruning.architecture import (
 )
 from harp_lib.pruning.layers import LoneAttention
 from harp_lib.pruning.plan import PruningPlan
+from harp_lib.text.evaluating import evaluating
 from harp_lib.theory import visible_positions
 
 
@@ -84,10 +85,11 @@ def observe_layers(
     Raises
     ------
     ValueError
-        If the model is pruned already, or could not be made value-only.
+        If the model is pruned already, could not be made value-only, or has a module at two places.
     """
     layers = decoder_layers(model)
     check_plan(model, PruningPlan.value_only(len(layers), [1.0] * len(layers)))
+    check_own_modules(model)
     with evaluating(model), ExitStack() as undo:
         undo.callback(model.set_attn_implementation, model.config._attn_implementation)
         model.set_attn_implementation("eager")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -15,10 +16,10 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib import __version__
-from harp_lib.prefix_lm.onednn import evaluating
 from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_value_only
+from harp_lib.text.evaluating import evaluating
 from harp_lib.text.head import agree_to_rounding, few_tokens, head_logits
 from harp_lib.text.perplexity import (
     Batch,
@@ -276,7 +277,10 @@ def _top_stands_alone(model: PreTrainedModel, layers: list[int]) -> bool:
     lowest = min(layers)
     text = Batch(few_tokens(model), scored=2)
     try:
-        [hidden] = dense_hidden_states(model, [text], [lowest], None)[lowest]  # (1, 3, d)
+        entering = dense_hidden_states(model, [text], layers, None)
+        if any(len(states) > 1 for states in entering.values()):
+            return False  # a layer that is at two places
+        [hidden] = entering[lowest]  # (1, 3, d)
         with evaluating(model), temporarily_value_only(model, dict.fromkeys(layers, 1.0)):
             logits = head_logits(model, _decoder_output(model, lowest, hidden))
             expected = model(input_ids=text.ids, use_cache=False).logits
@@ -331,7 +335,7 @@ class Journal:
     """
 
     def __init__(self, path: str | Path | None, inputs: list) -> None:
-        self.path = Path(path) if path else None
+        self.path = Path(os.path.expanduser(path)) if path else None
         self.search = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:16]
         self.entries: dict[tuple[int, float], dict] = {}  # by layer and alpha
         if self.path and self.path.exists():

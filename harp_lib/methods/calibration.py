@@ -12,10 +12,15 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from harp_lib.prefix_lm.onednn import evaluating
-from harp_lib.pruning.architecture import branch_exit, decoder_layers, first_of
+from harp_lib.pruning.architecture import (
+    branch_exit,
+    check_own_modules,
+    decoder_layers,
+    first_of,
+)
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
+from harp_lib.text.evaluating import evaluating
 from harp_lib.text.head import agree_to_rounding, few_tokens
 from harp_lib.text.tokens import Tokens, make_batches, read_ids
 
@@ -133,10 +138,12 @@ class LayerStream:
     Memory holds one boundary only, tokens × d. The layers are run as they are at that time, so a
     caller may prune a layer before the stream passes it. Masks and positions for each layer are
     recorded once for each shape of a batch, because nothing else changes them. A family whose
-    layers are run in another way is a ValueError. ``seconds`` is what the way up has taken.
+    layers are run in another way is a ValueError, and so is a model with a module at two places.
+    ``seconds`` is what the way up has taken.
     """
 
     def __init__(self, model: PreTrainedModel, calibration: Tokens) -> None:
+        check_own_modules(model)
         self.model = model
         self.layers = decoder_layers(model)
         self.batches = make_batches(model, calibration)

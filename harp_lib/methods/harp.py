@@ -9,7 +9,12 @@ from transformers import PreTrainedModel
 from harp_lib.accounting import ffn_channels_for, removed_fraction, top_groups_plan
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.methods.flap import without_channels
-from harp_lib.pruning.architecture import all_linear, check_plan, decoder_layers
+from harp_lib.pruning.architecture import (
+    all_linear,
+    check_own_modules,
+    check_plan,
+    decoder_layers,
+)
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.text.perplexity import Tokens
@@ -62,6 +67,7 @@ def harp_flap_plan(
         for layer in range(num_layers)
     }
     check_plan(model, PruningPlan(num_layers, one_channel_less))
+    check_own_modules(model)  # for FLAP's part
     num_channels_to_remove(model, smallest_plan, kv_groups, target_fraction)
 
     plan = harp_plan(model, calibration, kv_groups, alphas)

@@ -1,19 +1,20 @@
 """LLM-Pruner: first-order Taylor importance of key/value groups (Ma et al., 2023)."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib.methods.calibration import Planner, by_group, lowest_per_layer
-from harp_lib.prefix_lm.onednn import evaluating
-from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.architecture import check_own_modules, decoder_layers
 from harp_lib.pruning.layers import ATTENTION_PARTS
+from harp_lib.text.evaluating import evaluating
 from harp_lib.text.perplexity import Batch, Tokens, make_batches
 
 # Tokens of one forward and backward pass, unless a single sequence is longer.
@@ -59,7 +60,7 @@ def group_importance(
 
 
 @contextmanager
-def checkpointed(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
+def checkpointed(layers: Sequence[nn.Module]) -> Iterator[None]:
     """Context in which each layer keeps only its input and is run again in the backward pass.
 
     The gradient checkpointing of transformers works in training mode only, which brings dropout.
@@ -81,6 +82,7 @@ def checkpointed(layers: Sequence[torch.nn.Module]) -> Iterator[None]:
                 layer.forward = forward
 
 
+@torch.inference_mode(False)
 def weight_gradients(
     model: PreTrainedModel, calibration: Tokens, layers: Iterable[int], parts: Sequence[str]
 ) -> dict[int, list[tuple[torch.Tensor, torch.Tensor]]]:
@@ -112,16 +114,25 @@ def weight_gradients(
     Raises
     ------
     ValueError
-        For an empty text, or if a gradient is not finite.
+        For an empty text, a model with a module at two places or that was made in inference mode,
+        or if a gradient is not finite.
     """
+    check_own_modules(model)
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise ValueError(
+            f"this {type(model).__name__} was made under torch.inference_mode, so that it has no "
+            "gradients: load it outside of that, or take a copy there (copy.deepcopy)"
+        )
     batches = make_batches(model, calibration)
     num_predicted_tokens = sum(batch.num_scored for batch in batches)
     weights = {}
-    for layer in layers:
-        attention = decoder_layers(model)[layer].self_attn
-        weights[layer] = [getattr(attention, part).weight for part in parts]
-    all_weights = [weight for layer_weights in weights.values() for weight in layer_weights]
-    sums = _summed_gradients(model, batches, all_weights)
+    with ExitStack() as undo:
+        for layer in layers:
+            attention = decoder_layers(model)[layer].self_attn
+            linears = [getattr(attention, part) for part in parts]
+            weights[layer] = [_weight_with_gradient(linear, undo) for linear in linears]
+        all_weights = [weight for layer_weights in weights.values() for weight in layer_weights]
+        sums = _summed_gradients(model, batches, all_weights)
     pairs = {}
     for layer, layer_weights in weights.items():
         pairs[layer] = []
@@ -134,6 +145,16 @@ def weight_gradients(
                 f"layer {layer}: gradients are not finite in {model.dtype}; try float32 or bfloat16"
             )
     return pairs
+
+
+def _weight_with_gradient(linear: nn.Linear, undo: ExitStack) -> nn.Parameter:
+    """A parameter that takes the place of the weight of ``linear`` until ``undo`` is closed.
+
+    It holds the same numbers. That weight may be frozen, or that of another linear map as well.
+    """
+    undo.callback(setattr, linear, "weight", linear.weight)
+    linear.weight = nn.Parameter(linear.weight.detach())
+    return linear.weight
 
 
 def _summed_gradients(

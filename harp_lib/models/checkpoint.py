@@ -1,6 +1,7 @@
 """A pruned model as a Hugging Face folder that says how it was pruned."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,7 +69,7 @@ def save_pruned(
         raise ValueError(
             "this model is not pruned: call apply_plan first, or save it with model.save_pretrained"
         )
-    path = Path(path).resolve()
+    path = Path(os.path.expanduser(path)).resolve()
     if path.exists():
         _check_replaceable(path)
     with complete_or_nothing(path) as folder, quiet():
@@ -209,7 +210,7 @@ def load_pruned(
         As in :func:`harp_lib.load_model`; by default the dtype that was saved.
     **options
         Other options of ``from_pretrained``, such as ``device_map``. By default the model is loaded
-        on the CPU.
+        on the CPU. ``torch_dtype`` is the older name of ``dtype``.
 
     Returns
     -------
@@ -221,6 +222,7 @@ def load_pruned(
     ValueError
         If the folder holds no pruned checkpoint, or lacks some of its weights.
     """
+    path = os.path.expanduser(path)
     config = {}
     config_file = Path(path, "config.json")
     if config_file.is_file():
@@ -231,4 +233,5 @@ def load_pruned(
             "try load_model"
         )
     model_class = getattr(remote, config["architectures"][0])
-    return from_pretrained(str(path), model_class, dtype=floating_dtype(dtype), **options)
+    dtype = options.pop("torch_dtype", dtype)
+    return from_pretrained(path, model_class, dtype=floating_dtype(dtype), **options)

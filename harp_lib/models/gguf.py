@@ -7,6 +7,7 @@ this is a value-only layer, which caches nothing.
 Symbols in shapes are those of :mod:`harp_lib.pruning.layers`.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -83,7 +84,7 @@ def save_gguf(
     if weights not in WEIGHTS:
         raise ValueError(f"unknown type of weights {weights!r}; choose from {', '.join(WEIGHTS)}")
     check_gguf(model)
-    path = Path(path).resolve()
+    path = Path(os.path.expanduser(path)).resolve()
     writer = GGUFWriter(None, ARCHITECTURE)
     _add_shape(writer, model)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,6 +186,7 @@ def _rows_for_llama_cpp(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
     return halves.transpose(1, 2).flatten(0, 2)  # (heads·Dh, d)
 
 
+@torch.no_grad()
 def _value_only_weight(attention: LoneAttention) -> torch.Tensor:
     """``W_O W_V`` (d, d) of a value-only layer, as ``o_proj.weight @ v_proj.weight``."""
     heads = (num_groups(attention), -1, attention.head_dim)

@@ -50,13 +50,13 @@ def load_model(
     Raises
     ------
     ValueError
-        If the name is none of the three, the folder holds an incomplete or a pruned model, or there
-        is no such dtype.
+        If the name is none of the three, the model is incomplete, pruned, or has code of its own,
+        or there is no such dtype.
     ModelDownloadError
         If the package index or the hub does not deliver, or files are damaged.
     """
     dtype = floating_dtype(dtype)
-    name = os.fspath(name)
+    name = os.path.expanduser(name)
     if name in registry.FAMILIES:
         device = default_device() if device_map in (None, "auto") else device_map
         model = registry.tiny_model(name).to(device)
@@ -71,6 +71,13 @@ def load_model(
     except (OSError, SafetensorError) as error:
         # The hub's error says whether the model is gated or unknown, or the hub was not reached.
         raise registry.ModelDownloadError(f"{name} cannot be loaded: {error}\n{way_out}") from error
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"{name} has code of its own, which load_model does not run: load it by "
+            "AutoModelForCausalLM.from_pretrained, with trust_remote_code=True"
+        ) from error
     if not device_map:
         model = model.to(default_device())
     return model, tokenizer
@@ -132,6 +139,8 @@ def from_pretrained(
     Missing weights, which transformers would initialise at random, are a ValueError. A folder
     without the files of a tokenizer gives None in its place.
     """
+    # Without a word on it, transformers would ask on the terminal.
+    trust_remote_code = options.setdefault("trust_remote_code", False)
     with registry.quiet():
         model, report = model_class.from_pretrained(source, output_loading_info=True, **options)
         missing = sorted(report["missing_keys"])
@@ -145,7 +154,9 @@ def from_pretrained(
         tokenizer = None
         folder = Path(source)
         if not folder.is_dir() or any(any(folder.glob(files)) for files in TOKENIZER_FILES):
-            tokenizer = AutoTokenizer.from_pretrained(source, config=model.config)
+            tokenizer = AutoTokenizer.from_pretrained(
+                source, config=model.config, trust_remote_code=trust_remote_code
+            )
     return model.eval(), tokenizer
 
 

@@ -5,6 +5,7 @@ a layer becomes blocks is in :mod:`harp_lib.models.nas_blocks`.
 """
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def save_nemotron_nas(
         If ``path`` exists and is not an empty folder.
     """
     check_nemotron_nas(model)
-    path = Path(path).resolve()
+    path = Path(os.path.expanduser(path)).resolve()
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise FileExistsError(f"{path} exists and is not an empty folder; choose another folder")
     blocks = blocks_of(model)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from harp_lib.accounting import attention_window
 from harp_lib.models.plain_llama import PlainLlama
 from harp_lib.models.savable import check_savable
-from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.architecture import decoder_layers, evaluation_mode
 
 # Rotary positions that llama.cpp, vLLM and MLX-LM compute from the settings of a file.
 ROPE_TYPES = ("default", "linear", "llama3")
@@ -145,17 +145,14 @@ def outputs_on_probe(model: PreTrainedModel) -> torch.Tensor:
 @contextmanager
 def comparable(model: PreTrainedModel) -> Iterator[None]:
     """Context in evaluation mode, with an attention function that takes float32."""
-    training = [module for module in model.modules() if module.training]
     attention_function = model.config._attn_implementation
-    model.eval()
-    if attention_function not in ("eager", "sdpa"):
-        model.config._attn_implementation = "sdpa"
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = attention_function
-        for module in training:
-            module.training = True
+    with evaluation_mode(model):
+        if attention_function not in ("eager", "sdpa"):
+            model.config._attn_implementation = "sdpa"
+        try:
+            yield
+        finally:
+            model.config._attn_implementation = attention_function
 
 
 @contextmanager

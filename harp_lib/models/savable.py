@@ -91,13 +91,18 @@ def _check_structure(model: PreTrainedModel) -> None:
     with torch.device("meta"):  # takes no memory, and draws no random numbers
         described = type(model)._from_config(copy.deepcopy(model.config))
     described.tie_weights()
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
     for name, module in described.named_modules():
-        if type(modules.get(name)) is not type(module):
+        if name not in modules:
             raise ValueError(
-                f"{name} is {type(modules.get(name)).__name__}, where loading makes "
+                f"{name} is missing, where loading makes {type(module).__name__}: correct the "
+                "config (num_hidden_layers where layers were dropped), then save"
+            )
+        if type(modules[name]) is not type(module):
+            raise ValueError(
+                f"{name} is {type(modules[name]).__name__}, where loading makes "
                 f"{type(module).__name__}: undo what replaced it (merge adapters, dequantize, "
-                "remove parametrizations), then save"
+                "remove parametrizations, take compiled modules out of their wrapper), then save"
             )
     weights = model.state_dict(keep_vars=True)
     described_weights = described.state_dict(keep_vars=True)
@@ -139,6 +144,7 @@ def _check_ties(
         shared = first_shared.setdefault((weight.data_ptr(), weight.device, weight.shape), name)
         if described_weights[shared] is not described:
             raise ValueError(
-                f"{name} is the same weight as {shared}, but the config does not tie them: set "
-                "model.config.tie_word_embeddings = True, or give one of them a copy, then save"
+                f"{name} is the same weight as {shared}, but the config does not tie them: give "
+                "one of them a copy (or set model.config.tie_word_embeddings = True where these "
+                "are the embeddings), then save"
             )

@@ -24,7 +24,7 @@ from .coverage import (
     unfollowed_setting,
     unsuitable_build,
 )
-from .onednn import evaluating
+from .onednn import by_onednn
 from .reader import TreeReader
 from .tree import Tokens
 from .trial import tree_failure
@@ -87,7 +87,7 @@ class PrefixLM(HFLM):
 
         reader = TreeReader(self.model, self.device)
         answers: list[Any] = [None] * len(requests)
-        with evaluating(self.model):
+        with by_onednn(self.model):
             for reading in reader.read(num_scored, keep_cache=False):
                 log_probs = torch.log_softmax(reading.logits, dim=-1, dtype=self.softmax_dtype)
                 for tokens, rows in zip(reading.sequences, reading.logit_rows, strict=True):
@@ -169,7 +169,7 @@ class PrefixLM(HFLM):
         if self.batch_size != "auto":
             batch_size = max(self.batch_size, batch_size)
         texts: dict[Tokens, str] = {}
-        with evaluating(self.model):
+        with by_onednn(self.model):
             read_prompts = TreeReader(self.model, self.device).read_prompts(encoded)
             while batch := list(islice(read_prompts, batch_size)):
                 texts.update(self._continue(batch, until, settings))

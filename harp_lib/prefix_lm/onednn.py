@@ -1,7 +1,6 @@
 """oneDNN for linear layers on a CPU, while a model is evaluated."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,17 +12,9 @@ from transformers import PreTrainedModel
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-@contextmanager
-def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Context with ``model`` in evaluation mode and, on a CPU, its linear layers run by oneDNN."""
-    training = model.training
-    model.eval()
-    linear_mode = OneDNN() if ONEDNN and model.device.type == "cpu" else nullcontext()
-    try:
-        with linear_mode:
-            yield
-    finally:
-        model.train(training)
+def by_onednn(model: PreTrainedModel) -> AbstractContextManager:
+    """Context in which oneDNN runs the linear layers of ``model``, if it is on a CPU."""
+    return OneDNN() if ONEDNN and model.device.type == "cpu" else nullcontext()
 
 
 class OneDNN(TorchFunctionMode):

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .cache import TextBatch
-from .onednn import evaluating
+from .onednn import by_onednn
 from .reader import TreeReader, num_mixing_layers, only_places
 from .tree import Tokens
 
@@ -45,7 +45,7 @@ def tree_failure(
     tokens = longest[:LONGEST_TRIAL]
     trials = _trials.setdefault(model, {}).setdefault(build_of(model), Trials())
     if trials.failure is None and len(tokens) > trials.lengths[is_writing]:
-        with evaluating(model):
+        with by_onednn(model):
             trials.failure = failed_trial(model, device, tokens, is_writing)
         trials.lengths[is_writing] = len(tokens)
     return trials.failure

@@ -1,7 +1,7 @@
 """The parts of a decoder, and whether a plan can be carried out on it."""
 
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -50,6 +50,7 @@ Calls = dict[nn.Module, tuple[tuple, dict[str, Any]]]
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """The decoder layers of ``model``, from the bottom; a ValueError if it has no such list."""
+    check_unwrapped(model)
     decoder = model.get_decoder()
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, nn.ModuleList):
@@ -60,15 +61,63 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     return layers
 
 
-def output_norm(layer: nn.Module) -> nn.Module | None:
-    """The norm between attention and residual stream (Gemma-2 and -3, OLMo-2, GLM-4), or None."""
+def check_unwrapped(model: nn.Module) -> None:
+    """Raise a ValueError if ``model`` is no model of transformers, as DataParallel makes it."""
+    if not hasattr(model, "get_decoder"):
+        raise ValueError(
+            f"{type(model).__name__} is not a model of transformers: if it wraps one, give the "
+            "wrapped model (model.module after DataParallel)"
+        )
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Context in evaluation mode and without compiled code, which would not notice hooks.
+
+    Afterwards each module is in its own mode again.
+    """
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def check_own_modules(model: PreTrainedModel) -> None:
+    """Raise a ValueError if a module with weights is at two places of the decoder layers.
+
+    A hook on it could not tell the places apart.
+    """
+    first_names: dict[nn.Module, str] = {}
+    layers = decoder_layers(model)
+    for name, module in layers.named_modules(remove_duplicate=False):
+        first_name = first_names.setdefault(module, name)
+        if first_name != name and next(module.parameters(), None) is not None:
+            raise ValueError(
+                f"layers.{first_name} and layers.{name} of this {type(model).__name__} are one "
+                "module, so that what passes through them cannot be told apart: give one of the "
+                "two places a copy (copy.deepcopy)"
+            )
+
+
+def output_norm_name(layer: nn.Module) -> str | None:
+    """Name of the norm between attention and residual stream (Gemma-2, OLMo-2, GLM-4), or None."""
     if hasattr(layer, "post_self_attn_layernorm"):
-        return layer.post_self_attn_layernorm
+        return "post_self_attn_layernorm"
     # In Llama `post_attention_layernorm` precedes the FFN. Only where there is also a norm after
     # the FFN does it follow attention.
     if hasattr(layer, "post_feedforward_layernorm"):
-        return layer.post_attention_layernorm
+        return "post_attention_layernorm"
     return None
+
+
+def output_norm(layer: nn.Module) -> nn.Module | None:
+    """The norm between attention and residual stream, or None."""
+    name = output_norm_name(layer)
+    return None if name is None else getattr(layer, name)
 
 
 def scaled_by_alpha(layer: nn.Module) -> nn.Module:
@@ -95,8 +144,8 @@ def first_of(output: torch.Tensor | tuple) -> torch.Tensor:
 
 def has_known_parts(layer: nn.Module) -> bool:
     """Whether ``self_attn`` is the only part that mixes tokens, with no unknown norm after it."""
-    norms = {name for name, _ in layer.named_children() if name not in OTHER_PARTS}
-    return norms in KNOWN_NORMS
+    parts = {name for name, part in layer._modules.items() if part is not None}
+    return parts.difference(OTHER_PARTS) in KNOWN_NORMS
 
 
 def _names_of_parts(module: nn.Module, known: Iterable[str] = ()) -> str:
@@ -128,12 +177,12 @@ def check_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = Fa
 
     The model is left as it is.
     """
+    layers = decoder_layers(model)
     if getattr(model.config, "pruning_plan", None) is not None:
         raise ValueError("this model is pruned already; load the dense model again")
     check_fits(model, plan)
     if plan.alphas:
         _check_value_only(model, plan.alphas)
-    layers = decoder_layers(model)
     for index, layer_plan in plan.layers.items():
         for weight in _touched_weights(layers[index], layer_plan, fold_output):
             # Quantized weights may be a subclass of tensors that shows their original type.
@@ -193,6 +242,7 @@ def check_fits(model: PreTrainedModel, plan: PruningPlan) -> None:
     The modules that lose something also have to be of a known kind: separate linear projections of
     attention, and a gated FFN.
     """
+    _check_not_compiled(model)
     name = type(model).__name__
     layers = decoder_layers(model)
     if plan.num_layers != len(layers):
@@ -231,6 +281,16 @@ def check_fits(model: PreTrainedModel, plan: PruningPlan) -> None:
             _check_means(index, "channel_means", layer_plan.channel_means, len(channels))
 
 
+def _check_not_compiled(model: PreTrainedModel) -> None:
+    """Raise a ValueError if ``torch.compile`` has put a module into another one."""
+    for name, module in model.named_modules():
+        if "_orig_mod" in module._modules:
+            raise ValueError(
+                f"{name or 'the model'} is compiled (torch.compile put it into an "
+                f"{type(module).__name__}): prune the _orig_mod of that, and compile afterwards"
+            )
+
+
 def _check_indices(what: str, indices: Sequence[int], count: int) -> None:
     largest = indices[-1]  # they are in rising order
     if largest >= count:
@@ -249,9 +309,7 @@ def _try_out(model: PreTrainedModel, plan: PruningPlan) -> None:
     Three tokens are run through the model, because names do not show a gate, a sink or an odd norm.
     """
     layers = decoder_layers(model)
-    with ExitStack() as undo:
-        undo.callback(model.train, model.training)
-        model.eval()
+    with evaluation_mode(model):
         calls = _calls_with_three_tokens(model, plan)
         for index, layer_plan in plan.layers.items():
             reason = _difference(layers[index], index, layer_plan, calls)

@@ -56,8 +56,9 @@ def sliced_layers(model: PreTrainedModel) -> list[int]:
 def _check_allocated(model: PreTrainedModel, cache: StaticCache) -> None:
     """Raise a ValueError if ``cache`` was allocated for more heads than a pruned layer has."""
     for index in sliced_layers(model):
-        entry = cache.layers[index]
-        heads = num_groups(decoder_layers(model)[index].self_attn)
+        attention = decoder_layers(model)[index].self_attn
+        entry = cache.layers[attention.layer_idx]
+        heads = num_groups(attention)
         if entry.is_initialized and entry.num_heads != heads:
             raise ValueError(
                 f"this static cache was allocated with {entry.num_heads} key/value heads in layer "

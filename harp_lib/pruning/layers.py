@@ -7,6 +7,7 @@ columns of W_O.
 """
 
 import copy
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -37,12 +38,12 @@ class LoneAttention(nn.Module):
     Parameters
     ----------
     layer : int
-        Index of the decoder layer, from the bottom.
+        Index under which a KV cache holds the layer.
     stock : nn.Module, optional
         The attention whose value and output projection are kept.
     fold_output : bool
         Use :func:`folded_output` of ``stock`` where query heads share value heads.
-    bias : torch.Tensor, optional
+    bias : nn.Parameter, optional
         (d,), the output for every token if there is no ``stock``.
     """
 
@@ -51,11 +52,11 @@ class LoneAttention(nn.Module):
         layer: int,
         stock: nn.Module | None = None,
         fold_output: bool = False,
-        bias: torch.Tensor | None = None,
+        bias: nn.Parameter | None = None,
     ) -> None:
         super().__init__()
         self.layer_idx = layer
-        self.bias = None if bias is None else nn.Parameter(bias)
+        self.bias = bias
         if stock is not None:
             self.head_dim = stock.head_dim
             self.v_proj = stock.v_proj
@@ -128,7 +129,7 @@ def count_tokens(
     cache : Cache
         The KV cache of the model.
     layer : int
-        Index of the decoder layer.
+        Index under which the cache holds the layer.
     hidden_states : torch.Tensor
         (B, N, d); only its shape, dtype and device matter.
     spared_tokens : int
@@ -139,8 +140,10 @@ def count_tokens(
     ValueError
         If the cache already holds keys for this layer, from another model.
     """
-    while len(cache.layers) <= layer:  # a cache made without a config grows as it is used
-        cache.layers.append(cache.layer_class_to_replicate())
+    # A cache made without a config grows as it is used; one made for fewer layers has no class.
+    new_entry = cache.layer_class_to_replicate or DynamicLayer
+    while len(cache.layers) <= layer:
+        cache.layers.append(new_entry())
     if isinstance(cache.layers[layer], DynamicLayer):
         _check_empty(cache.layers[layer], layer)
         cache.layers[layer] = _counting(cache.layers[layer])
@@ -181,13 +184,29 @@ def _counting(entry: DynamicLayer) -> DynamicLayer:
     return LengthLayer()
 
 
+def cache_index(layers: nn.ModuleList, place: int) -> int:
+    """Index under which a KV cache holds the layer at ``place`` when it is pruned.
+
+    It is the module's own, which differs from the place if layers were dropped from the list. Where
+    another layer has the same, because they share their attention, it is the first that none has.
+    """
+    indices = [getattr(getattr(layer, "self_attn", None), "layer_idx", None) for layer in layers]
+    own = indices.pop(place)
+    if own is None:
+        own = place
+    if own not in indices:
+        return own
+    return next(index for index in itertools.count() if index not in indices)
+
+
 def pruned_attention(
     attention: nn.Module, layer: int, plan: LayerPlan, fold_output: bool = False
 ) -> nn.Module:
     """The attention that remains under ``plan``; ``attention`` itself if it loses nothing.
 
     A removed key/value head takes with it the query heads that read it. Alpha is not applied:
-    :func:`harp_lib.pruning.surgery.fold_alpha` puts it into the weights.
+    :func:`harp_lib.pruning.surgery.fold_alpha` puts it into the weights. ``layer`` is the index
+    under which a KV cache holds the layer.
     """
     if plan.alpha == 0:
         return LoneAttention(layer)
@@ -198,7 +217,7 @@ def pruned_attention(
     queries = indices_of_groups(plan.removed_groups, group_width(attention))
     if len(plan.removed_groups) == num_groups(attention):
         bias = compensated_bias(attention.o_proj, queries, plan.group_means)
-        return LoneAttention(layer, bias=bias)
+        return LoneAttention(layer, bias=parameter_like(attention.o_proj.weight, bias))
     keys = indices_of_groups(plan.removed_groups, attention.head_dim)
     sliced = with_parts(
         attention,
@@ -207,6 +226,7 @@ def pruned_attention(
         v_proj=without_outputs(attention.v_proj, keys),
         o_proj=without_inputs(attention.o_proj, queries, plan.group_means),
     )
+    sliced.layer_idx = layer
     # Most attention modules derive the number of heads from the projections; some have stored it.
     if hasattr(sliced, "num_key_value_heads"):
         sliced.num_key_value_heads = num_groups(sliced)
@@ -310,9 +330,19 @@ def linear_like(stock: nn.Linear, weight: torch.Tensor, bias: torch.Tensor | Non
     """A linear map with this weight and bias, which require a gradient if those of ``stock`` do."""
     with torch.device("meta"):  # no random numbers are drawn for weights that are replaced at once
         linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-    linear.weight = nn.Parameter(weight, stock.weight.requires_grad)
-    linear.bias = None if bias is None else nn.Parameter(bias, stock.weight.requires_grad)
+    linear.weight = parameter_like(stock.weight, weight)
+    linear.bias = parameter_like(stock.weight, bias)
+    linear.training = stock.training
     return linear
+
+
+def parameter_like(stock: nn.Parameter, values: torch.Tensor | None) -> nn.Parameter | None:
+    """A parameter that requires a gradient if ``stock`` does; None where there are no values."""
+    if values is None:
+        return None
+    if values.is_inference():  # made under torch.inference_mode, where nothing takes a gradient
+        values = values.clone()
+    return nn.Parameter(values, stock.requires_grad)
 
 
 def with_parts(module: nn.Module, **parts: nn.Module) -> nn.Module:
@@ -326,5 +356,16 @@ def with_parts(module: nn.Module, **parts: nn.Module) -> nn.Module:
     for name in ("forward", "_old_forward", "_hf_hook"):
         vars(twin).pop(name, None)
     for name, part in parts.items():
-        setattr(twin, name, part.train(module.training))
+        setattr(twin, name, part)
+    return twin
+
+
+@torch.no_grad()
+def scaled(module: nn.Module, factor: float, offset: float = 0.0) -> nn.Module:
+    """A copy of ``module`` with weights w' such that offset + w' is ``factor`` (offset + w)."""
+    twin = with_parts(module)
+    # Its hooks and settings are those of the module; the weights become its own.
+    twin._parameters, twin._modules = copy.deepcopy((module._parameters, module._modules))
+    for weight in twin.parameters():
+        weight.copy_(factor * (weight.double() + offset) - offset)
     return twin

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import operator
+import os
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -197,12 +198,13 @@ class PruningPlan:
         layers = ",\n  ".join(json.dumps(layer) for layer in values.pop("layers"))
         head = json.dumps(values).removesuffix("}")
         text = f'{head}, "layers": [\n  {layers}\n]}}\n'
-        Path(path).write_text(text, encoding="utf-8")
+        Path(os.path.expanduser(path)).write_text(text, encoding="utf-8")
 
     @classmethod
     def from_json(cls, path: str | Path) -> "PruningPlan":
         """Read a plan from a file; a ValueError names the file if it holds no plan."""
         try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+            text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
+            return cls.from_dict(json.loads(text))
         except ValueError as error:  # json.JSONDecodeError is a ValueError
             raise ValueError(f"{path}: {error}") from None

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from .architecture import has_known_parts
+from .architecture import check_fits, has_known_parts
 from .generation import fitting, sliced_layers
 from .layers import LoneAttention
 from .plan import PruningPlan
@@ -127,7 +127,15 @@ class PrunedModel:
             super().__init__(config, *args, **kwargs)
         finally:
             config.__class__ = pruned_config
-        swap_modules(self, PruningPlan.from_dict(config.pruning_plan), config.fold_output)
+        plan = PruningPlan.from_dict(config.pruning_plan)
+        try:
+            check_fits(self, plan)
+        except ValueError as error:
+            raise ValueError(
+                f"the config does not fit the pruning plan in it: {error}; num_hidden_layers and "
+                "other sizes have to be those of the model that was pruned"
+            ) from error
+        swap_modules(self, plan, config.fold_output)
 
     @classmethod
     def is_custom_code(cls) -> bool:

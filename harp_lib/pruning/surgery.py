@@ -20,14 +20,23 @@ from .architecture import (
     check_plan,
     decoder_layers,
     output_norm,
-    scaled_by_alpha,
+    output_norm_name,
 )
-from .layers import LoneAttention, linear_like, pruned_attention, pruned_ffn
+from .layers import (
+    LoneAttention,
+    cache_index,
+    linear_like,
+    pruned_attention,
+    pruned_ffn,
+    scaled,
+    with_parts,
+)
 from .plan import PruningPlan
 
 Weights = Mapping[int, Mapping[str, torch.Tensor]]
 
 
+@torch.inference_mode(False)
 def apply_plan(
     model: PreTrainedModel,
     plan: PruningPlan,
@@ -35,6 +44,9 @@ def apply_plan(
     weights: Weights | None = None,
 ) -> PreTrainedModel:
     """Prune ``model`` in place and return it, with alpha multiplied into its weights.
+
+    A pruned layer gets modules and weights of its own where something is changed, so that another
+    place that shares them, in this model or in another, keeps what it has.
 
     The class of the model becomes ``harp_lib.pruning.remote.Harp<its class>``, a subclass that can
     save the pruned model and generate with it.
@@ -69,43 +81,29 @@ def apply_plan(
     fold_output = fold_output or bool(weights)
     check_plan(model, plan, fold_output)
     refitted = _refitted_attention(model, plan, weights)
-    with _restored_after_error(model, plan):
+    with _original_layers(model, plan) as undo:
+        undo.callback(setattr, model, "__class__", type(model))
+        for module in model.modules():
+            if "config" in vars(module):
+                undo.callback(setattr, module, "config", module.config)
         _mark_as_pruned(model, plan, fold_output)
-        for layer, alpha in plan.alphas.items():
-            if alpha != 1:
-                fold_alpha(decoder_layers(model)[layer], alpha)
         swap_modules(model, plan, fold_output, refitted)
+        for layer, alpha in plan.alphas.items():
+            if alpha not in (0, 1):
+                fold_alpha(decoder_layers(model)[layer], alpha)
+        undo.pop_all()  # nothing failed
     return model
 
 
-@contextmanager
-def _restored_after_error(model: PreTrainedModel, plan: PruningPlan) -> Iterator[None]:
-    """Context after which ``model`` is as before if an error left it, such as a lack of memory.
-
-    The weights that alpha is multiplied into are kept on the CPU meanwhile.
-    """
-    stock_class = type(model)
-    configs = [(module, module.config) for module in model.modules() if "config" in vars(module)]
-    parts = []
-    weights = []
-    for index, layer_plan in plan.layers.items():
-        layer = decoder_layers(model)[index]
-        parts += [(layer, name, module) for name, module in layer.named_children()]
-        if layer_plan.alpha not in (None, 1):
-            scaled = scaled_by_alpha(layer).parameters()
-            weights += [(weight, weight.detach().to("cpu", copy=True)) for weight in scaled]
-    try:
-        yield
-    except BaseException:
-        model.__class__ = stock_class
-        for module, config in configs:
-            module.config = config
-        for layer, name, module in parts:
-            setattr(layer, name, module)
-        for weight, kept in weights:
-            if not torch.equal(weight.detach().cpu(), kept):
-                weight.data.copy_(kept)
-        raise
+def _original_layers(model: PreTrainedModel, plan: PruningPlan) -> ExitStack:
+    """Context after which the layers of ``plan`` consist of the modules that they have now."""
+    undo = ExitStack()
+    layers = decoder_layers(model)
+    for index in plan.layers:
+        undo.callback(layers.__setitem__, index, layers[index])
+        for name, module in layers[index]._modules.items():
+            undo.callback(setattr, layers[index], name, module)
+    return undo
 
 
 def _mark_as_pruned(model: PreTrainedModel, plan: PruningPlan, fold_output: bool) -> None:
@@ -127,13 +125,13 @@ def _mark_as_pruned(model: PreTrainedModel, plan: PruningPlan, fold_output: bool
 def fold_alpha(layer: nn.Module, alpha: float) -> None:
     """Multiply the attention branch of ``layer`` by ``alpha``, in W_O or the norm after it."""
     norm = output_norm(layer)
-    offset = 0
-    if norm is not None:
-        # Gemma's norms compute (1 + w) x, others w x. With w' = alpha (offset + w) - offset both
-        # give alpha times as much.
-        offset = (norm(torch.ones_like(norm.weight)) - norm.weight).double().mean().round()
-    for weight in scaled_by_alpha(layer).parameters():
-        weight.copy_(alpha * (weight.double() + offset) - offset)
+    if norm is None:
+        layer.self_attn.o_proj = scaled(layer.self_attn.o_proj, alpha)
+        return
+    # Gemma's norms compute (1 + w) x, others w x. With w' = alpha (offset + w) - offset both give
+    # alpha times as much.
+    offset = (norm(torch.ones_like(norm.weight)) - norm.weight).double().mean().round()
+    setattr(layer, output_norm_name(layer), scaled(norm, alpha, offset))
 
 
 def swap_modules(
@@ -146,14 +144,22 @@ def swap_modules(
 
     ``refitted`` holds ready attention modules by layer index, which take precedence.
     """
-    refitted = refitted or {}
+    attentions = dict(refitted or {})
+    layers = decoder_layers(model)
     for index, layer_plan in plan.layers.items():
-        layer = decoder_layers(model)[index]
-        if index in refitted:
-            layer.self_attn = refitted[index]
-        elif layer_plan.alpha is not None or layer_plan.removed_groups:
-            # A layer that keeps its attention may have none.
-            layer.self_attn = pruned_attention(layer.self_attn, index, layer_plan, fold_output)
+        layer = layers[index]
+        if sum(other is layer for other in layers) > 1:
+            layer = with_parts(layer)  # its other places keep what they have
+            layers[index] = layer
+        # A layer that keeps its attention may have none.
+        if layer_plan.alpha is not None or layer_plan.removed_groups:
+            stock = layer.self_attn
+            if index not in attentions:
+                attentions[index] = pruned_attention(
+                    stock, cache_index(layers, index), layer_plan, fold_output
+                )
+            attentions[index].training = stock.training
+            layer.self_attn = attentions[index]
         if layer_plan.removed_channels:  # a layer that keeps its channels may have any kind of FFN
             layer.mlp = pruned_ffn(layer.mlp, layer_plan)
 
@@ -173,8 +179,10 @@ def _refitted_attention(
                 f"layer {layer} has weights of its own; the plan has to make it value-only with "
                 "alpha = 1"
             )
-        stock_attention = decoder_layers(model)[layer].self_attn
-        attention = LoneAttention(layer, stock_attention, fold_output=True)
+        layers = decoder_layers(model)
+        attention = LoneAttention(
+            cache_index(layers, layer), layers[layer].self_attn, fold_output=True
+        )
         for name in ("v_proj", "o_proj"):
             stock = getattr(attention, name)
             weight = tensors[f"{name}.weight"]
@@ -207,17 +215,18 @@ def temporarily_pruned(
     fold_output = fold_output or bool(weights)
     refitted = _refitted_attention(model, plan, weights)
     layers = decoder_layers(model)
-    with ExitStack() as undo:
-        for index in plan.layers:
-            for name, module in layers[index].named_children():
-                undo.callback(setattr, layers[index], name, module)
+    with _original_layers(model, plan) as undo:
+        # Compiled code would not notice the hooks.
+        undo.enter_context(torch.compiler.set_stance("force_eager"))
         swap_modules(model, plan, fold_output, refitted)
         for index, alpha in plan.alphas.items():
             # With alpha = 0 the branch is already zero, also after an RMS norm.
             if alpha not in (0, 1):
+                norm = output_norm_name(layers[index])
+                if norm is not None:  # another layer may have the same one
+                    setattr(layers[index], norm, with_parts(getattr(layers[index], norm)))
                 scale_by_alpha = partial(_scale_output, alpha)
-                hook = branch_exit(layers[index]).register_forward_hook(scale_by_alpha)
-                undo.enter_context(hook)
+                branch_exit(layers[index]).register_forward_hook(scale_by_alpha)
         yield
 
 

@@ -3,7 +3,7 @@
 import torch
 from transformers import PreTrainedModel
 
-from harp_lib.prefix_lm.onednn import evaluating
+from harp_lib.text.evaluating import evaluating
 
 
 @torch.no_grad()

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib.models.tokenizer import first_token_id
-from harp_lib.prefix_lm.onednn import evaluating
 from harp_lib.text.corpora import detokenize
+from harp_lib.text.evaluating import evaluating
 from harp_lib.text.head import head_logits, is_decoder_and_head
 from harp_lib.text.tokens import Batch, Tokens, Window, context_length, make_batches, read_ids
 

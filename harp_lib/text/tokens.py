@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from harp_lib.pruning.architecture import check_unwrapped
+
 TOKENS_PER_BATCH = 4096  # in one forward pass of the decoder
 HOW_TO_CALL = "perplexity(model, [tokenizer(text) for text in texts])"
 
@@ -62,8 +64,9 @@ def make_batches(model: PreTrainedModel, tokens: Tokens) -> list[Batch]:
     ------
     ValueError
         If there is no token to predict, if a sequence is longer than the context of the model or
-        holds ids that it has no embeddings for, or if ``tokens`` are no tokens.
+        holds ids that it has no embeddings for, if ``tokens`` are no tokens, or ``model`` is none.
     """
+    check_unwrapped(model)
     windows = []
     for window in _windows(tokens, model):
         if window.scored > 0:
