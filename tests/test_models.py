@@ -22,7 +22,7 @@ from harp_lib.models.registry import (
     tiny_tokenizer,
 )
 from harp_lib.names import display_name
-from harp_lib.prefix_lm.onednn import evaluating
+from harp_lib.text.evaluating import evaluating
 
 TEXT = "The with statement wraps a block: naïve café, 日本語, 🙂 12345\n\n    def f(x): return x"
 
