@@ -10,6 +10,7 @@ from transformers.generation import ContinuousBatchingConfig
 
 from harp_lib import PruningPlan, apply_plan
 from harp_lib.pruning.plan import LayerPlan
+from harp_lib.pruning.surgery import temporarily_pruned
 
 PRUNED = {  # alpha, or removed groups, by layer
     "top": {5: 0.8, 4: 0.3, 3: 0.0},
@@ -228,3 +229,26 @@ def test_a_cache_of_another_model_is_refused(tiny, tokens):
         cache = tiny()(tokens, use_cache=True).past_key_values
         with pytest.raises(ValueError, match="another model filled it"):
             pruned(tiny, "tiny-llama", "top")(tokens, past_key_values=cache)
+
+
+@pytest.mark.parametrize("says_so", [False, True], ids=["config as it was", "config says so"])
+@pytest.mark.parametrize("family", ["tiny-llama", "tiny-gemma2"])
+@pytest.mark.parametrize("dropped", [0, 3])
+def test_layers_keep_their_entries_after_another_was_dropped(
+    tiny, tokens, family, dropped, says_so
+):
+    """The config may say how many layers are left; a dense model has no entry for the top then."""
+    model = tiny(family)
+    del model.model.layers[dropped]
+    if says_so:
+        model.config.num_hidden_layers = 5
+    loss = {4: LayerPlan(alpha=0.5), 3: LayerPlan(alpha=0.0), 1: LayerPlan(removed_groups=(0,))}
+    plan = PruningPlan(5, loss)
+    ids = tokens[:2, :40]
+    with temporarily_pruned(model, plan):
+        expected = generate(model, ids, use_cache=False)
+        assert_same(generate(model, ids), expected)
+        assert_same(generate(model, ids, cache_implementation="static"), expected)
+    apply_plan(model, plan)
+    assert_same(generate(model, ids), expected)
+    assert_same(generate(model, ids, cache=DynamicCache()), expected)

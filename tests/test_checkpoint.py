@@ -13,6 +13,7 @@ from transformers.core_model_loading import WeightRenaming
 
 from harp_lib import METHODS, PruningPlan, apply_plan, load_pruned, make_plan, save_pruned
 from harp_lib.models.registry import tiny_tokenizer
+from harp_lib.models.savable import check_savable
 from harp_lib.pruning.plan import LayerPlan
 
 PLAN = PruningPlan(
@@ -133,6 +134,43 @@ def test_what_cannot_be_saved_or_loaded_is_named(tiny, tmp_path):
     tiny().save_pretrained(tmp_path / "dense")
     with pytest.raises(ValueError, match="dense holds no pruned checkpoint"):
         load_pruned(tmp_path / "dense")
+
+
+@pytest.mark.parametrize("number", [3, 8])
+def test_another_number_of_layers_is_named(number, tiny, tmp_path):
+    folder = tmp_path / "pruned"
+    model = apply_plan(tiny(), PLAN)
+    save_pruned(model, None, folder)
+    message = f"plan is for 6 layers, HarpLlamaForCausalLM has {number}; num_hidden_layers"
+    with pytest.raises(ValueError, match=message):
+        load_pruned(folder, num_hidden_layers=number)
+    with pytest.raises(ValueError, match=f"plan is for 6 layers, .* has {number}"):
+        AutoModelForCausalLM.from_pretrained(
+            folder, trust_remote_code=True, num_hidden_layers=number
+        )
+    model.config.num_hidden_layers = number
+    with pytest.raises(ValueError, match=message):
+        save_pruned(model, None, folder)
+
+
+def test_layers_that_were_dropped_are_named_until_the_config_says_so(tiny, tokens, tmp_path):
+    model = tiny()
+    del model.model.layers[2]
+    with pytest.raises(ValueError, match=r"layers\.5 is missing, .* num_hidden_layers"):
+        check_savable(model)
+    apply_plan(model, PruningPlan.value_only(5, [0.5]))
+    with pytest.raises(ValueError, match=r"plan is for 5 layers, .* has 6; num_hidden_layers"):
+        save_pruned(model, None, tmp_path / "pruned")
+    model.config.num_hidden_layers = 5
+    save_pruned(model, None, tmp_path / "pruned")
+    loaded, _ = load_pruned(tmp_path / "pruned")
+    torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, "float16", "fp16"])
+def test_the_older_name_of_dtype(dtype, tiny, tmp_path):
+    save_pruned(apply_plan(tiny(), PLAN), None, tmp_path / "pruned")
+    assert load_pruned(tmp_path / "pruned", torch_dtype=dtype)[0].dtype == torch.float16
 
 
 def test_an_earlier_checkpoint_survives_a_failed_save(tiny, tokens, tmp_path, monkeypatch):

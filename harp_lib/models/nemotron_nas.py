@@ -129,6 +129,10 @@ def _state_dict(model: PreTrainedModel, blocks: list[Block]) -> Tensors:
     for index, block in enumerate(blocks):
         for name, tensor in block.tensors.items():
             weights[f"model.layers.{index}.{name}"] = tensor.detach()
+    # The writer takes parts of one piece of memory, such as fused projections, for one tensor.
+    for name, tensor in weights.items():
+        if tensor.untyped_storage().nbytes() > tensor.nbytes:
+            weights[name] = tensor.clone()
     return weights
 
 

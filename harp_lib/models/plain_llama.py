@@ -52,6 +52,7 @@ class PlainLlama:
     weight: Weight
 
     @torch.no_grad()
+    @torch.autocast("cpu", enabled=False)
     def logits(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Logits (N, vocabulary) of one text.
 

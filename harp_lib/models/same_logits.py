@@ -144,9 +144,9 @@ def outputs_on_probe(model: PreTrainedModel) -> torch.Tensor:
 
 @contextmanager
 def comparable(model: PreTrainedModel) -> Iterator[None]:
-    """Context in evaluation mode, with an attention function that takes float32."""
+    """Context in evaluation mode without autocast, with an attention function for float32."""
     attention_function = model.config._attn_implementation
-    with evaluation_mode(model):
+    with evaluation_mode(model), torch.autocast(model.device.type, enabled=False):
         if attention_function not in ("eager", "sdpa"):
             model.config._attn_implementation = "sdpa"
         try:

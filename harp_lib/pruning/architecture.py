@@ -185,12 +185,14 @@ def check_plan(model: PreTrainedModel, plan: PruningPlan, fold_output: bool = Fa
         _check_value_only(model, plan.alphas)
     for index, layer_plan in plan.layers.items():
         for weight in _touched_weights(layers[index], layer_plan, fold_output):
-            # Quantized weights may be a subclass of tensors that shows their original type.
-            is_plain = type(weight) in (nn.Parameter, torch.Tensor)
+            # Quantized weights may be a subclass of tensors that shows their original type, and
+            # those of a parametrization are computed.
+            is_plain = type(weight) is nn.Parameter
             if weight.is_meta or not is_plain or not weight.is_floating_point():
                 raise ValueError(
-                    f"layer {index}: weights that are offloaded or quantized can be neither scaled "
-                    "nor sliced; load the model in float32, bfloat16 or float16 without offloading"
+                    f"layer {index}: weights that are offloaded or quantized, or computed by a "
+                    "parametrization, can be neither scaled nor sliced; load the model in float32, "
+                    "bfloat16 or float16 without offloading, and remove parametrizations"
                 )
     _try_out(model, plan)
 
@@ -226,13 +228,13 @@ def _touched_weights(
     """The weights of ``layer`` that surgery scales, folds or slices."""
     touched = []
     if layer_plan.alpha is not None:
-        touched.extend(scaled_by_alpha(layer).parameters())
+        touched.append(scaled_by_alpha(layer).weight)
         if fold_output:
             touched.append(layer.self_attn.o_proj.weight)
     if layer_plan.removed_groups:
-        touched.extend(layer.self_attn.parameters())
+        touched += [getattr(layer.self_attn, part).weight for part in ATTENTION_PARTS]
     if layer_plan.removed_channels:
-        touched.extend(layer.mlp.parameters())
+        touched += [getattr(layer.mlp, part).weight for part in FFN_PARTS]
     return touched
 
 
