@@ -21,13 +21,8 @@ from harp_lib.models.registry import (
     tiny_model,
     tiny_tokenizer,
 )
-<<<<<<< HEAD
 from harp_lib.names import short_names
 from harp_lib.text.evaluating import evaluating
-=======
-from harp_lib.names import display_name
-from harp_lib.text.evaluating import evaluating
->>>>>>> wt-b
 
 TEXT = "The with statement wraps a block: naïve café, 日本語, 🙂 12345\n\n    def f(x): return x"
 
