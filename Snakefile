@@ -15,11 +15,10 @@ from pathlib import Path
 
 import harp_lib
 from harp_lib.config import DATA, PAPER, slug
+from harp_lib.gpus import gpus_of
 from harp_lib.notebooks import code_of, read
 from harp_lib.results import digest
 from harp_lib.units import NOTEBOOKS, UNITS
-
-NEED_TWO_GPUS = ("meta-llama--Llama-3.1-70B",)
 
 
 def library_digest():
@@ -35,7 +34,8 @@ def job(what):
 
     Jobs that run side by side print to logs beside their flags, and here only that they are done.
     """
-    command = f'"{sys.executable}" -P -m harp_lib.jobs {{output:q}} {config["began"]} {what}'
+    run = f'{{output:q}} {config["began"]} {{resources.gpu}}'
+    command = f'"{sys.executable}" -P -m harp_lib.jobs {run} {what}'
     if config["one_at_a_time"]:
         return command
     return f"{command} >{{output:q}}.log 2>&1 && echo done: {what}"
@@ -115,7 +115,7 @@ rule cells:
     priority: 100
     threads: config["threads"]
     resources:
-        gpu=lambda wildcards: 2 if wildcards.model in NEED_TWO_GPUS else 1,
+        gpu=lambda wildcards: gpus_of(wildcards.model),
     shell:
         job("cells {wildcards.unit} {wildcards.model:q} {wildcards.part} {wildcards.parts}")
 
