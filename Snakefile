@@ -15,13 +15,12 @@ from pathlib import Path
 
 import harp_lib
 from harp_lib.config import DATA, PAPER, slug
+from harp_lib.gpus import gpus_of
 from harp_lib.notebooks import code_of, read
 from harp_lib.results import digest
 from harp_lib.units import NOTEBOOKS, UNITS
 
 PYTHON = sys.executable  # whose name may have any characters; quoted in `job`
-NEED_TWO_GPUS = ("meta-llama--Llama-3.1-70B",)
-
 
 def library_digest():
     """A digest of what an executed notebook depends on beside its own code and the results."""
@@ -36,7 +35,8 @@ def job(what):
 
     Jobs that run side by side print to logs beside their flags, and here only that they are done.
     """
-    command = f"{{PYTHON:q}} -P -m harp_lib.jobs {{output:q}} {config['began']} {what}"
+    run = f"{{output:q}} {config['began']} {{resources.gpu}}"
+    command = f"{{PYTHON:q}} -P -m harp_lib.jobs {run} {what}"
     if config["one_at_a_time"]:
         return command
     # The inner shell ends if nobody reads that the job is done, and the job is done all the same.
@@ -117,7 +117,7 @@ rule cells:
     priority: 100
     threads: config["threads"]
     resources:
-        gpu=lambda wildcards: 2 if wildcards.model in NEED_TWO_GPUS else 1,
+        gpu=lambda wildcards: gpus_of(wildcards.model),
     shell:
         job("cells {wildcards.unit} {wildcards.model:q} {wildcards.part} {wildcards.parts}")
 

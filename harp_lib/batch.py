@@ -18,7 +18,7 @@ from typing import Any
 
 from filelock import Timeout
 
-from harp_lib import config, hub, locks, notebooks
+from harp_lib import config, gpus, hub, locks, notebooks
 from harp_lib.circumstances import versions
 from harp_lib.config import slug
 from harp_lib.contents import contents_of_models, contents_of_rows
@@ -26,7 +26,7 @@ from harp_lib.experiments import models_of
 from harp_lib.jobs import RUN_FILE
 from harp_lib.notebooks import KILLED
 from harp_lib.results import digest, write_json
-from harp_lib.units import IN_PARTS, UNITS
+from harp_lib.units import IN_PARTS, NOTEBOOKS, UNITS
 
 INTERRUPTED = 130  # the exit code
 ENGINE = """\
@@ -137,6 +137,10 @@ def _settings(options: Namespace) -> dict[str, Any]:
         settings["parts"] = {unit: min(jobs, tasks) for unit, tasks in settings["parts"].items()}
         if jobs > 1:
             settings["gpus"] = _visible_gpus()
+        units = [unit for name in parameters for unit in NOTEBOOKS.get(name[:2], ())]
+        models = dict.fromkeys(model for unit in units for model in settings["models"][unit])
+        for warning in gpus.warnings_of(profile, models, jobs):
+            print(warning, flush=True)
     return settings
 
 

@@ -1,8 +1,8 @@
 """What one rule of Snakefile runs: cells, or a notebook.
 
-Snakemake starts ``python -m harp_lib.jobs FLAG BEGAN WHAT …`` in the folder of a profile's results.
-FLAG is the file to write at the end, BEGAN is when the run began, and WHAT is
-``cells UNIT MODEL PART PARTS`` or ``notebook NAME``.
+Snakemake starts ``python -m harp_lib.jobs FLAG BEGAN GPUS WHAT …`` in the folder of a profile's
+results. FLAG is the file to write at the end, BEGAN is when the run began, GPUS is how many of them
+Snakemake reserved, and WHAT is ``cells UNIT MODEL PART PARTS`` or ``notebook NAME``.
 """
 
 import itertools
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     The flag, a JSON file, says which files the job made, how long it took and which cells failed.
     A job that does not come to its end leaves the reason in a file ``.error`` beside the flag.
     """
-    flag_name, began, what, *names = arguments
+    flag_name, began, reserved, what, *names = arguments
     run_file = Path(RUN_FILE).absolute()  # papermill changes the working directory
     settings = json.loads(run_file.read_bytes())
     if settings["began"] != began:
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
         os.environ["TQDM_MININTERVAL"] = "30"  # each update of a progress bar is a line of the log
     try:
         print("──", *(names or [what]), flush=True)
-        _take_gpu(settings["gpus"])
+        _take_gpus(settings["gpus"], int(reserved))
         made = JOBS[what](settings, *names)
         contents = {
             "began": began,
@@ -119,15 +119,26 @@ def _notebook(settings: dict[str, Any], name: str) -> Made:
 JOBS = {"cells": _cells, "notebook": _notebook}
 
 
-def _take_gpu(gpus: list[str]) -> None:
-    """Wait for one of the GPUs that the jobs share, and hold it until this process ends."""
+def _take_gpus(gpus: list[str], number: int) -> None:
+    """Wait for so many of the GPUs that the jobs share, and hold them until this process ends.
+
+    A machine with fewer gives all that it has. Snakemake starts no more jobs than there are GPUs
+    for, so no two jobs wait for each other.
+    """
+    if not gpus:
+        return
+    taken: list[str] = []
     for gpu in itertools.cycle(gpus):
+        if len(taken) == min(number, len(gpus)):
+            break
+        if gpu in taken:
+            continue
         try:
             _held_locks.append(locks.take(config.RESULTS / f".gpu-{gpu}.lock", timeout=0.2))
         except Timeout:
             continue  # another job has it
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-        return
+        taken.append(gpu)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(taken)
 
 
 def _die_with_run(settings: dict[str, Any], run_file: Path) -> None:

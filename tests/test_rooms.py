@@ -14,7 +14,7 @@ ORDER = (
     ("contents",),
     ("accounting",),
     ("models",),
-    ("text",),
+    ("gpus", "text"),
     ("evaluation",),
     ("methods",),
     ("experiments", "report"),
