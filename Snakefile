@@ -22,6 +22,7 @@ from harp_lib.units import NOTEBOOKS, UNITS
 
 PYTHON = sys.executable  # whose name may have any characters; quoted in `job`
 
+
 def library_digest():
     """A digest of what an executed notebook depends on beside its own code and the results."""
     code = Path(harp_lib.__file__).parent.rglob("*.py")
