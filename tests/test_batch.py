@@ -304,10 +304,13 @@ def test_a_job_holds_as_many_gpus_as_it_reserved(visible_gpus):
 def test_two_gpus_are_waited_for(visible_gpus):
     visible_gpus(["0", "1"], 1)
     (lock,) = jobs._held_locks
-    threading.Timer(0.5, lock.release).start()
-    begin = time.monotonic()
-    assert visible_gpus(["0", "1"], 2) == "1,0"
-    assert time.monotonic() - begin >= 0.5
+    job = threading.Thread(target=visible_gpus, args=(["0", "1"], 2), daemon=True)
+    job.start()
+    job.join(1)
+    assert job.is_alive()
+    lock.release()
+    job.join(10)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,0"
 
 
 def test_weights_that_do_not_fit_are_named_before_a_run():
