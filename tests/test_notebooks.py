@@ -105,6 +105,7 @@ display(Markdown(f"{folder}/x <img src='data:image/png;base64,{folder}/x'>"))
 def shown_in(home, toys, monkeypatch):
     """What an executed notebook has of outputs that name a home, by kind, and its code."""
     monkeypatch.setenv("HOME", home)
+    monkeypatch.setattr(config, "model_name", str)  # there need not be such a folder
     toys(**{"01_paths": f"folder = {home!r}\n{SHOWN}"})
     file = notebooks.execute("01_paths", "smoke", {"models": [f"{home}/model", "owner/name"]})
     executed = nbformat.read(file, as_version=4)

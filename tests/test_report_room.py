@@ -392,7 +392,7 @@ def test_what_a_profile_leaves_out_is_a_sentence_and_its_claims_are_not_run(
     stored = pd.read_csv(tmp_path / "small" / "verdicts" / "08.csv", keep_default_na=False)
     assert set(stored["claim"]) == set(judge.claims_of("08"))
     timed = stored[stored["claim"] == "overtaking-timed"]
-    assert {"Gemma", "SmolLM2"} <= set(timed["model"])
+    assert {"gemma3-270m", "smollm2-135m"} <= set(timed["model"])
     assert set(timed["mark"]) == {"–"}
     assert set(timed["reason"]) == {"the profile leaves out efficiency.split"}
 
