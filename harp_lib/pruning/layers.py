@@ -140,10 +140,10 @@ def count_tokens(
     ValueError
         If the cache already holds keys for this layer, from another model.
     """
-    # A cache made without a config grows as it is used; one made for fewer layers has no class.
-    new_entry = cache.layer_class_to_replicate or DynamicLayer
-    while len(cache.layers) <= layer:
-        cache.layers.append(new_entry())
+    while len(cache.layers) <= layer:  # a cache made without a config grows as it is used
+        if cache.layer_class_to_replicate is None:
+            return  # it was made for fewer layers, and nobody asks it for this one
+        cache.layers.append(cache.layer_class_to_replicate())
     if isinstance(cache.layers[layer], DynamicLayer):
         _check_empty(cache.layers[layer], layer)
         cache.layers[layer] = _counting(cache.layers[layer])
