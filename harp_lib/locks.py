@@ -1,7 +1,6 @@
 """Locks that processes wait for, also on file systems that have none, as some NFS."""
 
 import errno
-from contextlib import suppress
 from pathlib import Path
 
 from filelock import AcquireReturnProxy, FileLock, SoftFileLock

@@ -5,11 +5,14 @@ The notebooks are toys, which no model slows down.
 
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import nbformat
 import psutil
-from helpers import Checkout
+import pytest
+from helpers import ODD_NAME, Checkout
 
 from harp_lib import batch, cli, config, jobs
 
@@ -76,6 +79,17 @@ def wait_until(holds, seconds=120):
     while not holds():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.1)
+
+
+def interpreter_in(folder):
+    """This interpreter in another folder, as ``.venv`` is one in a checkout."""
+    python = folder / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    for source in Path(sys.prefix).iterdir():
+        if source.name in ("lib", "share", "pyvenv.cfg"):
+            (folder / source.name).symlink_to(source)
+    return python
 
 
 def test_failures_are_named_and_the_same_command_continues(tmp_path):
@@ -166,6 +180,40 @@ def test_killed_waiting_and_interrupted_runs_leave_finished_cells(tmp_path):
     assert not list(work.results.rglob("*.error"))
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_run_goes_on_when_nobody_reads_what_it_prints(jobs, tmp_path, monkeypatch):
+    work = Checkout(tmp_path / "work", {"10_prints": "print('α')"})
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    reader, writer = os.pipe()
+    os.close(reader)
+    engine = work.start("--only", "10", "--jobs", jobs, stdout=writer)
+    os.close(writer)
+    assert engine.wait() == 0
+    assert (work.root / "notebooks" / "executed" / "smoke" / "10_prints.ipynb").is_file()
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_run_needs_no_home_and_no_plain_name_of_its_folder(jobs, tmp_path, monkeypatch):
+    work = Checkout(tmp_path / ODD_NAME, {"10_prints": "import sys; print(sys.executable)"})
+    work.python = interpreter_in(work.root / ".venv")
+    for variable in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(variable, f"{os.devnull}/nothing")
+    code, shown = work.run("--only", "10", "--jobs", jobs)
+    assert code == 0, shown
+    if jobs == "1":
+        assert str(work.python) in shown
+
+
+def test_results_that_cannot_be_written_are_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(config, "RESULTS", tmp_path / "file" / "results")
+    for arguments in ([], ["--dry-run"]):
+        assert batch.run(options("--profile", "smoke", "--only", "01", *arguments)) == 1
+        message = capsys.readouterr().err
+        assert message.startswith("run_all.sh: error: ")
+        assert str(tmp_path / "file" / "results") in message
+
+
 def options(*arguments):
     """The options of ``./run_all.sh run``."""
     return cli.parse(["run", *arguments])
@@ -200,6 +248,6 @@ def test_each_job_holds_a_gpu_of_its_own(tmp_path, monkeypatch):
     for free in ("4", "GPU-x"):
         jobs._take_gpu(["4", "GPU-x"])
         assert os.environ["CUDA_VISIBLE_DEVICES"] == free
-    jobs._held_locks.pop(0).release()  # as at the end of the first process
+    jobs._held_locks.pop(0).lock.release()  # as at the end of the first process
     jobs._take_gpu(["4", "GPU-x"])
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4"

@@ -1,12 +1,13 @@
 """Models: names, folders, hub ids; tiny ones; and the real SmolLM2."""
 
 import json
+import re
 import weakref
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROUNDING
+from helpers import ODD_NAME, ROUNDING
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils import logging
 
@@ -40,6 +41,11 @@ def test_names_of_models_as_titles_and_in_file_names():
     assert slug("meta-llama/Llama-3.1-8B") == "meta-llama--Llama-3.1-8B"
     assert slug("LLaMA3.1-8B (random weights), H100") == "LLaMA3.1-8B-random-weights-H100"
     assert slug(".").startswith(f"{Path.cwd().name}-")
+
+
+def test_the_name_of_any_folder_as_part_of_a_file_name(tmp_path):
+    (tmp_path / ODD_NAME).mkdir()
+    assert re.fullmatch(r"a-b-c-d-e-f-1-41-g-é-h-[0-9a-f]{6}", slug(str(tmp_path / ODD_NAME)))
 
 
 def test_memory_is_given_back():

@@ -8,7 +8,7 @@ import sys
 from helpers import CHECKOUT
 
 ORDER = (
-    ("config", "prefix_lm"),
+    ("config", "locks", "prefix_lm", "streams"),
     ("circumstances", "names", "pruning", "theory", "units"),
     ("results",),
     ("accounting",),
