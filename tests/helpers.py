@@ -64,6 +64,7 @@ class Checkout:
 
     def __init__(self, root, notebooks=None):
         self.root = root
+        self.python = sys.executable
         self.results = root / "data" / "results" / "smoke"
         self.shown = root / "shown.txt"
         (root / "notebooks").mkdir(parents=True)
@@ -96,9 +97,9 @@ class Checkout:
         )
         nbformat.write(notebook, self.root / "notebooks" / f"{name}.ipynb")
 
-    def start(self, *options, command="run"):
+    def start(self, *options, command="run", stdout=None):
         """Start ``./run_all.sh run --profile smoke`` with these options, and do not wait for it."""
-        module = [sys.executable, "-P", "-m", "harp_lib.cli"]
+        module = [self.python, "-P", "-m", "harp_lib.cli"]
         environment = {
             **os.environ,
             "HARP_ROOT": str(self.root),
@@ -111,7 +112,7 @@ class Checkout:
                 cwd=self.root,
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=shown,
+                stdout=stdout or shown,
                 stderr=shown,
             )
 

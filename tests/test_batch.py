@@ -6,13 +6,15 @@ The notebooks are toys, which no model slows down.
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
+from pathlib import Path
 
 import nbformat
 import psutil
 import pytest
-from helpers import Checkout
+from helpers import ODD_NAME, Checkout
 from transformers import AutoConfig, LlamaConfig
 
 from harp_lib import batch, cli, config, gpus, jobs
@@ -81,6 +83,17 @@ def wait_until(holds, seconds=120):
     while not holds():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.1)
+
+
+def interpreter_in(folder):
+    """This interpreter in another folder, as ``.venv`` is one in a checkout."""
+    python = folder / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    for source in Path(sys.prefix).iterdir():
+        if source.name in ("lib", "share", "pyvenv.cfg"):
+            (folder / source.name).symlink_to(source)
+    return python
 
 
 def test_failures_are_named_and_the_same_command_continues(tmp_path):
@@ -247,6 +260,40 @@ def test_a_cluster_without_sacct_that_refuses_a_job(tmp_path, monkeypatch):
     assert "the batch engine stopped:\nwhat it said is above" in shown
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_run_goes_on_when_nobody_reads_what_it_prints(jobs, tmp_path, monkeypatch):
+    work = Checkout(tmp_path / "work", {"10_prints": "print('α')"})
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    reader, writer = os.pipe()
+    os.close(reader)
+    engine = work.start("--only", "10", "--jobs", jobs, stdout=writer)
+    os.close(writer)
+    assert engine.wait() == 0
+    assert (work.root / "notebooks" / "executed" / "smoke" / "10_prints.ipynb").is_file()
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_run_needs_no_home_and_no_plain_name_of_its_folder(jobs, tmp_path, monkeypatch):
+    work = Checkout(tmp_path / ODD_NAME, {"10_prints": "import sys; print(sys.executable)"})
+    work.python = interpreter_in(work.root / ".venv")
+    for variable in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(variable, f"{os.devnull}/nothing")
+    code, shown = work.run("--only", "10", "--jobs", jobs)
+    assert code == 0, shown
+    if jobs == "1":
+        assert str(work.python) in shown
+
+
+def test_results_that_cannot_be_written_are_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(config, "RESULTS", tmp_path / "file" / "results")
+    for arguments in ([], ["--dry-run"]):
+        assert batch.run(options("--profile", "smoke", "--only", "01", *arguments)) == 1
+        message = capsys.readouterr().err
+        assert message.startswith("run_all.sh: error: ")
+        assert str(tmp_path / "file" / "results") in message
+
+
 def options(*arguments):
     """The options of ``./run_all.sh run``."""
     return cli.parse(["run", *arguments])
@@ -290,7 +337,7 @@ def test_each_job_holds_a_gpu_of_its_own(visible_gpus):
     assert visible_gpus([], 1) is None
     assert visible_gpus(["4", "GPU-x"], 1) == "4"
     assert visible_gpus(["4", "GPU-x"], 1) == "GPU-x"
-    jobs._held_locks.pop(0).release()  # as at the end of the first process
+    jobs._held_locks.pop(0).lock.release()  # as at the end of the first process
     assert visible_gpus(["4", "GPU-x"], 1) == "4"
 
 
@@ -308,7 +355,7 @@ def test_two_gpus_are_waited_for(visible_gpus):
     job.start()
     job.join(1)
     assert job.is_alive()
-    lock.release()
+    lock.lock.release()
     job.join(10)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,0"
 

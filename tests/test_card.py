@@ -1,6 +1,11 @@
 """Model cards of saved folders: the head is what the hub reads, and the facts are right."""
 
+import ast
+import re
+import shlex
+
 import pytest
+from helpers import ODD_NAME
 from huggingface_hub import ModelCard
 
 from harp_lib import PruningPlan, apply_plan, load_pruned, save_nemotron_nas, save_pruned
@@ -46,6 +51,19 @@ def test_the_card_of_a_nemotron_nas_folder(tiny, tmp_path):
     assert "vllm serve ./my-model-nas --trust-remote-code\n" in card.text
     assert "mlx_lm.generate --model ./my-model-nas" in card.text
     assert "from_pretrained" not in card.text
+
+
+def test_the_commands_of_a_card_quote_the_name_of_the_folder(tiny, tmp_path):
+    model = apply_plan(tiny(), HARP)
+    save_pruned(model, tiny_tokenizer(), tmp_path / "transformers" / ODD_NAME)
+    text = card_of(tmp_path / "transformers" / ODD_NAME).text
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    constants = [node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)]
+    assert constants.count(ODD_NAME) == 2
+    save_nemotron_nas(model, tiny_tokenizer(), tmp_path / "nas" / ODD_NAME)
+    text = card_of(tmp_path / "nas" / ODD_NAME).text
+    (code,) = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    assert shlex.split(code).count(f"./{ODD_NAME}") == 2
 
 
 def test_a_baseline(tiny, tmp_path):

@@ -1,11 +1,15 @@
 """The command line and run_all.sh: what they refuse, where they may be called from, and set-up."""
 
+import getpass
 import os
+import pwd
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
 from helpers import CHECKOUT
@@ -101,12 +105,64 @@ def test_commands_of_the_front_page_are_accepted(command, tmp_path, monkeypatch)
     assert cli.main(["--check", *shlex.split(command)[1:]]) in (0, 3)
 
 
-def run_all(*arguments, script=CHECKOUT / "run_all.sh", **variables):
+def test_a_user_without_a_name_gets_one_and_a_home(tmp_path, monkeypatch):
+    """As in containers that run under a number."""
+
+    def unknown(uid):
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME", "HOME"):
+        monkeypatch.setenv(variable, "")  # so that it is restored afterwards
+        monkeypatch.delenv(variable)
+    assert cli.main(["setup"]) == 0
+    assert getpass.getuser() == str(os.getuid())
+    assert Path.home() == tmp_path / ".home"
+
+
+def test_a_home_stays(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "missing"))
+    cli.main(["setup"])
+    assert Path.home() == tmp_path / "missing"
+
+
+def test_a_locale_of_few_characters(tmp_path):
+    """Files are UTF-8 in it, too, and their names."""
+    folder = tmp_path / "é"
+    folder.mkdir()
+    variables = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "harp_lib.cli", "--datasets", str(folder / "β")],
+        env={**os.environ, **variables, "PYTHONPATH": str(CHECKOUT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert r"/\xe9/\u03b2'; choose from" in done.stderr
+
+
+def run_all(*arguments, script=CHECKOUT / "run_all.sh", closed=None, **variables):
     """Call run_all.sh with some environment variables, and no activated environment."""
     environment = {**os.environ, "HARP_PYTHON": sys.executable, **variables}
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         environment.pop(name, None)
-    return subprocess.run([script, *arguments], env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        [script, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        preexec_fn=None if closed is None else partial(os.close, closed),
+    )
+
+
+def test_a_colon_in_the_name_of_the_folder_is_refused(tmp_path):
+    folder = tmp_path / "a:b"
+    folder.mkdir()
+    shutil.copy(CHECKOUT / "run_all.sh", folder)
+    done = run_all("--help", script=folder / "run_all.sh")
+    assert done.returncode == 1
+    assert "because of the colon: rename the folder" in done.stderr
 
 
 def test_the_script_can_be_called_from_anywhere(tmp_path):
@@ -192,6 +248,12 @@ def test_set_up_by_uv_or_pip_once(fresh):
         file.write("# changed\n")
     assert set_up(NO_UV="1") == (0, ["get uv", "pip", "editable"]), "into the .venv that is there"
     assert set_up() == (0, [])
+
+
+@pytest.mark.parametrize("descriptor", [0, 1, 2])
+def test_set_up_needs_no_stream(descriptor, fresh):
+    set_up, _ = fresh
+    assert set_up(closed=descriptor) == (0, ["venv", "get uv", "uv", "editable"])
 
 
 def test_a_complete_environment_is_left_alone(fresh):

@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -29,6 +30,18 @@ SMALLER = {  # the same code on a random tiny model
     "lowest_layers(scores, 6)": "lowest_layers(scores, 2)",
     "kv_groups=18, layers=range(12, 30)": "kv_groups=2, layers=range(2, 6)",
 }
+
+
+def test_a_clone_has_the_same_line_ends_everywhere(tmp_path):
+    """Also one that is made as git does it on Windows."""
+    for name in (".gitattributes", "run_all.sh"):
+        shutil.copy(CHECKOUT / name, tmp_path)
+    git = ["git", "-c", "user.name=A", "-c", "user.email=a@b"]
+    for command in (["init"], ["add", "."], ["commit", "-m", "all"]):
+        subprocess.run([*git, *command, "--quiet"], cwd=tmp_path, check=True)
+    clone = ["clone", "--quiet", "-c", "core.autocrlf=true", "-c", "core.eol=crlf"]
+    subprocess.run([*git, *clone, ".", "clone"], cwd=tmp_path, check=True)
+    assert b"\r" not in (tmp_path / "clone" / "run_all.sh").read_bytes()
 
 
 def stored_hours():

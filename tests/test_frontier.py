@@ -1,13 +1,11 @@
 """Notebook 09's cells: they hold what the changed model, run as a whole, makes of documents."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from harp_lib import config, load_model
 from harp_lib.config import load_profile
-from harp_lib.experiments import run
+from harp_lib.experiments import changes, run
 from harp_lib.experiments.changes import (
     IN_PAIRS,
     TOP,
@@ -211,11 +209,10 @@ def test_controls_of_alpha(job, tmp_path, monkeypatch):
 def test_shuffled_alphas_are_the_searched_ones(job, monkeypatch):
     layers = tuple(range(6))
     searched = {layer: layer / 10 for layer in layers}
-    monkeypatch.setattr(Job, "alphas", lambda job, corpus: searched)
-    deeper = replace(job, depth=6)
+    monkeypatch.setattr(changes, "searched_alphas", lambda job, count: searched)
     orders = set()
     for seed in (1, 2, 3):
-        change = Change(deeper, "alpha-shuffled", layers, TOP, texts=1, seed=seed)
+        change = Change(job, "alpha-shuffled", layers, TOP, texts=1, seed=seed)
         shuffled = change._alphas()
         assert list(shuffled) == list(layers)
         assert sorted(shuffled.values()) == list(searched.values())

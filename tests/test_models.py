@@ -1,12 +1,13 @@
 """Models: names, folders, hub ids; tiny ones; and the real SmolLM2."""
 
 import json
+import re
 import weakref
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROUNDING
+from helpers import ODD_NAME, ROUNDING
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils import logging
 
@@ -73,6 +74,11 @@ def test_a_model_has_one_full_name(tmp_path, monkeypatch):
     for refused in ("a--b/c", "a/b..c", "a/b-", "a/b/c"):  # as the hub does
         with pytest.raises(ValueError, match="unknown model"):
             model_name(refused)
+
+
+def test_the_name_of_any_folder_as_part_of_a_file_name(tmp_path):
+    (tmp_path / ODD_NAME).mkdir()
+    assert re.fullmatch(r"a-b-c-d-e-f-1-41-g-é-h-[0-9a-f]{6}", slug(str(tmp_path / ODD_NAME)))
 
 
 def test_memory_is_given_back():
