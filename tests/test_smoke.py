@@ -94,7 +94,8 @@ def run_without(smoke, tmp_path, monkeypatch):
             place = profile
             for name in above:
                 place = place[name]
-            place[last] = [] if isinstance(place[last] or [], list) else {}
+            is_list = place[last] is None or isinstance(place[last], list)
+            place[last] = [] if is_list else {}
         (tmp_path / "smoke.yaml").write_text(yaml.safe_dump(profile))
         for name in notebooks.names():
             if name[:2] in numbers:
