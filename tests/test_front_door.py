@@ -37,8 +37,8 @@ def test_a_clone_has_the_same_line_ends_everywhere(tmp_path):
     for name in (".gitattributes", "run_all.sh"):
         shutil.copy(CHECKOUT / name, tmp_path)
     git = ["git", "-c", "user.name=A", "-c", "user.email=a@b"]
-    for command in (["init"], ["add", "."], ["commit", "-m", "all"]):
-        subprocess.run([*git, *command, "--quiet"], cwd=tmp_path, check=True)
+    for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "all"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True)
     clone = ["clone", "--quiet", "-c", "core.autocrlf=true", "-c", "core.eol=crlf"]
     subprocess.run([*git, *clone, ".", "clone"], cwd=tmp_path, check=True)
     assert b"\r" not in (tmp_path / "clone" / "run_all.sh").read_bytes()
