@@ -2,15 +2,17 @@
 
 import fnmatch
 import json
+import os
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 
 import pytest
 import yaml
 from helpers import CHECKOUT, Checkout
-from rehearse import make_hub, start
+from rehearse import make_hub, slurm, start
 from rehearse.shorten import shortened, tried
 
 from harp_lib import cli, config
@@ -93,6 +95,22 @@ def test_a_trial_is_of_one_model_that_needs_no_licence():
     assert tried(paper())["models"] == ["Qwen/Qwen2-7B"]
     others = paper() | {"models": ["owner/one", "owner/two"]}
     assert tried(others)["models"] == ["owner/one"]
+
+
+def test_a_trial_is_a_run_in_a_folder_of_its_own(tmp_path, monkeypatch):
+    """With the user's own hub, so that what it downloads stays for the whole run."""
+    started = []
+    monkeypatch.setattr(config, "ROOT", tmp_path)
+    monkeypatch.setattr(start, "_become_run", lambda *run: started.append(run))
+    monkeypatch.setenv("HF_HOME", "the user's")
+    arguments = ["--profile", "paper", "--only", "03"]
+    start.try_out(cli.parse([*arguments, "--trial"]), arguments)
+    [(passed_on, environment)] = started
+    assert passed_on == arguments
+    assert environment["HARP_ROOT"] == str(tmp_path / "trial")
+    assert environment["HF_HOME"] == "the user's"
+    profile = yaml.safe_load((tmp_path / "trial" / "data" / "profiles" / "paper.yaml").read_text())
+    assert profile == tried(paper())
 
 
 @pytest.mark.parametrize("profile", ["mini", "small"])
@@ -208,6 +226,34 @@ print(server.stdout.readline().strip())
         except urllib.error.URLError:
             return
     raise AssertionError("it still answers")
+
+
+# ---- the double of Slurm
+
+
+def test_the_double_of_slurm_runs_jobs_and_may_end_one(tmp_path):
+    environment = os.environ | slurm.install(tmp_path) | {"FAKE_SLURM_FAIL": "second=TIMEOUT"}
+
+    def call(*command):
+        done = subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True
+        )
+        return done.stdout.strip() or done.stderr.strip()
+
+    def submit(comment, script):
+        options = ("--job-name", "ours", "--output", "job-%j.log", "--comment", comment)
+        return call("sbatch", *options, f"--wrap={script}")
+
+    first = submit("the first", "echo $SLURM_JOB_ID")
+    second = submit("the second", "true")
+    expected = f"{first}|COMPLETED\n{second}|TIMEOUT"
+    for _ in range(200):
+        if call("squeue", "--name", "ours") == expected:
+            break
+        time.sleep(0.1)
+    assert call("squeue", "--name", "ours") == expected
+    assert (tmp_path / f"job-{first}.log").read_text() == f"{first}\n"
+    assert call("sacct", "-X") == "Slurm accounting storage is disabled"
 
 
 # ---- the rehearsal itself

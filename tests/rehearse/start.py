@@ -63,13 +63,17 @@ def _file_of(profile: str) -> dict[str, Any]:
 
 def _make_root(root: Path, name: str, profile: dict[str, Any]) -> None:
     """A folder with this checkout's notebooks and data, and its own profile and results."""
-    for folder in (root / "notebooks", root / "data" / "profiles"):
+    sources = {
+        root / "notebooks": config.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"),
+        root / "data": [file for file in config.DATA.iterdir() if file.name not in OWN],
+    }
+    for folder, files in sources.items():
         folder.mkdir(parents=True, exist_ok=True)
-    sources = [source for source in config.DATA.iterdir() if source.name not in OWN]
-    for source in [*sources, *config.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")]:
-        link = root / source.relative_to(config.ROOT)
-        link.unlink(missing_ok=True)
-        link.symlink_to(source)
+        for source in files:
+            link = folder / source.name
+            link.unlink(missing_ok=True)
+            link.symlink_to(source)
+    (root / "data" / "profiles").mkdir(exist_ok=True)
     file = root / "data" / "profiles" / f"{name}.yaml"
     file.write_text(yaml.safe_dump(profile, sort_keys=False), encoding="utf-8")
 
