@@ -230,10 +230,10 @@ def without_left_out(notebook: NotebookNode, profile: dict[str, Any]) -> Noteboo
     """
     runnable = copy.deepcopy(notebook)
     for cell in _code_cells(runnable):
-        for tag in _tags(cell):
-            section = tag.removeprefix(NEEDS)
-            if section != tag and _is_left_out(profile, section):
-                cell.source = f"results.leave_out({section!r})"
+        sections = [tag.removeprefix(NEEDS) for tag in _tags(cell) if tag.startswith(NEEDS)]
+        left_out = [section for section in sections if _is_left_out(profile, section)]
+        if left_out:
+            cell.source = "\n".join(f"results.leave_out({section!r})" for section in left_out)
     return runnable
 
 
