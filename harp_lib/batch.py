@@ -40,11 +40,11 @@ main()
 def run(options: Namespace) -> int:
     """Run the chosen notebooks, as ``./run_all.sh run`` does, and return the exit code."""
     try:
-        settings = _settings(options)
-    except ValueError as error:
-        print(f"run_all.sh: error: {error}", file=sys.stderr)
-        return 2
-    try:
+        try:
+            settings = _settings(options)
+        except ValueError as error:
+            print(f"run_all.sh: error: {error}", file=sys.stderr)
+            return 2
         return _run(settings, options)
     except OSError as error:  # a folder that is not this user's, a disk that is full
         print(f"run_all.sh: error: {error}", file=sys.stderr)

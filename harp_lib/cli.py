@@ -164,8 +164,8 @@ def _add_options_of_run(run: argparse.ArgumentParser) -> None:
     instead.add_argument(
         "--rehearse",
         action="store_true",
-        help="before a run on GPUs: the same in minutes in the folder rehearsal, with tiny random "
-        "models and made-up rows in place of the hub's",
+        help="before a run on GPUs: the same in the folder rehearsal, with tiny random models and "
+        "made-up rows in place of the hub's",
     )
     instead.add_argument(
         "--trial",
@@ -278,13 +278,11 @@ def set_environment() -> None:
         if path in sys.path and path not in (str(CHECKOUT), *site.getsitepackages()):
             sys.path.remove(path)
     for name in list(os.environ):
-        if name.startswith(OF_THE_USER):
+        # The terminal has the encoding that it has here.
+        if name.startswith(OF_THE_USER) and name != "PYTHONIOENCODING":
             del os.environ[name]
     os.environ["PYTHONPATH"] = str(CHECKOUT)
-    # Files are read alike in any locale; the terminal has the encoding that it has here.
-    os.environ["PYTHONUTF8"] = "1"
-    if sys.stdout:
-        os.environ["PYTHONIOENCODING"] = f"{sys.stdout.encoding}:{sys.stdout.errors}"
+    os.environ["PYTHONUTF8"] = "1"  # files are read alike in any locale
 
 
 def _check(arguments: list[str]) -> int:

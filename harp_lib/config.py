@@ -154,7 +154,6 @@ def _read_file(name: str) -> dict[str, Any]:
 
 def _replace_models(profile: dict[str, Any], models: list[str]) -> None:
     """Use these models in every experiment of a profile, and no others."""
-    models = [os.path.expanduser(model) for model in models]
     profile["models"] = models
     profile["alpha_search"]["extra_models"] = []
     profile["efficiency"]["shapes"] = {}

@@ -23,6 +23,7 @@ from harp_lib.models.repository import Repository, models_of_hub
 from harp_lib.names import CORPORA
 from harp_lib.results import write_json
 
+OFFLINE = "1"  # the value of HF_HUB_OFFLINE that a run sets
 PAUSES = (2, 10, 30)  # seconds before the second, third and fourth attempt
 PASSING = (429, 500, 502, 503, 504)  # answers of a hub that is busy
 # Files of a repository that no run reads: second copies of the weights in other formats.
@@ -99,15 +100,15 @@ def _refusal(repository: Repository, error: Exception) -> str:
 
 def patiently(ask: Callable[[], Value]) -> Value:
     """What ``ask`` returns; a busy hub is asked again, after a pause."""
-    for pause in (*PAUSES, None):
+    for pause in PAUSES:
         try:
             return ask()
         except Exception as error:
-            if pause is None or not _passes(error):
+            if not _passes(error):
                 raise
             print(f"the hub is busy ({_first_line(error)}); again in {pause} s", flush=True)
             time.sleep(pause)
-    raise AssertionError("the last attempt returns or raises")
+    return ask()
 
 
 def _passes(error: BaseException | None) -> bool:
@@ -186,7 +187,7 @@ def prepare(profile: dict[str, Any]) -> dict[str, str]:
         if not _is_fetched(profile, readable, stamp):
             fetch(profile, readable)
             write_json(stamp, _state(profile, readable))
-        os.environ["HF_HUB_OFFLINE"] = "1"
+        os.environ["HF_HUB_OFFLINE"] = OFFLINE
     return refused
 
 
@@ -202,7 +203,7 @@ def _obstacles(repositories: Sequence[Repository]) -> dict[str, str]:
             return refused
         except HubUnreachableError as error:
             print(f"the hub cannot be reached ({error}): its cache has to do", flush=True)
-            os.environ["HF_HUB_OFFLINE"] = "1"
+            os.environ["HF_HUB_OFFLINE"] = OFFLINE
     for repository in repositories:
         if not repository.commit:
             refused[repository.name] = (
@@ -216,7 +217,7 @@ def is_offline() -> bool:
     """Whether the hub is not to be asked."""
     from huggingface_hub import constants
 
-    return constants.HF_HUB_OFFLINE or bool(os.environ.get("HF_HUB_OFFLINE"))
+    return constants.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE") == OFFLINE
 
 
 def fetch(profile: dict[str, Any], models: Iterable[str]) -> None:

@@ -70,11 +70,9 @@ def hub(tmp_path_factory):
             "HF_HOME": str(home),
             "HARP_ROOT": str(CHECKOUT),
             "PYTHONPATH": str(CHECKOUT),
-            "HF_HUB_OFFLINE": "1",
+            "HF_HUB_OFFLINE": str(int(offline)),
             **environment,
         }
-        if not offline:
-            environment.pop("HF_HUB_OFFLINE", None)  # which is set for all other tests
         done = subprocess.run(
             [sys.executable, "-P", "-c", ASK, json.dumps(profile), str(home / "results")],
             env=environment,

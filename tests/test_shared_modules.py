@@ -6,6 +6,7 @@ import torch
 from harp_lib import (
     PruningPlan,
     apply_plan,
+    load_pruned,
     make_plan,
     refit_values,
     save_gguf,
@@ -185,3 +186,6 @@ def test_a_layer_that_became_a_copy_is_saved(tiny, tokens, tmp_path):
     SHARED_MODULES["W_O"](model.model.layers)
     apply_plan(model, PruningPlan.value_only(6, [0.5]))
     save_pruned(model, None, tmp_path / "saved")
+    loaded, _ = load_pruned(tmp_path / "saved")
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits)

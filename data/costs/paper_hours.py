@@ -37,7 +37,7 @@ from harp_lib.accounting import (
     stock_model,
 )
 from harp_lib.evaluation.benchmarks import BENCHMARKS
-from harp_lib.experiments.plans import OTHER_READINGS, WITHOUT_BOS
+from harp_lib.experiments.plans import OTHER_READINGS
 from harp_lib.methods.alpha_search import ALPHA_GRID, count_passes
 from harp_lib.names import BASELINES, CATALOGUE, METHOD_TITLES
 
@@ -54,8 +54,7 @@ CORPORA = 2  # of the α search
 ALPHA_PLANS = 5  # of notebook 03: α = 1, α = 0, α searched on each corpus, and the dense model
 SPLITS = 2  # of the text of notebook 03
 SCORED_PLANS = len(METHOD_TITLES)  # every method, harp+refit too, and the dense model
-# Notebook 04 takes their perplexities; this profile has no BOS in calibration that one could miss.
-READ_PLANS = SCORED_PLANS + len(OTHER_READINGS.keys() - WITHOUT_BOS.keys())
+READ_PLANS = SCORED_PLANS + len(OTHER_READINGS)  # notebook 04 takes their perplexities
 # Baselines that are tuned by the number of groups per layer.
 EQUAL_PARTS = sum(not CATALOGUE[name].one_threshold for name in BASELINES)
 # How often a baseline reads its samples.

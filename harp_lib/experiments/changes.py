@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from harp_lib.experiments.costs import costs_left
+from harp_lib.experiments.costs import NBL, costs_left
 from harp_lib.experiments.job import SEARCHED, Job, alphas_of
 from harp_lib.experiments.passkeys import CALIBRATION_DIGITS, passkeys
 from harp_lib.experiments.search import search_cell, search_rows
@@ -39,14 +39,14 @@ CONSTANT = {NO_ATTENTION: 0.0, "alpha-0.3": 0.3, "alpha-0.5": 0.5, "alpha-1": 1.
 ALPHA_SINGLE = "alpha-single"  # the best one for all layers, on the text that HARP searches on
 ALPHA_SHUFFLED = "alpha-shuffled"  # HARP's, in another order over the layers
 ALPHA_FIT_SEARCHED = "alpha-fit-searched"  # by least squares, on the text that HARP searches on
-ON_SEARCHED = (ALPHA_SINGLE, ALPHA_FIT_SEARCHED)
 ALPHA_SEARCH = "alpha-search"  # HARP's search, on the text that others are fitted on
 IN_FLOAT32 = "alpha-float32"  # HARP's search in float32, of a model that computes in bfloat16
 IN_PAIRS = "alpha-in-pairs"  # HARP's search with each document twice in a batch
 OTHER_SEARCHES = (ALPHA_SEARCH, IN_FLOAT32, IN_PAIRS)
+# What reads the text that HARP searches on, and no calibration text.
+ON_SEARCHED = (ALPHA_SINGLE, ALPHA_FIT_SEARCHED, IN_FLOAT32, IN_PAIRS)
 ALPHA_NORM = "alpha-norm"
 ALPHA_FIT = "alpha-fit"
-NBL = "nbl"
 FITTED = (ALPHA_FIT, NBL, REFIT)  # in any layers, top or chosen
 # Each with a cell that says what the fit took.
 WITH_FIT = (*FITTED, ALPHA_NORM, ALPHA_FIT_SEARCHED)
@@ -115,7 +115,7 @@ class Change:
 
     @property
     def calibration_tokens(self) -> int:
-        if self.method in (HARP, IN_FLOAT32, IN_PAIRS, ALPHA_SHUFFLED, *ON_SEARCHED):
+        if self.method in (HARP, ALPHA_SHUFFLED, *ON_SEARCHED):
             return self.job.searched_tokens
         if not self.texts:
             return 0
@@ -225,9 +225,6 @@ class Change:
         job = self.job
         count = len(self.layers)
         searched = job.text(job.corpora[0], SEARCHED)
-        inputs = self.inputs
-        if self.method != ALPHA_SEARCH:
-            inputs |= {"searched": described(searched.corpus)}
 
         def compute(kept: Path) -> Result:
             searching = job
@@ -243,7 +240,7 @@ class Change:
             search = search_alphas(searching.model, text, count, resume=kept)
             return {"rows": search_rows(search, tokens)}
 
-        cell = Cell(self.name, "search", inputs, compute, self.coordinates, resumes=True)
+        cell = Cell(self.name, "search", self.inputs, compute, self.coordinates, resumes=True)
         return alphas_of(job.result(cell))
 
     def stream(self) -> LayerStream:

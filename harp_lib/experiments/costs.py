@@ -11,7 +11,6 @@ A text has N tokens, and P layers at the top are changed.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -67,7 +66,7 @@ def _value_only_costs(
     model: PreTrainedModel, layers: Sequence[int], tokens: int
 ) -> dict[str, float]:
     """Costs with value-only layers, whose output projections are folded."""
-    config: Any = model.config
+    config = model.config
     plan = None
     if layers:
         num_layers = len(decoder_layers(model))
@@ -102,22 +101,22 @@ def _rival_costs(
 ) -> dict[str, float]:
     """Costs with a rival in the top layers; its weights are as many as the dense model's."""
     left = dict(dense)
+    cache_of_layer = dense["cache"] / len(decoder_layers(model))  # bytes
     top_first = accounting.prefill_layers(model.config, None, tokens, causal=True)[::-1]
     for place, flops in enumerate(top_first[:num_changed], start=1):
-        layer = decoder_layers(model)[-place]
-        attention = layer.self_attn
+        index = len(decoder_layers(model)) - place
+        attention = decoder_layers(model)[index].self_attn
         of_queries = attention.q_proj.weight.numel() + attention.o_proj.weight.numel()
         of_keys = attention.k_proj.weight.numel() + attention.v_proj.weight.numel()
         width = attention.o_proj.in_features  # H·Dh
         ffn = flops.ffn // (2 * tokens)  # weights
-        index = len(decoder_layers(model)) - place
         reach = accounting.attention_window(model.config, index) or tokens
         seen_before = min(tokens, reach)  # keys that a query of the dense layer sees
         if method == WINDOWED:
-            seen = min(tokens, WINDOW + SINKS)
+            seen = min(seen_before, WINDOW + SINKS)
             queries = _positions_read(place - 1, tokens)
             keys = _positions_read(place, tokens)
-            left["cache"] -= _cache_of_layer(model, dense) * (tokens - seen) / tokens
+            left["cache"] -= cache_of_layer * (tokens - seen) / tokens
             left["decode"] -= 2 * 2 * width * (seen_before - seen)
         else:
             seen = seen_before
@@ -134,8 +133,3 @@ def _positions_read(num_above: int, tokens: int) -> int:
     if num_above == 0:
         return 1
     return min(tokens, 1 + num_above * (WINDOW - 1) + SINKS)
-
-
-def _cache_of_layer(model: PreTrainedModel, dense: dict[str, float]) -> float:
-    """Bytes of the cache of one layer of the dense model."""
-    return dense["cache"] / len(decoder_layers(model))

@@ -42,6 +42,8 @@ def _load(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]:
     """A model, its tokenizer, and what every cell of it depends on."""
     model, tokenizer = load_model(name, dtype, device_map)
+    if tokenizer is None:
+        raise ValueError(f"{name} has no tokenizer: save one to the same folder")
     inputs = {
         "model": name,
         "digest": model_digest(model),

@@ -13,7 +13,7 @@ from harp_lib.experiments.job import CALIBRATION, HELD_OUT, SEARCHED, Job
 from harp_lib.experiments.texts import document_rows
 from harp_lib.methods import make_plan, planner
 from harp_lib.methods.calibration import Planner
-from harp_lib.names import BASELINES, CATALOGUE, DENSE, EVALUATED, HARP, Method
+from harp_lib.names import BASELINES, CATALOGUE, DENSE, EVALUATED, HARP, HARP_FLAP, Method
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import PruningPlan
@@ -43,13 +43,12 @@ class Reading:
 
 WITHOUT_BOS = {
     f"{method}-without-bos": Reading(method, bos=False)
-    for method in ("wanda-sp", "llm-pruner", "flap", "harp+flap")
+    for method in ("wanda-sp", "llm-pruner", "flap", HARP_FLAP)
 }
 """Controls on a model whose calibration pieces begin with BOS: pieces without it, as published."""
 OTHER_READINGS = {
     "flap-squared": Reading("flap", {"squared": True}),
-    "harp+flap-even": Reading("harp+flap", {"evenly": True}),
-    **WITHOUT_BOS,
+    "harp+flap-even": Reading(HARP_FLAP, {"evenly": True}),
 }
 """Methods with other options.
 
@@ -62,9 +61,8 @@ REDRAWN = ("flap", "llm-pruner")  # baselines that may be calibrated on more dra
 def readings(job: Job) -> dict[str, Reading]:
     """The other readings that are tried on a model."""
     chosen = dict(OTHER_READINGS)
-    if not job.pieces_begin_with_bos:
-        for name in WITHOUT_BOS:
-            del chosen[name]
+    if job.pieces_begin_with_bos:
+        chosen |= WITHOUT_BOS
     draws = job.profile["baselines"].get("draws", {}).get(job.name, 0)  # beside the first
     for draw, method in product(range(1, 1 + draws), REDRAWN):
         chosen[f"{method}-draw-{draw}"] = Reading(method, draw=draw)
