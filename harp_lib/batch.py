@@ -109,7 +109,12 @@ def _settings(options: Namespace) -> dict[str, Any]:
         profile = config.read_profile(options.profile, **overrides)
         print(*_left_out_lines(left_out), sep="\n", flush=True)
     seed = options.seed or 0
-    others = {"rows": contents_of_rows(profile), "seed": seed, "versions": versions()}
+    others = {
+        "rows": contents_of_rows(profile),
+        "commits": [str(entry.commit) for entry in hub.datasets_of_hub(profile)],
+        "seed": seed,
+        "versions": versions(),
+    }
     jobs = options.jobs or 1
     threads = _threads_per_job(jobs)
     settings = {

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harp_lib import config
+from harp_lib.models.repository import models_of_hub
 from harp_lib.results import digest, write_json
 
 KNOWN = ".contents.json"  # digests of files by path, with the state in which each was read
@@ -16,8 +17,7 @@ KNOWN = ".contents.json"  # digests of files by path, with the state in which ea
 def contents_of_models(profile: dict[str, Any]) -> dict[str, str]:
     """A digest of each model of a profile, by its name.
 
-    A named model is what the registry says of it. Of a repository of the hub only the name is
-    known here; cells know its commit.
+    A named model is what the registry says of it, a repository of the hub the commit in the cache.
     """
     contents = {}
     for model in (*profile["models"], *profile["alpha_search"]["extra_models"]):
@@ -25,6 +25,8 @@ def contents_of_models(profile: dict[str, Any]) -> dict[str, str]:
             contents[model] = digest(config.NAMED_MODELS[model])
         elif Path(model).is_dir():
             contents[model] = _digest_of_files(Path(model).rglob("[!.]*"))
+        for repository in models_of_hub([model]):
+            contents[model] = str(repository.commit)
     return contents
 
 

@@ -5,6 +5,7 @@ import os
 
 import pytest
 from helpers import Checkout
+from huggingface_hub import constants
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
@@ -74,6 +75,19 @@ def test_a_model_folder_is_known_by_its_content(folder, tmp_path, monkeypatch, c
     assert contents_of_models(profile) == before, "only the time has changed"
     change(folder)
     assert contents_of_models(profile) != before
+
+
+def test_a_repository_is_known_by_its_commit(tmp_path, monkeypatch):
+    """``./run_all.sh fetch`` may bring another one."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    profile = {"models": ["owner/name"], "alpha_search": {"extra_models": []}}
+    ref = tmp_path / "models--owner--name" / "refs" / "main"
+    ref.parent.mkdir(parents=True)
+    found = []
+    for commit in ("a" * 40, "b" * 40):
+        ref.write_text(commit)
+        found.append(contents_of_models(profile))
+    assert found == [{"owner/name": "a" * 40}, {"owner/name": "b" * 40}]
 
 
 def test_rows_are_known_by_their_content_even_at_equal_size_and_time(tmp_path, monkeypatch):
