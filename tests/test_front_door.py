@@ -84,7 +84,10 @@ def test_stored_hours_are_the_counted_ones():
 
 def test_the_page_on_full_size_gives_the_stored_hours():
     hours = stored_hours().set_index("notebook").iloc[:, 1]
-    sentence = r"05 at most (\d+) hours, 07 at most (\d+), 06 at most (\d+), and 03, 04 and 08 together some (\d+)"
+    sentence = (
+        r"05 at most (\d+) hours, 07 at most (\d+), 06 at most (\d+), "
+        r"and 03, 04 and 08 together some (\d+)"
+    )
     page = " ".join(text_of("docs/full-size.md").split())
     on_front_page = [float(number) for number in re.search(sentence, page).groups()]
     assert on_front_page == [*hours[["05", "07", "06"]], round(hours[["03", "04", "08"]].sum())]
