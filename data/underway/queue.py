@@ -15,8 +15,8 @@ from harp_lib.experiments.job import release
 from harp_lib.prefix_lm import lm
 from harp_lib.results import ResultStore
 
-# Twice as many answers are written side by side as the library would: a step of 50 took 1.3 times as
-# long as one of 25 (Qwen 1.5B, bfloat16, two cores).
+# Twice as many answers are written side by side as the library would: a step of 50 took 1.3 times
+# as long as one of 25 (Qwen 1.5B, bfloat16, two cores).
 lm.CACHED_TOKENS = 65_536
 
 DEPTH = ["similarity", "search", "alpha", "norms", "plans", "baselines", "scores", "likelihoods"]
