@@ -23,8 +23,8 @@ from filelock import AcquireReturnProxy, Timeout
 from harp_lib import config, locks, notebooks, streams
 from harp_lib.experiments import compute, models_of
 from harp_lib.notebooks import KILLED, NotebookFailed
-from harp_lib.results import BEGAN, read_results, write_json
-from harp_lib.units import NOTEBOOKS, UNITS
+from harp_lib.results import BEGAN, files_of, read_unit, write_json
+from harp_lib.units import NOTEBOOKS
 
 RUN_FILE = ".run.json"
 """Settings of a run, for Snakefile and jobs; in the folder of a profile's results."""
@@ -89,11 +89,10 @@ def _cells(settings: dict[str, Any], unit: str, model_slug: str, part: str, part
     force = settings["force"] and shown
     counts = compute(unit, profile, model, settings["seed"], force, (int(part) - 1, int(parts)))
     print(", ".join(f"{number} {outcome}" for outcome, number in counts.items()))
-    folder = config.RESULTS / settings["profile"] / UNITS[unit].store / model_slug
     failed = []
     if counts["failed"]:
         failed.append(f"{unit} of {model}: {counts['failed']}")
-    return Made(list(folder.glob("*/[!.]*.json")), failed)
+    return Made(files_of(settings["profile"], unit, [model_slug]), failed)
 
 
 def _notebook(settings: dict[str, Any], name: str) -> Made:
@@ -103,16 +102,15 @@ def _notebook(settings: dict[str, Any], name: str) -> Made:
     if settings["force"]:
         parameters["force"] = True
     made = Made([notebooks.execute(name, profile, parameters)], [])
-    units = NOTEBOOKS.get(name[:2], ())
-    for store in dict.fromkeys(UNITS[unit].store for unit in units):
-        folder = config.RESULTS / profile / store
-        if not folder.is_dir():
+    for unit in NOTEBOOKS.get(name[:2], ()):
+        models = [config.slug(model) for model in settings["models"][unit]]
+        made.files.extend(files_of(profile, unit, models))
+        if not models:
             continue
-        for (model, method, task), cell in read_results(profile, store, units).items():
-            made.files.append(folder / config.slug(model) / method / f"{task}.json")
+        for cell in read_unit(profile, unit):
             if "failed" in cell["result"]:
-                reason = cell["result"]["failed"]
-                made.failed_cells.append(f"{store}/{model}/{method}/{task}: {reason}")
+                about = "/".join(map(str, cell["about"].values()))
+                made.failed_cells.append(f"{unit}/{about}: {cell['result']['failed']}")
     return made
 
 

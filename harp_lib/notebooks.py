@@ -169,18 +169,16 @@ def code_of(notebook: NotebookNode) -> list[str]:
     return [cell.source for cell in _code_cells(notebook)]
 
 
-def cells_shown(profile: str, name: str) -> dict[str, str]:
-    """Digests of the inputs of the stored cells that a notebook shows, by their names.
+def cells_shown(profile: str, name: str) -> list[str]:
+    """Digests of the stored cells that a notebook shows.
 
     A notebook that no experiment names may show them all.
     """
-    cells: dict[str, str] = {}
-    for unit in NOTEBOOKS.get(name[:2], UNITS):
-        cells |= listed_cells(profile, unit)
-    return cells
+    units = NOTEBOOKS.get(name[:2], UNITS)
+    return sorted({cell for unit in units for cell in listed_cells(profile, unit)})
 
 
-def digest_of(source: NotebookNode, parameters: dict[str, Any], cells: dict[str, str]) -> str:
+def digest_of(source: NotebookNode, parameters: dict[str, Any], cells: list[str]) -> str:
     """The stamp of an executed notebook: a digest of what its outputs depend on.
 
     Parameters
@@ -189,7 +187,7 @@ def digest_of(source: NotebookNode, parameters: dict[str, Any], cells: dict[str,
         The notebook, whose prose does not matter.
     parameters : dict
         The values that a run gave its parameters.
-    cells : dict
+    cells : list of str
         What :func:`cells_shown` returns.
     """
     return digest({"code": code_of(source), "parameters": parameters, "cells": cells})

@@ -1,10 +1,14 @@
-"""The result store: a cell is computed once and kept as rows.
+"""The result store: a cell is known by what it depends on.
 
-What this checkout computes is in ``data/results/<profile>/<experiment>``: a cell in
-``<model>/<method>/<name>.json``, and in ``run-<unit>.json`` which cells the last run of a unit
-needed, because reports read these and no leftovers of other runs. Committed cells are in
-``data/reference/<profile>/<experiment>``: those of a model in ``<model>.jsonl``, one in each line,
-beside the same lists. ``data/reference/pack.py`` makes one form of the other.
+One store holds the results of all profiles and units. A result's file is named by the digest of its
+inputs, so whoever asks for the same thing gets the same file, and none can be stale. What a result
+is *about* (method, corpus, task, …) is not in it, but in the list of each unit that asked for it::
+
+    data/results/cells/<digest>.json              inputs, result, seconds, circumstances
+    data/results/<profile>/<unit>/<model>.jsonl   for each cell what it is about, and its digest
+
+Committed results are in ``data/reference/<profile>/<unit>/<model>.jsonl``, whose lines hold both.
+``data/reference/pack.py`` makes one form of the other.
 """
 
 import hashlib
@@ -14,7 +18,7 @@ import time
 import uuid
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,127 +26,122 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from tqdm import tqdm
 
-from harp_lib import __version__, config, locks
+from harp_lib import config, locks
 from harp_lib.circumstances import circumstances
 
 BEGAN = "HARP_RUN_BEGAN"  # in the environment of the processes of one run: when it began
-VERSION = "harp_lib"  # the input that says which version computed a cell; it is not compared
 
-Cells = dict[tuple[str, str, str], dict[str, Any]]  # stored cells by model, method and name
 Result = dict[str, Any]  # "rows", and beside them what is no table: a plan, versions
+StoredCell = dict[str, Any]  # "inputs", "result", "seconds", circumstances; in a list also "about"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One unit of work that is computed, stored and resumed as a whole.
+    """One result that is computed, stored and resumed as a whole.
 
     Attributes
     ----------
-    method : str
-        The method whose results it holds; the folder of its file.
-    name : str
-        The name of its file. It is for people and is never parsed.
     inputs : dict
-        Everything that the result depends on, as JSON values.
+        Everything that the result depends on, as JSON values; ``what`` says what is computed.
     compute : callable
         Returns the result: ``rows``, a list of records, and beside them what is no table (a plan,
         versions), as JSON values. A result that is only ``{"failed": reason}`` is shown as missing.
-    coordinates : dict
-        What the whole cell is about (corpus, split, number of layers, …). Coordinates become
-        columns of each row when the store is read.
+    about : dict
+        Columns that each of its rows gets when the unit is read.
     resumes : bool
         ``compute`` takes a path, where an interrupted computation may keep what it has.
     """
 
-    method: str
-    name: str
     inputs: dict[str, Any]
     compute: Callable[..., Result]
-    coordinates: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
     resumes: bool = False
 
+    @property
+    def digest(self) -> str:
+        """Names the file of its result."""
+        return digest(self.inputs)
 
-class ResultStore:
-    """Cells of one profile and experiment.
 
-    Parameters
-    ----------
-    profile, experiment : str
-        Which folder of ``data/results`` it is.
-    force : bool
-        Compute every cell again, whatever is stored.
+class Store:
+    """Results by the digest of their inputs.
 
     Attributes
     ----------
+    folder : Path
+    began : datetime
+        When the run began: what failed before is tried again, what failed since is not.
     counts : Counter
-        How many cells were computed, read, or failed.
-    cells : dict
-        The stored cells that :meth:`result` has returned, by model, method and name.
+        How many cells were ``computed``, ``read``, or ``failed``, each counted once.
     """
 
-    def __init__(self, profile: str, experiment: str, force: bool = False) -> None:
-        self.folder = config.RESULTS / profile / experiment
-        self.force = force
+    def __init__(self) -> None:
+        self.folder = config.RESULTS / "cells"
         self.began = datetime.fromisoformat(os.environ.get(BEGAN) or datetime.now(UTC).isoformat())
-        self.counts: Counter[str] = Counter()
-        self.cells: Cells = {}
+        self._outcomes: dict[str, str] = {}  # by digest
 
-    def result(self, model: str, cell: Cell) -> Result:
-        """The result of one cell: read if it was computed from equal inputs, else computed.
+    def get(self, cell: Cell, force: bool = False) -> Result:
+        """The result of a cell: read if it is stored, else computed, by one process alone.
 
-        Which version of the library computed it does not matter. A result that says ``failed``,
-        and why, is stored, but not for the next run, which tries anew.
+        With ``force``, it is computed once in each run, whatever is stored. A result that says
+        ``failed``, and why, is stored, but not for the next run, which tries anew.
         """
-        file = self.file(model, cell.method, cell.name)
-        inputs = _as_stored(cell.inputs)
-        stored = self._stored(file, inputs)
+        file = self.file(cell.digest)
+        stored = self._stored(file, force)
         how = "read"
         if stored is None:
             # Another process may compute it just now.
-            with locks.take(file.with_name(f".{cell.name}.lock")) as lock:
-                stored = self._stored(file, inputs)
+            with locks.take(file.with_suffix(".lock")) as lock:
+                stored = self._stored(file, force)
                 if stored is None:
-                    stored = self._compute(file, inputs, cell)
+                    stored = self._compute(file, cell, force)
                     how = "computed"
                 Path(lock.lock_file).unlink(missing_ok=True)  # who waited for it takes a new one
-        self.cells[model, cell.method, cell.name] = stored
         if "failed" in stored["result"]:
             how = "failed"
-        self.counts[how] += 1
+        if self._outcomes.get(cell.digest) != "computed":
+            self._outcomes[cell.digest] = how
         return stored["result"]
 
-    def has(self, model: str, cell: Cell) -> bool:
-        """Whether :meth:`result` would read this cell."""
-        file = self.file(model, cell.method, cell.name)
-        return self._stored(file, _as_stored(cell.inputs)) is not None
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter(self._outcomes.values())
 
-    def file(self, model: str, method: str, name: str) -> Path:
-        """Where a cell is kept."""
-        return self.folder / config.slug(model) / method / f"{name}.json"
+    def has(self, cell: Cell) -> bool:
+        """Whether :meth:`get` would read this cell."""
+        return self._stored(self.file(cell.digest), force=False) is not None
 
-    def _stored(self, file: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
-        """The stored cell, if it is of these inputs and does not have to be computed again."""
+    def file(self, cell_digest: str) -> Path:
+        """Where a result is kept."""
+        return self.folder / f"{cell_digest}.json"
+
+    def is_of_this_run(self, when: datetime) -> bool:
+        """Whether something was made since the run began."""
+        return when >= self.began
+
+    def _stored(self, file: Path, force: bool) -> StoredCell | None:
+        """The stored cell, unless it has to be computed again."""
         stored = read_cell(file)
-        if stored is None or _compared(stored["inputs"]) != _compared(inputs):
+        if stored is None:
             return None
-        again = self.force or "failed" in stored["result"]
-        if again and datetime.fromisoformat(stored["time"]) < self.began:
+        again = force or "failed" in stored["result"]
+        if again and not self.is_of_this_run(datetime.fromisoformat(stored["time"])):
             return None
         return stored
 
-    def _compute(self, file: Path, inputs: dict[str, Any], cell: Cell) -> dict[str, Any]:
+    def _compute(self, file: Path, cell: Cell, force: bool) -> StoredCell:
         """Compute a cell and write its file."""
-        partial = file.with_suffix(f".{digest(inputs)}.partial")
-        if self.force:
+        partial = file.with_suffix(".partial")
+        if force:
             partial.unlink(missing_ok=True)
         begin = time.perf_counter()
         result = cell.compute(partial) if cell.resumes else cell.compute()
-        if isinstance(result.get("rows"), list):  # else it was read from another cell
+        if "rows" in result:
             result = result | {"rows": columns_of(result["rows"])}
         stored = {
-            "coordinates": cell.coordinates,
-            "inputs": inputs,
+            "inputs": cell.inputs,
             "result": result,
             "seconds": round(time.perf_counter() - begin, 3),
             **circumstances(),
@@ -150,28 +149,185 @@ class ResultStore:
         }
         stored = json.loads(json.dumps(stored))  # as the next process reads it
         write_json(file, stored)
-        leftovers = [*file.parent.glob(f"{file.stem}.*.partial")]
-        # What a process that was killed while it wrote has left.
-        leftovers += file.parent.glob(f".{file.stem}-????????.tmp")
-        for leftover in leftovers:
+        partial.unlink(missing_ok=True)
+        for leftover in self.folder.glob(f".{file.stem}-????????.tmp"):  # of a killed process
             leftover.unlink(missing_ok=True)
         return stored
 
-    def finish(self, unit: str, models: Iterable[str] = ()) -> None:
-        """List the cells of this run, so that the report reads these and no leftovers of another.
 
-        Of ``models`` that this run had no need of, what was listed stays.
-        """
-        run = self.folder / f"run-{unit}.json"
-        listed = [[*key, digest(stored["inputs"])] for key, stored in self.cells.items()]
-        if not listed:
-            run.unlink(missing_ok=True)
+def behind_bar(description: str, cells: Sequence[Cell]) -> Iterator[Cell]:
+    """The same cells; a progress bar says how many of them are done."""
+    with tqdm(cells, desc=description, unit="cell") as bar:
+        for cell in bar:
+            bar.set_postfix_str(", ".join(map(str, cell.about.values())), refresh=False)
+            yield cell
+
+
+def fill(
+    store: Store,
+    folder: Path,
+    model: str,
+    cells: Iterable[Cell],
+    force: bool = False,
+    part: tuple[int, int] = (0, 1),
+) -> None:
+    """Compute what is missing of a unit for one model, and list its cells.
+
+    The list is written at the end, so a unit that has one is complete. ``part`` ``(i, n)`` is the
+    i-th, from 0, of n parts that several processes compute; whoever finds all of them joins them.
+    """
+    lines = []
+    for cell in cells:
+        store.get(cell, force)
+        entry = {"about": {"model": model, **cell.about}, "cell": cell.digest}
+        line = f"{json.dumps(entry)}\n"
+        if line not in lines:  # several parts of a unit may ask for it
+            lines.append(line)
+    file = list_file(folder, model)
+    number, total = part
+    if total > 1:
+        parts = [
+            file.with_suffix(".parts") / f"{one}of{total}.jsonl" for one in range(1, total + 1)
+        ]
+        write_text(parts[number], "".join(lines))
+        if not all(part_file.is_file() for part_file in parts):
             return
-        others = {*models} - {model for model, *_ in self.cells}
-        if run.is_file():
-            before = json.loads(run.read_bytes())["cells"]
-            listed += [entry for entry in before if entry[0] in others]
-        write_json(run, {"cells": listed})
+        lines = [part_file.read_text(encoding="utf-8") for part_file in parts]
+    write_text(file, "".join(lines))
+
+
+def list_file(folder: Path, model: str) -> Path:
+    """The list of a unit for one model, in the unit's folder."""
+    return folder / f"{config.slug(model)}.jsonl"
+
+
+def drop_others(profile: str, unit: str, models: Iterable[str]) -> None:
+    """Remove the lists of a unit for all but some models, which a run is about."""
+    folder = config.RESULTS / profile / unit
+    kept = {list_file(folder, model) for model in models}
+    for file in folder.glob("*.jsonl"):
+        if file not in kept:
+            file.unlink()
+
+
+# What is stored
+
+
+def read_unit(profile: str, unit: str) -> list[StoredCell]:
+    """The cells of a unit as this checkout has listed them, or else the committed ones.
+
+    Parameters
+    ----------
+    profile, unit : str
+        Folders: ``data/results/<profile>/<unit>``.
+
+    Returns
+    -------
+    list of dict
+        Stored cells with ``about``, in the registry's order of models; other models come behind
+        these.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there are none, or one that a list names is gone.
+    """
+    for root, read in ((config.RESULTS, listed), (config.REFERENCE, read_lines)):
+        files = sorted((root / profile / unit).glob("*.jsonl"), key=_place)
+        cells = [cell for file in files for cell in read(file)]
+        if cells:
+            return cells
+    raise FileNotFoundError(
+        f"no stored results of {unit} for the profile {profile}; {_advice(profile)}"
+    )
+
+
+def _place(file: Path) -> tuple[int, str]:
+    """A model's place in the registry, from its list; others come behind."""
+    slugs = [config.slug(name) for name in config.NAMED_MODELS]
+    return (slugs.index(file.stem) if file.stem in slugs else len(slugs), file.stem)
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The lines of a JSON Lines file."""
+    with file.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def listed(file: Path) -> list[StoredCell]:
+    """The cells that a list of this checkout names."""
+    store = Store()
+    cells = []
+    for entry in read_lines(file):
+        stored = read_cell(store.file(entry["cell"]))
+        if stored is None:
+            unit = file.parent.name
+            about = ", ".join(map(str, entry["about"].values()))
+            advice = _advice(file.parent.parent.name)
+            raise FileNotFoundError(f"a result of {unit} is gone ({about}); {advice}")
+        cells.append({"about": entry["about"], **stored})
+    return cells
+
+
+def files_of(profile: str, unit: str, slugs: Iterable[str]) -> list[Path]:
+    """What this checkout has of a unit for some models: the lists, and the results that they name.
+
+    A model of which there is no list, for lack of memory or of all parts, has none.
+    """
+    store = Store()
+    files = []
+    for slug in slugs:
+        list_of_model = config.RESULTS / profile / unit / f"{slug}.jsonl"
+        if list_of_model.is_file():
+            files.append(list_of_model)
+            files += [store.file(entry["cell"]) for entry in read_lines(list_of_model)]
+    return files
+
+
+def listed_cells(profile: str, unit: str) -> list[str]:
+    """Digests of the cells of a unit, of its last run in this checkout or else committed ones."""
+    digests = []
+    for file in sorted((config.RESULTS / profile / unit).glob("*.jsonl")):
+        digests += [entry["cell"] for entry in read_lines(file)]
+    if not digests:
+        for file in sorted((config.REFERENCE / profile / unit).glob("*.jsonl")):
+            digests += [digest(cell["inputs"]) for cell in read_lines(file)]
+    return digests
+
+
+def stored_models(profile: str) -> set[str]:
+    """The models of all results of a profile, of this checkout and committed ones."""
+    models = set()
+    for root in (config.RESULTS, config.REFERENCE):
+        for file in (root / profile).glob("*/*.jsonl"):
+            with file.open(encoding="utf-8") as lines:
+                first = lines.readline()
+            if first:
+                models.add(json.loads(first)["about"]["model"])
+    return models
+
+
+def read_cell(file: Path) -> StoredCell | None:
+    """A stored cell, or None if there is none.
+
+    A file that cannot be read is moved aside and named in a warning.
+    """
+    try:
+        stored = json.loads(file.read_bytes())
+        is_cell = {"inputs", "result", "time"} <= set(stored)
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError):
+        is_cell = False
+    if is_cell:
+        return stored
+    aside = file.with_suffix(f".unreadable-{int(time.time())}")
+    with suppress(FileNotFoundError):  # another process was first
+        file.rename(aside)
+        name = "/".join(file.parts[-2:])  # whole, for Python shows equal warnings once
+        message = f"{name} could not be read; moved to {aside.name}, computing it again"
+        warnings.warn(message, stacklevel=3)
+    return None
 
 
 def columns_of(rows: Iterable[dict[str, Any]]) -> dict[str, list]:
@@ -193,176 +349,26 @@ def values_of(result: Result, quantity: str) -> list[Any]:
     return [value for name, value in pairs if name == quantity]
 
 
-def read_cell(file: Path) -> dict[str, Any] | None:
-    """A stored cell, or None if there is none.
-
-    A file that cannot be read is moved aside and named in a warning.
-    """
-    try:
-        stored = json.loads(file.read_bytes())
-        is_cell = {"coordinates", "inputs", "result"} <= set(stored)
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError):
-        is_cell = False
-    if is_cell:
-        return stored
-    aside = file.with_suffix(f".unreadable-{int(time.time())}")
-    with suppress(FileNotFoundError):  # another process was first
-        file.rename(aside)
-        name = "/".join(file.parts[-3:])  # whole, for Python shows equal warnings once
-        message = f"{name} could not be read; moved to {aside.name}, computing it again"
-        warnings.warn(message, stacklevel=3)
-    return None
-
-
-def read_results(profile: str, experiment: str, units: Collection[str] = ()) -> Cells:
-    """This checkout's cells of an experiment, or else the committed ones.
-
-    Parameters
-    ----------
-    profile, experiment : str
-        Folders: ``data/results/<profile>/<experiment>``.
-    units : collection of str
-        The units whose cells are read, if they have filled this store; else all cells are.
-
-    Returns
-    -------
-    dict
-        Stored cells by model, method and name, in the registry's order of models; other models
-        come behind these.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there are none, or one that a run has listed is gone.
-    """
-    computed = computed_cells(profile, experiment, units)
-    cells = computed or committed_cells(profile, experiment, units)
-    if not cells:
-        missing = f"no stored results of {experiment} for the profile {profile}"
-        raise FileNotFoundError(f"{missing}; {_advice(profile)}")
-    names = list(config.NAMED_MODELS)
-
-    def place(key: tuple[str, str, str]) -> int:
-        return names.index(key[0]) if key[0] in names else len(names)
-
-    return {key: cells[key] for key in sorted(cells, key=place)}
-
-
-def computed_cells(profile: str, experiment: str, units: Collection[str] = ()) -> Cells:
-    """The cells that the last run of each unit in this checkout has listed, if there are any.
-
-    Parameters are those of :func:`read_results`.
-
-    Raises
-    ------
-    FileNotFoundError
-        If one is gone, or was computed from other inputs since.
-    """
-    store = ResultStore(profile, experiment)
-    runs = _runs(store.folder)
-    by_time = sorted(runs, key=lambda run: run.stat().st_mtime)
-    inputs_of = _listed(by_time)  # units share cells: the later run knows the inputs
-    own = _listed(_of_units(runs, units))
-    cells = {}
-    for key in own:
-        stored = read_cell(store.file(*key))
-        if stored is None or digest(stored["inputs"]) != inputs_of[key]:
-            missing = f"the result {'/'.join(key)} of {experiment} is gone or of an unfinished run"
-            raise FileNotFoundError(f"{missing}; {_advice(profile)}")
-        cells[key] = stored
-    return cells
-
-
-def committed_cells(profile: str, experiment: str, units: Collection[str] = ()) -> Cells:
-    """The committed cells of an experiment, if there are any.
-
-    Parameters are those of :func:`read_results`.
-    """
-    folder = config.REFERENCE / profile / experiment
-    cells = {}
-    for file in folder.glob("*.jsonl"):
-        with file.open(encoding="utf-8") as lines:
-            for line in lines:
-                stored = json.loads(line)
-                key = (stored.pop("model"), stored.pop("method"), stored.pop("name"))
-                cells[key] = stored
-    return {key: cells[key] for key in _listed(_of_units(_runs(folder), units))}
-
-
-def listed_cells(profile: str, unit: str) -> dict[str, str]:
-    """Digests of the inputs of the cells of a unit, by ``store/model/method/name``.
-
-    They are those of its last run in this checkout, or else of the committed one, or none. Runs on
-    other devices, and parts of runs to come, have lists called ``run-UNIT-….json``.
-    """
-    for root in (config.RESULTS, config.REFERENCE):
-        cells = {}
-        runs = (root / profile).glob(f"*/run-{unit}.json")
-        elsewhere = (root / profile).glob(f"*/run-{unit}-*.json")
-        for run in sorted([*runs, *elsewhere]):
-            for key, inputs_digest in _listed([run]).items():
-                cells["/".join((run.parent.name, *key))] = inputs_digest
-        if cells:
-            return cells
-    return {}
-
-
-def stored_models(profile: str) -> set[str]:
-    """The models of all results of a profile, of this checkout and committed ones."""
-    runs = []
-    for root in (config.RESULTS, config.REFERENCE):
-        runs += (root / profile).glob("*/run-*.json")
-    return {model for model, *_ in _listed(runs)}
-
-
-def _runs(folder: Path) -> list[Path]:
-    """The lists of cells of a store, in the order in which their cells are returned."""
-    return sorted(folder.glob("run-*.json"))
-
-
-def _of_units(runs: list[Path], units: Collection[str]) -> list[Path]:
-    """The lists that some units have written, or else all.
-
-    A list is called ``run-UNIT.json``, or ``run-UNIT-….json`` (:func:`listed_cells`).
-    """
-    return [run for run in runs if run.stem.split("-")[1] in units] or runs
-
-
-def _listed(runs: Iterable[Path]) -> dict[tuple[str, str, str], str]:
-    """The cells that runs have listed, and the digests of their inputs."""
-    listed = {}
-    for run in runs:
-        for *key, inputs_digest in json.loads(run.read_bytes())["cells"]:
-            listed[tuple(key)] = inputs_digest
-    return listed
-
-
 def _advice(profile: str) -> str:
     return f"run ./run_all.sh --profile {profile} first"
 
 
-def _as_stored(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inputs of a cell as its file has them: with the version, and tuples as lists."""
-    return json.loads(json.dumps(inputs | {VERSION: __version__}))
-
-
-def _compared(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inputs that decide whether a stored cell is read."""
-    return {name: value for name, value in inputs.items() if name != VERSION}
-
-
-def digest(inputs: dict[str, Any]) -> str:
-    """Eight hexadecimal digits that equal inputs share."""
-    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:8]
+def digest(values: dict[str, Any]) -> str:
+    """Sixteen hexadecimal digits that values share which are equal as JSON."""
+    as_stored = json.loads(json.dumps(values))  # keys are strings, and sorted as such
+    return hashlib.sha256(json.dumps(as_stored, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def write_json(file: Path, values: dict[str, Any]) -> None:
     """Write a JSON file, an entry a line, so that it is there whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.stem}-{uuid.uuid4().hex[:8]}.tmp")
     entries = (f" {json.dumps(name)}: {json.dumps(value)}" for name, value in values.items())
     text = ",\n".join(entries)
-    temporary.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
+    write_text(file, f"{{\n{text}\n}}\n")
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.stem}-{uuid.uuid4().hex[:8]}.tmp")
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(file)

@@ -13,19 +13,16 @@ class Unit:
 
     Attributes
     ----------
-    store : str
-        The folder of its cells.
     module : str
         The module of ``harp_lib.experiments`` with a function that has the unit's name.
     needs : tuple of str
-        Units that the same model has to have first.
+        Units whose cells it asks for, so that no two jobs compute them; for scheduling alone.
     notebooks : tuple of str
         The numbers of the notebooks that show it.
     section : str
         The section of the profile that lists its tasks; several jobs may share these.
     """
 
-    store: str
     module: str
     needs: tuple[str, ...] = ()
     notebooks: tuple[str, ...] = ()

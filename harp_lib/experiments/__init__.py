@@ -1,14 +1,14 @@
 """What is computed: a *unit* is what one job computes for one model; a notebook shows units.
 
-Each module of this folder says which cells its units have, and computes them. A unit knows of
-others only what it reads from the result store.
+Each unit is a generator of cells in a module of this folder. It computes nothing itself and knows
+no stored file: whoever needs what another unit finds asks the store for that cell.
 """
 
-from collections import Counter
 from importlib import import_module
 from typing import Any
 
 from harp_lib import config
+from harp_lib.results import Store, drop_others, fill
 from harp_lib.units import UNITS
 
 
@@ -33,7 +33,7 @@ def models_of(profile: dict[str, Any], unit: str) -> list[str]:
 
 
 def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False) -> None:
-    """Compute the missing cells of some units and of the units that they need, for all models.
+    """Compute the missing cells of some units, for all models of each.
 
     Cells that are stored are read. Afterwards the report reads exactly the cells of this run.
 
@@ -46,38 +46,23 @@ def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False
     seed : int
         Seed of everything that is drawn.
     force : bool
-        Compute every cell of ``units`` again, whatever is stored. The cells that they need are
-        read all the same.
+        Compute every cell of ``units`` again, whatever is stored. Cells of other units that they
+        need are read all the same.
     """
-    from harp_lib.experiments.job import release  # here, because it imports torch
+    from harp_lib.experiments.context import release  # here, because it imports torch
 
-    needed = _with_needs(units, profile)
-    stores: dict[str, dict[str, Any]] = {unit: {} for unit in UNITS}
-    models = dict.fromkeys(model for unit in UNITS for model in models_of(profile, unit))
-    for model in models:
-        for unit in UNITS:
-            if (unit, model) in needed:
-                again = force and unit in units
-                compute(unit, profile, model, seed, again, stores=stores[unit])
+    of_units = {unit: models_of(profile, unit) for unit in units}
+    store = Store()
+    for model in dict.fromkeys(model for models in of_units.values() for model in models):
+        for unit, models in of_units.items():
+            if model in models:
+                compute(unit, profile, model, seed, force, store=store)
         release()
-    counts: Counter[str] = Counter()
-    for unit, stores_of_unit in stores.items():
-        for store in stores_of_unit.values():
-            store.finish(unit, models_of(profile, unit))
-            counts.update(store.counts)
+    for unit, models in of_units.items():
+        drop_others(profile["name"], unit, models)
+    counts = store.counts
     failed = f", {counts['failed']} failed" if counts["failed"] else ""
     print(f"{counts['computed']} cells computed, {counts['read']} read{failed}")
-
-
-def _with_needs(units: tuple[str, ...], profile: dict[str, Any]) -> set[tuple[str, str]]:
-    """Pairs (unit, model): ``units`` for all of their models, and the units that these need."""
-    needed = {(unit, model) for unit in units for model in models_of(profile, unit)}
-    for unit in reversed(UNITS):  # a unit comes after the units that it needs
-        for need in UNITS[unit].needs:
-            for model in models_of(profile, need):
-                if (unit, model) in needed:
-                    needed.add((need, model))
-    return needed
 
 
 def compute(
@@ -87,9 +72,9 @@ def compute(
     seed: int = 0,
     force: bool = False,
     part: tuple[int, int] = (0, 1),
-    stores: dict[str, Any] | None = None,
+    store: Store | None = None,
 ) -> dict[str, int]:
-    """Compute one unit for one model; the units that it needs must be stored.
+    """Compute one unit for one model, and what it needs of others, and list its cells.
 
     Parameters
     ----------
@@ -105,24 +90,20 @@ def compute(
         Compute every cell again, whatever is stored.
     part : tuple of int
         ``(i, n)`` computes the i-th, from 0, of n groups of tasks, for a unit of ``IN_PARTS``.
-    stores : dict, optional
-        Result stores that are open; stores that this unit opens are added.
+    store : Store, optional
+        The store that counts what it computes and reads.
 
     Returns
     -------
     dict
-        How many cells of ``stores`` were ``computed``, ``read`` and ``failed``.
+        How many cells of the store were ``computed``, ``read`` and ``failed``.
     """
-    from harp_lib.experiments.job import Job  # here, because it imports torch
+    from harp_lib.experiments.context import Context  # here, because it imports torch
 
-    if stores is None:
-        stores = {}
+    store = store or Store()
     settings = config.profile_for(model, profile)
-    job = Job(UNITS[unit].store, settings, model, seed, force, part, stores)
+    context = Context(settings, model, store, seed, force, part)
     module = import_module(f"{__name__}.{UNITS[unit].module}")
-    compute_cells = getattr(module, unit)
-    compute_cells(job)
-    counts: Counter[str] = Counter()
-    for store in stores.values():
-        counts.update(store.counts)
-    return {outcome: counts[outcome] for outcome in ("computed", "read", "failed")}
+    cells = getattr(module, unit)(context)
+    fill(store, config.RESULTS / profile["name"] / unit, model, cells, force, part)
+    return {outcome: store.counts[outcome] for outcome in ("computed", "read", "failed")}

@@ -1,18 +1,19 @@
 """Notebook 06: other layers than the top ones, what each searched alpha brings, single layers."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS, BENCHMARKS, DISCRIMINATIVE
-from harp_lib.experiments.job import HELD_OUT, Job
-from harp_lib.experiments.scores import score
+from harp_lib.experiments.context import HELD_OUT, Context
+from harp_lib.experiments.scores import score_cells
+from harp_lib.experiments.search import searched_alphas
 from harp_lib.experiments.texts import Text, described, layer_rows
 from harp_lib.methods.layer_selection import SCORED, layer_scores, lowest_layers
 from harp_lib.names import DENSE, HARP
+from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
-from harp_lib.results import Cell, Result
+from harp_lib.results import Cell, Result, behind_bar
 from harp_lib.text.corpora import Corpus
 
 Row = dict[str, Any]
@@ -21,78 +22,80 @@ STRATEGIES = ("bottom", "hessian", "similarity", "top")
 SINGLE_ALPHAS = (1.0, 0.0)  # queries and keys removed; the whole attention removed
 
 
-def ablations(job: Job) -> None:
-    """The strategies of :func:`layers` on the benchmarks.
+def ablations(context: Context) -> Iterator[Cell]:
+    """The strategies of :func:`layers` on the benchmarks, with the dense model and HARP.
 
     ``top`` is scored on all tasks, the others on discriminative ones, as in the paper.
     """
-    tasks = job.tasks("evaluation")
-    total = job.num_layers
-    shared = {
+    tasks = context.tasks("evaluation")
+    total = context.num_layers
+    everywhere = {
         DENSE: PruningPlan(total, {}),
-        HARP: PruningPlan.value_only(total, job.alphas(job.corpora[0])),
+        HARP: PruningPlan.value_only(total, searched_alphas(context, context.corpora[0])),
     }
-    score(replace(job, store="main_tables", force=False), tasks, shared)  # for notebook 05 too
-    plans = {}
+    others = {}
     for strategy in STRATEGIES:
-        selected = job.read("ablations", strategy, "selection")["layers"]
-        plans[strategy] = PruningPlan.value_only(total, dict.fromkeys(selected, 1.0))
-    top = plans.pop("top")
-    written = [task for task in job.tasks("likelihoods") if task in BENCHMARKS]
-    of_likelihoods = replace(job, store="likelihoods", force=False)
-    score(of_likelihoods, written, shared | {"top": top}, "likelihoods")
-    score(job, tasks, {"top": top})
+        selected = context.store.get(_selection_cell(context, strategy))["layers"]
+        others[strategy] = PruningPlan.value_only(total, dict.fromkeys(selected, 1.0))
+    everywhere["top"] = others.pop("top")
+    yield from score_cells(context, tasks, everywhere)
+    written = [task for task in context.tasks("likelihoods") if task in BENCHMARKS]
+    yield from score_cells(context, written, everywhere, "likelihoods")
     discriminative = [task for task in tasks if ALL_BENCHMARKS[task].kind == DISCRIMINATIVE]
-    score(job, discriminative, plans)
+    yield from score_cells(context, discriminative, others)
 
 
-def layers(job: Job) -> None:
+def layers(context: Context) -> Iterator[Cell]:
     """Which layers the strategies choose, what alphas bring, and what one layer alone costs."""
-    corpus = job.corpora[0]
-    settings = job.profile["ablations"]
-    _select_layers(job)
-    searched = job.alphas(corpus)
-    text = job.text(corpus, HELD_OUT, settings["gain"])
-    _by_document("gain", text, partial(_gain, searched), {"alphas": searched})
-    text = job.unsearched(corpus, *settings["single_layer"])
-    inputs = {"alphas": SINGLE_ALPHAS, "num_layers": job.num_pruned}
-    _by_document("single-layer", text, _single_layers, inputs, num_pruned=job.num_pruned)
+    corpus = context.corpora[0]
+    settings = context.profile["ablations"]
+    cells = [_selection_cell(context, strategy) for strategy in STRATEGIES]
+    yield from behind_bar("layer selection", cells)
+    searched = searched_alphas(context, corpus)
+    text = context.text(corpus, HELD_OUT, settings["gain"])
+    inputs = {"what": "gain", "alphas": searched}
+    yield from _by_document(text, partial(_gain, searched), inputs, {"method": "gain"})
+    text = context.unsearched(corpus, *settings["single_layer"])
+    inputs = {
+        "what": "single layers",
+        "alphas": SINGLE_ALPHAS,
+        "num_layers": context.num_pruned,
+    }
+    about = {"method": "single-layer", "num_pruned": context.num_pruned}
+    yield from _by_document(text, _single_layers, inputs, about)
 
 
-def _select_layers(job: Job) -> None:
-    """The layers that each strategy chooses, as many as HARP prunes."""
-    corpus = job.corpus(job.corpora[0])
-    cells = []
-    for strategy in STRATEGIES:
-        inputs = job.inputs | {"num_layers": job.num_pruned, "total": job.num_layers}
-        if strategy in SCORED:
-            calibration = job.profile["ablations"]["calibration"]
-            inputs.update(calibration=calibration, seed=job.seed, **described(corpus))
-            inputs.update(job.piece_inputs)
-        cells.append(Cell(strategy, "selection", inputs, partial(_select, job, strategy, corpus)))
-    job.results("layer selection", cells)
+def _selection_cell(context: Context, strategy: str) -> Cell:
+    """The layers that a strategy chooses, as many as HARP prunes."""
+    corpus = context.corpus(context.corpora[0])
+    inputs = {"what": "layer selection", "strategy": strategy, **context.inputs}
+    inputs |= {"num_layers": context.num_pruned, "total": context.num_layers}
+    if strategy in SCORED:
+        calibration = context.profile["ablations"]["calibration"]
+        inputs |= {"calibration": calibration, "seed": context.seed, **described(corpus)}
+        inputs |= context.piece_inputs
+    return Cell(inputs, partial(_select, context, strategy, corpus), {"method": strategy})
 
 
-def _select(job: Job, strategy: str, corpus: Corpus) -> Result:
+def _select(context: Context, strategy: str, corpus: Corpus) -> Result:
     """The layers of a strategy, and the scores by which it chose."""
-    count = job.num_pruned
+    count = context.num_pruned
     if strategy == "bottom":
         return {"layers": list(range(count)), "rows": []}
     if strategy == "top":
-        return {"layers": list(range(job.num_layers - count, job.num_layers)), "rows": []}
-    blocks = job.blocks(corpus, *job.profile["ablations"]["calibration"])
-    scores = layer_scores(strategy, job.model, blocks)
+        return {"layers": list(range(context.num_layers - count, context.num_layers)), "rows": []}
+    blocks = context.blocks(corpus, *context.profile["ablations"]["calibration"])
+    scores = layer_scores(strategy, context.model, blocks)
     rows = layer_rows("score", dict(enumerate(scores)))
     return {"layers": lowest_layers(scores, count), "rows": rows}
 
 
 def _by_document(
-    method: str,
     text: Text,
     measure: Callable[[Text], list[Row]],
     inputs: dict[str, Any],
-    **coordinates: Any,
-) -> None:
+    about: dict[str, Any],
+) -> Iterator[Cell]:
     """A cell for each document: what is measured, and the dense model's likelihood."""
 
     def compute(document: int) -> Result:
@@ -104,13 +107,9 @@ def _by_document(
 
     cells = []
     for document in range(len(text.documents)):
-        name = f"document-{document:02d}"
         place = {"document": document}
-        cell_inputs = text.inputs | place | inputs
-        cells.append(
-            Cell(method, name, cell_inputs, partial(compute, document), place | coordinates)
-        )
-    text.job.results(method, cells)
+        cells.append(Cell(text.inputs | place | inputs, partial(compute, document), about | place))
+    yield from behind_bar(inputs["what"], cells)
 
 
 def _gain(searched: Mapping[int, float], text: Text) -> list[Row]:
@@ -130,7 +129,7 @@ def _gain(searched: Mapping[int, float], text: Text) -> list[Row]:
 def _single_layers(text: Text) -> list[Row]:
     """Likelihood by alpha and layer, that layer value-only and all others dense."""
     rows = []
-    for layer in range(text.job.num_layers):  # the lowest first, see Text.nll
+    for layer in range(len(decoder_layers(text.model))):  # the lowest first, see Text.nll
         for alpha in SINGLE_ALPHAS:
             nll = _nll(text, {layer: alpha})
             rows.append({"quantity": "nll", "layer": layer, "alpha": alpha, "value": nll})
@@ -139,4 +138,4 @@ def _single_layers(text: Text) -> list[Row]:
 
 def _nll(text: Text, alphas: Mapping[int, float]) -> float:
     """Negative log-likelihood of a text with value-only layers, in nats."""
-    return sum(text.nll(PruningPlan.value_only(text.job.num_layers, alphas)))
+    return sum(text.nll(PruningPlan.value_only(len(decoder_layers(text.model)), alphas)))

@@ -9,16 +9,16 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from harp_lib.experiments.context import SEARCHED, Context
 from harp_lib.experiments.costs import NBL, costs_left
-from harp_lib.experiments.job import SEARCHED, Job, alphas_of
 from harp_lib.experiments.passkeys import CALIBRATION_DIGITS, passkeys
-from harp_lib.experiments.search import search_cell, search_rows
+from harp_lib.experiments.search import alphas_of, search_cell, search_rows
 from harp_lib.experiments.texts import described, layer_rows, scalar_rows
 from harp_lib.methods.alpha_search import ALPHA_GRID, search_alphas
 from harp_lib.methods.calibration import LayerStream
@@ -32,7 +32,6 @@ from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.results import Cell, Result, rows_of
 from harp_lib.text.perplexity import perplexity_from_nll
 
-STORE = "frontier"
 NO_ATTENTION = "alpha-0"
 # Alpha, the same in all layers.
 CONSTANT = {NO_ATTENTION: 0.0, "alpha-0.3": 0.3, "alpha-0.5": 0.5, "alpha-1": 1.0}
@@ -61,11 +60,11 @@ TOP = "top"
 
 @dataclass(eq=False)
 class Change:
-    """One change of a job's model.
+    """One change of a model.
 
     Attributes
     ----------
-    job : Job
+    context : Context
     method : str
     layers : tuple of int
         Rising.
@@ -83,7 +82,7 @@ class Change:
         Pass keys in the calibration text.
     """
 
-    job: Job
+    context: Context
     method: str
     layers: tuple[int, ...] = ()
     ranking: str = ""
@@ -96,19 +95,19 @@ class Change:
     @property
     def lowest(self) -> int:
         """The lowest layer in which something changes; the number of layers if nothing does."""
-        return min(self.layers, default=self.job.num_layers)
+        return min(self.layers, default=self.context.num_layers)
 
     @cached_property
     def calibration(self) -> list[torch.Tensor]:
         """The calibration text, a piece of ``(tokens,)`` after the other."""
         if self.method in ON_SEARCHED:
-            searched = self.job.text(self.job.corpora[0], SEARCHED)
+            searched = self.context.text(self.context.corpora[0], SEARCHED)
             return [window.ids for window in searched.windows]
-        pieces = list(fitted_blocks(self.job, self.texts, self.samples, self.seed))
+        pieces = list(fitted_blocks(self.context, self.texts, self.samples, self.seed))
         if self.prompts:
-            settings = self.job.profile["frontier"]["passkey"]
+            settings = self.context.profile["frontier"]["passkey"]
             prompts, _ = passkeys(
-                self.job, settings["lengths"], depths=3, keys=2, digits=CALIBRATION_DIGITS
+                self.context, settings["lengths"], depths=3, keys=2, digits=CALIBRATION_DIGITS
             )
             pieces += [window.ids for window in prompts.windows[: self.prompts]]
         return pieces
@@ -116,31 +115,15 @@ class Change:
     @property
     def calibration_tokens(self) -> int:
         if self.method in (HARP, ALPHA_SHUFFLED, *ON_SEARCHED):
-            return self.job.searched_tokens
+            return self.context.searched_tokens
         if not self.texts:
             return 0
         return sum(len(piece) for piece in self.calibration)
 
     @property
-    def name(self) -> str:
-        """What the folder of its cells is called; for people, never parsed."""
-        if self.method == DENSE:
-            return DENSE
-        name = f"{self.method}-{self.ranking}-{len(self.layers):02d}"
-        if self.texts:
-            name += f"-{self.texts}x{self.calibration_tokens}"
-        if self.seed:
-            name += f"-seed-{self.seed}"
-        if self.without is not None:
-            name += f"-without-{self.without:02d}"
-        if self.prompts:
-            name += "-prompts"
-        return name
-
-    @property
-    def coordinates(self) -> dict[str, Any]:
+    def about(self) -> dict[str, Any]:
         """The columns of its cells."""
-        coordinates = {
+        about = {
             "method": self.method,
             "texts": self.texts,
             "calibration_tokens": self.calibration_tokens,
@@ -149,31 +132,31 @@ class Change:
             "layers": len(self.layers),
         }
         if self.ranking:
-            coordinates["ranking"] = self.ranking
+            about["ranking"] = self.ranking
         if self.without is not None:
-            coordinates["without"] = self.without
-        return coordinates
+            about["without"] = self.without
+        return about
 
     @property
     def inputs(self) -> dict[str, Any]:
         """What its cells depend on."""
         inputs = {
-            **common_inputs(self.job),
-            "change": self.coordinates,
+            **common_inputs(self.context),
+            "change": self.about,
             "which": list(self.layers),
         }
         if self.method in (HARP, ALPHA_SHUFFLED):
             inputs["alphas"] = self._alphas()
         elif self.method in ON_SEARCHED:
-            searched = self.job.text(self.job.corpora[0], SEARCHED)
+            searched = self.context.text(self.context.corpora[0], SEARCHED)
             inputs["searched"] = described(searched.corpus)
         elif self.texts:
-            inputs |= self.job.piece_inputs
+            inputs |= self.context.piece_inputs
         return inputs
 
-    def context(self) -> AbstractContextManager:
+    def applied(self) -> AbstractContextManager:
         """The context in which the model is changed."""
-        model = self.job.model
+        model = self.context.model
         if self.method == NBL:
             return nbl(model, self.fitted)
         if self.method == REFIT:
@@ -181,7 +164,7 @@ class Change:
         if self.method in RIVALS:
             stream = self.stream() if self.texts else None
             return RIVALS[self.method](model, stream, self.layers)
-        plan = PruningPlan.value_only(self.job.num_layers, self._alphas())
+        plan = PruningPlan.value_only(self.context.num_layers, self._alphas())
         return temporarily_pruned(model, plan)
 
     def _alphas(self) -> dict[int, float]:
@@ -196,7 +179,7 @@ class Change:
             return self.search()
         if self.method == ALPHA_SINGLE:
             return dict.fromkeys(self.layers, self.best_single())
-        searched = searched_alphas(self.job, len(self.layers))
+        searched = top_alphas(self.context, len(self.layers))
         alphas = [searched[layer] for layer in self.layers]
         if self.method == ALPHA_SHUFFLED:
             random.Random(self.seed).shuffle(alphas)
@@ -204,44 +187,57 @@ class Change:
 
     def best_single(self) -> float:
         """The alpha of the grid that is best for all layers, on the text that HARP searches on."""
-        job = self.job
-        text = job.text(job.corpora[0], SEARCHED)
+        rows = rows_of(self.context.store.get(self.grid_cell()))
+        return float(rows.loc[rows["value"].astype(float).idxmin(), "alpha"])
+
+    def grid_cell(self) -> Cell:
+        """Perplexity with each alpha of the grid in all layers, on the text that HARP searches."""
+        text = self.context.text(self.context.corpora[0], SEARCHED)
 
         def compute() -> Result:
             rows = []
             for alpha in ALPHA_GRID:
                 alphas = dict.fromkeys(self.layers, alpha)
-                nll = sum(text.nll(PruningPlan.value_only(job.num_layers, alphas)))
+                nll = sum(text.nll(PruningPlan.value_only(self.context.num_layers, alphas)))
                 value = perplexity_from_nll(nll, sum(text.tokens))
                 rows.append({"quantity": "perplexity", "alpha": alpha, "value": value})
             return {"rows": rows}
 
-        cell = Cell(self.name, "grid", self.inputs, compute, self.coordinates)
-        rows = rows_of(job.result(cell))
-        return float(rows.loc[rows["value"].astype(float).idxmin(), "alpha"])
+        return Cell({"what": "grid", **self.inputs}, compute, self.about)
 
     def search(self) -> dict[int, float]:
-        """Alpha of each layer by another search than HARP's own, which has its own cell."""
-        job = self.job
-        count = len(self.layers)
-        searched = job.text(job.corpora[0], SEARCHED)
+        """Alpha of each layer by another search than HARP's own."""
+        return alphas_of(self.context.store.get(self.search_cell()))
 
-        def compute(kept: Path) -> Result:
-            searching = job
-            text = searched.windows
-            tokens = sum(searched.tokens)
-            if self.method == ALPHA_SEARCH:
-                text = torch.stack(self.calibration)  # (samples, tokens)
-                tokens = text[:, 1:].numel()
-            elif self.method == IN_PAIRS:
-                text = [window for window in searched.windows for _ in range(2)]
-            else:
-                searching = replace(job, profile=job.profile | {"dtype": "float32"})
-            search = search_alphas(searching.model, text, count, resume=kept)
-            return {"rows": search_rows(search, tokens)}
+    def search_cell(self) -> Cell:
+        """The search of one of ``OTHER_SEARCHES``, which goes on where it was interrupted."""
+        searches = {
+            ALPHA_SEARCH: self._search_on_calibration,
+            IN_FLOAT32: self._search_in_float32,
+            IN_PAIRS: self._search_in_pairs,
+        }
+        inputs = {"what": "search", **self.inputs}
+        return Cell(inputs, searches[self.method], self.about, resumes=True)
 
-        cell = Cell(self.name, "search", self.inputs, compute, self.coordinates, resumes=True)
-        return alphas_of(job.result(cell))
+    def _search_on_calibration(self, kept: Path) -> Result:
+        """HARP's search on the text that others are fitted on."""
+        text = torch.stack(self.calibration)  # (samples, tokens)
+        found = search_alphas(self.context.model, text, len(self.layers), resume=kept)
+        return {"rows": search_rows(found, text[:, 1:].numel())}
+
+    def _search_in_float32(self, kept: Path) -> Result:
+        """HARP's search of the same model in float32."""
+        text = self.context.text(self.context.corpora[0], SEARCHED)
+        in_float32 = replace(self.context, profile=self.context.profile | {"dtype": "float32"})
+        found = search_alphas(in_float32.model, text.windows, len(self.layers), resume=kept)
+        return {"rows": search_rows(found, sum(text.tokens))}
+
+    def _search_in_pairs(self, kept: Path) -> Result:
+        """HARP's search with each document twice in a batch."""
+        text = self.context.text(self.context.corpora[0], SEARCHED)
+        windows = [window for window in text.windows for _ in range(2)]
+        found = search_alphas(self.context.model, windows, len(self.layers), resume=kept)
+        return {"rows": search_rows(found, sum(text.tokens))}
 
     def stream(self) -> LayerStream:
         """The calibration text as it enters the lowest changed layer.
@@ -250,19 +246,19 @@ class Change:
         ask for those that begin lowest first. A draw that few changes read is not kept.
         """
         text = (self.method in ON_SEARCHED, self.texts, self.samples)
-        kept = self.job.calibrated
+        kept = self.context.calibrated
         if self.seed or self.prompts:
             kept = {}
         if text not in kept:
             kept.clear()
-            kept[text] = LayerStream(self.job.model, self.calibration)
+            kept[text] = LayerStream(self.context.model, self.calibration)
         kept[text].entering(self.lowest)
         return kept[text].fork()
 
     @property
     def _is_kept_refit(self) -> bool:
         """Whether it is the refit that notebooks 04 and 05 show as a method."""
-        in_harps_layers = len(self.layers) == self.job.num_pruned
+        in_harps_layers = len(self.layers) == self.context.num_pruned
         return self.method == REFIT and self.texts == 1 and in_harps_layers
 
     @cached_property
@@ -272,11 +268,11 @@ class Change:
         HARP's own layers refitted on one kind of text are kept for other notebooks too.
         """
         if self._is_kept_refit:
-            return self.job.refit()
+            return self.context.refit()
         stream = self.stream()
         if self.method == REFIT:
-            return refit_values(self.job.model, stream, len(self.layers), self.layers)
-        return FIT_BY_LAYER[self.method](self.job.model, stream, self.layers)
+            return refit_values(self.context.model, stream, len(self.layers), self.layers)
+        return FIT_BY_LAYER[self.method](self.context.model, stream, self.layers)
 
     def forget(self) -> None:
         """Let go of what was fitted."""
@@ -302,92 +298,84 @@ class Change:
 
     def costs_left(self) -> dict[str, float]:
         """Shares of the dense model's costs that are left, counted; see :func:`costs_left`."""
-        tokens = self.job.profile["baselines"]["cost_tokens"]
-        return costs_left(self.job.model, self.method, self.layers, tokens)
+        tokens = self.context.profile["baselines"]["cost_tokens"]
+        return costs_left(self.context.model, self.method, self.layers, tokens)
 
 
-def common_inputs(job: Job) -> dict[str, Any]:
+def common_inputs(context: Context) -> dict[str, Any]:
     """What the cells of every change and ranking depend on."""
     return {
-        **job.inputs,
-        "calibration": job.profile["frontier"]["calibration"],
-        "seed": job.seed,
+        **context.inputs,
+        "calibration": context.profile["frontier"]["calibration"],
+        "seed": context.seed,
         "ridge": RIDGE,
-        "context": job.context,
-        "read": [described(job.corpus(name)) for name in job.corpora],
+        "context": context.context,
+        "read": [described(context.corpus(name)) for name in context.corpora],
     }
 
 
-def searched_alphas(job: Job, count: int) -> dict[int, float]:
-    """Alpha of the ``count`` top layers by HARP's search: notebook 03's, if it goes so deep.
+def top_alphas(context: Context, count: int) -> dict[int, float]:
+    """Alpha of the top layers by HARP's search: notebook 03's for as many layers, or a deeper one.
 
     Of greedy searches, the longer one begins like the shorter one, but for rounding in bfloat16.
     """
-    corpus = job.corpora[0]
-    search = search_cell(job, HARP, job.text(corpus, SEARCHED), deepest(job))
-    if deepest(job) == job.num_pruned:  # it is notebook 03's
-        read = partial(job.read, "alpha_search", HARP, search.name)
-        search = replace(search, compute=read, resumes=False)
-    elif count <= job.num_pruned:
-        return job.alphas(corpus)
-    return alphas_of(shared_result(job, search))
+    return alphas_of(context.store.get(top_search_cell(context, count)))
 
 
-def deepest(job: Job) -> int:
+def top_search_cell(context: Context, count: int) -> Cell:
+    """The search that gives ``count`` top layers their alpha."""
+    num_layers = context.num_pruned if count <= context.num_pruned else deepest(context)
+    return search_cell(context, context.corpora[0], num_layers)
+
+
+def deepest(context: Context) -> int:
     """The most layers that are changed, or that HARP prunes."""
-    return max(*counts(job), compared(job), job.num_pruned)
+    return max(*counts(context), compared(context), context.num_pruned)
 
 
-def shared_result(job: Job, cell: Cell) -> Result:
-    """A search or a ranking: computed by the unit ``frontier``, and read by ``frontier_scores``."""
-    if job.store == STORE:
-        return job.result(cell)
-    return job.read(STORE, cell.method, cell.name)
-
-
-def counts(job: Job) -> list[int]:
+def counts(context: Context) -> list[int]:
     """How many layers are changed, falling."""
-    shares = job.profile["frontier"]["shares"].get(job.name)
+    shares = context.profile["frontier"]["shares"].get(context.name)
     if not shares:
-        return [job.num_pruned]
-    return layers_of(job, shares)
+        return [context.num_pruned]
+    return layers_of(context, shares)
 
 
-def compared(job: Job) -> int:
+def compared(context: Context) -> int:
     """How many top layers are given to HARP's rivals, its repeated searches and constant alphas.
 
     It is a share of all layers, by default the profile's own number.
     """
-    share = job.profile["frontier"]["compared"].get(job.name)
+    share = context.profile["frontier"]["compared"].get(context.name)
     if share is None:
-        return job.num_pruned
-    [count] = layers_of(job, [share])
+        return context.num_pruned
+    [count] = layers_of(context, [share])
     return count
 
 
-def layers_of(job: Job, shares: Sequence[float]) -> list[int]:
+def layers_of(context: Context, shares: Sequence[float]) -> list[int]:
     """Numbers of layers that are such shares of all, falling."""
-    return sorted({max(1, round(share * job.num_layers)) for share in shares}, reverse=True)
+    return sorted({max(1, round(share * context.num_layers)) for share in shares}, reverse=True)
 
 
-def ranked_blocks(job: Job, seed: int) -> torch.Tensor:
+def ranked_blocks(context: Context, seed: int) -> torch.Tensor:
     """The half of a draw of calibration text that layers are ranked on, ``(samples, tokens)``."""
-    samples, _ = job.profile["frontier"]["calibration"]
-    return _blocks(job, 2, 0, samples // 2, seed)
+    samples, _ = context.profile["frontier"]["calibration"]
+    return _blocks(context, 2, 0, samples // 2, seed)
 
 
-def fitted_blocks(job: Job, texts: int, samples: int, seed: int) -> torch.Tensor:
+def fitted_blocks(context: Context, texts: int, samples: int, seed: int) -> torch.Tensor:
     """Calibration text that layers are fitted on, ``(samples, tokens)``: not what ranked them."""
-    whole, _ = job.profile["frontier"]["calibration"]
-    return _blocks(job, texts, whole // 4, samples, seed)
+    whole, _ = context.profile["frontier"]["calibration"]
+    return _blocks(context, texts, whole // 4, samples, seed)
 
 
-def _blocks(job: Job, texts: int, begin: int, samples: int, seed: int) -> torch.Tensor:
+def _blocks(context: Context, texts: int, begin: int, samples: int, seed: int) -> torch.Tensor:
     """Equally many samples of the first ``texts`` corpora, after ``begin`` samples of each."""
-    _, tokens = job.profile["frontier"]["calibration"]
+    _, tokens = context.profile["frontier"]["calibration"]
     each = samples // texts
     blocks = []
-    for name in job.corpora[:texts]:
-        drawn = job.blocks(job.corpus(name), begin + each, tokens, seed)
+    for name in context.corpora[:texts]:
+        drawn = context.blocks(context.corpus(name), begin + each, tokens, seed)
         blocks.append(drawn[begin:])
     return torch.cat(blocks)

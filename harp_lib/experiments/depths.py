@@ -1,44 +1,47 @@
-"""How many layers can go: methods at several depths beside the profile's own, for notebook 05."""
+"""How many layers can go: methods at several depths, for notebook 05."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from harp_lib.experiments.job import HELD_OUT, SEARCHED, Job
-from harp_lib.experiments.plans import Setting, by_lowest_layer, make_plans
-from harp_lib.experiments.scores import score
+from harp_lib.experiments.context import HELD_OUT, Context
+from harp_lib.experiments.plans import Setting, by_lowest_layer, plan_cells
+from harp_lib.experiments.scores import score_cells
 from harp_lib.experiments.search import search_cell
 from harp_lib.names import BASELINES, HARP, HARP_FLAP
+from harp_lib.results import Cell, behind_bar
 
 
-def depths(job: Job) -> None:
+def depths(context: Context) -> Iterator[Cell]:
     """Plans, perplexities and scores of each method with heads removed from fewer and more layers.
 
     Baselines are tuned anew for each number of layers, and lose as many heads as so many layers
-    have. At the profile's own number the cells of notebooks 04 and 05 are those of this one, too.
+    have. At the profile's own number the cells are those of notebooks 04 and 05.
     """
-    settings = job.profile["depths"]
-    counts = settings["layers"].get(job.name, [])
-    others = [count for count in counts if count != job.num_pruned]
-    if not others:
+    settings = context.profile["depths"]
+    counts = settings["layers"].get(context.name, [])
+    if not counts:
         return
     # One search: of a greedy search to fewer layers the alphas are the first ones.
-    corpus = job.corpora[0]
-    job.result(search_cell(job, HARP, job.text(corpus, SEARCHED), max(counts)))
-    for count in others:
+    yield search_cell(context, context.corpora[0], max(counts))
+    for count in counts:
         methods = [HARP, HARP_FLAP]
-        if count in settings["baselines"].get(job.name, []):
+        if count in settings["baselines"].get(context.name, []):
             methods = [*BASELINES, *methods]
-        _at(replace(job, depth=count), methods, settings["tasks"].get(job.name, []))
+        tasks = settings["tasks"].get(context.name, [])
+        for cell in _at(replace(context, depth=count), methods, tasks):
+            yield replace(cell, about={"depth": count, **cell.about})
 
 
-def _at(job: Job, methods: list[str], tasks: list[str]) -> None:
+def _at(context: Context, methods: list[str], tasks: list[str]) -> Iterator[Cell]:
     """The cells of one depth."""
-    make_plans(Setting(job), methods)
-    plans = {method: job.plan(method) for method in methods}
-    for corpus in job.corpora:
-        text = job.text(corpus, HELD_OUT)
-        cells = []
-        for method in by_lowest_layer(plans):
-            inputs = text.inputs | job.plan_inputs(plans[method])
-            cells.append(text.nll_cell(method, inputs, plans[method]))
-        job.results(f"perplexities, {job.depth} layers, {corpus}", cells)
-    score(job, tasks, plans)
+    setting = Setting(context)
+    yield from plan_cells(setting, methods)
+    plans = {method: setting.plan(method) for method in methods}
+    for corpus in context.corpora:
+        text = context.text(corpus, HELD_OUT)
+        cells = [
+            context.nll_cell(text, plans[method], method=method)
+            for method in by_lowest_layer(plans)
+        ]
+        yield from behind_bar(f"perplexities, {context.depth} layers, {corpus}", cells)
+    yield from score_cells(context, tasks, plans)

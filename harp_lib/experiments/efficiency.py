@@ -15,10 +15,11 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib.accounting import prefill_flops, prefill_layers
-from harp_lib.circumstances import device_name
+from harp_lib.circumstances import device_name, hardware
 from harp_lib.evaluation import timing
 from harp_lib.evaluation.llama_cpp import LlamaCpp
-from harp_lib.experiments.job import Job, or_failed
+from harp_lib.experiments.context import Context, or_failed
+from harp_lib.experiments.search import searched_alphas
 from harp_lib.experiments.variants import (
     FOLDED,
     PLAIN_HARP,
@@ -54,45 +55,44 @@ Models = dict[str, PreTrainedModel]  # by the name of a variant
 Row = dict[str, Any]
 
 
-def efficiency(job: Job) -> None:
+def efficiency(context: Context) -> Iterator[Cell]:
     """Count, then measure at every length that the model can read.
 
     What fails, as for want of memory, says so.
     """
-    settings = job.profile["efficiency"]
-    shape = settings["shapes"].get(job.name)
+    settings = context.profile["efficiency"]
+    shape = settings["shapes"].get(context.name)
     if shape:
-        cells = _cells_of_shape(job, **shape)
-    else:
-        plan = PruningPlan.value_only(job.num_layers, job.alphas(job.corpora[0]))
-        bench = Bench(make_variants(job.model, plan), job.inputs, job)
-        cells = bench.cells(_measurements(settings, job.model))
-    for cell in cells:
-        job.result(cell)
+        yield from _cells_of_shape(context, **shape)
+        return
+    searched = searched_alphas(context, context.corpora[0])
+    plan = PruningPlan.value_only(context.num_layers, searched)
+    bench = Bench(make_variants(context.model, plan), context.inputs, context)
+    yield from bench.cells(_measurements(settings, context.model))
 
 
-def _cells_of_shape(job: Job, config: str, layers: int) -> list[Cell]:
+def _cells_of_shape(context: Context, config: str, layers: int) -> list[Cell]:
     """The cells of a model of the paper with random weights; none if it cannot be timed here.
 
     If all are stored, its weights are not made: they may take minutes, and 16 GB.
     """
-    settings = job.profile["efficiency"]
-    dtype = job.profile["dtype"]
+    settings = context.profile["efficiency"]
+    dtype = context.profile["dtype"]
 
     def cells_of(model: PreTrainedModel, plan: PruningPlan) -> list[Cell]:
         digest = f"random, {layers} layers"
-        inputs = {"model": job.name, "digest": digest, "dtype": str(model.dtype)}
-        bench = Bench(make_variants(model, plan), inputs, job)
+        inputs = {"model": context.name, "digest": digest, "dtype": str(model.dtype)}
+        bench = Bench(make_variants(model, plan), inputs, context)
         return list(bench.cells(_measurements(settings, model)))
 
-    cells = cells_of(*random_shape(config, layers, dtype, job.seed, narrow=True))
-    if all(job.is_stored(cell) for cell in cells):
+    cells = cells_of(*random_shape(config, layers, dtype, context.seed, narrow=True))
+    if all(context.store.has(cell) for cell in cells):
         return cells
     reason = obstacle(config, layers, dtype)
     if reason:
-        print(f"{job.name} is left out: {reason}")
+        print(f"{context.name} is left out: {reason}")
         return []
-    return cells_of(*random_shape(config, layers, dtype, job.seed))
+    return cells_of(*random_shape(config, layers, dtype, context.seed))
 
 
 def _measurements(settings: dict[str, Any], model: PreTrainedModel) -> list[Measurement]:
@@ -129,16 +129,18 @@ class Bench:
     ``inputs`` are those of the model.
     """
 
-    def __init__(self, variants: dict[str, Variant], inputs: dict[str, Any], job: Job) -> None:
+    def __init__(
+        self, variants: dict[str, Variant], inputs: dict[str, Any], context: Context
+    ) -> None:
         self.variants = variants
-        self.job = job
+        self.context = context
         self.config = variants[DENSE].model.config
         self.device = variants[DENSE].model.device
-        self.steps = job.profile["efficiency"]["decode"]["steps"]  # new tokens
+        self.steps = context.profile["efficiency"]["decode"]["steps"]  # new tokens
         plans = {}
         for name, variant in variants.items():
             plans[name] = variant.plan.digest if variant.plan else None
-        self.inputs = inputs | {"seed": job.seed, "plans": plans}
+        self.inputs = inputs | {"seed": context.seed, "plans": plans}
 
     def cells(self, measurements: Sequence[Measurement]) -> Iterator[Cell]:
         """What is counted, then each measurement that the model has room for, by length."""
@@ -150,18 +152,18 @@ class Bench:
 
     def counted_cell(self, lengths: list[int]) -> Cell:
         """The cell of :meth:`counted`."""
-        inputs = self.inputs | {"lengths": lengths}
-        counted = partial(self.counted, lengths)
-        return Cell("all", "counted", inputs, counted, {"kind": "counted"})
+        inputs = {"what": "counted", **self.inputs, "lengths": lengths}
+        return Cell(inputs, partial(self.counted, lengths), {"kind": "counted"})
 
     def timed_cell(self, kind: str, tokens: int, repetitions: int) -> Cell:
         """The cell of one measurement at one length."""
-        inputs = self.inputs | {"device": device_name(), "threads": torch.get_num_threads()}
-        inputs |= {"tokens": tokens, "repetitions": repetitions}
+        inputs = {"what": kind, **self.inputs, "tokens": tokens, "repetitions": repetitions}
+        inputs |= {"device": device_name(), "hardware": hardware()}
+        inputs["threads"] = torch.get_num_threads()
         if self._new_tokens(kind):
             inputs["steps"] = self.steps
         compute = partial(or_failed, self.measure, kind, tokens, repetitions)
-        return Cell("all", f"{kind}-{tokens}", inputs, compute, {"kind": kind, "length": tokens})
+        return Cell(inputs, compute, {"kind": kind, "length": tokens})
 
     def _new_tokens(self, kind: str) -> int:
         """Number of tokens that a measurement writes."""
@@ -261,10 +263,10 @@ class Bench:
                 file = Path(folder, name)
                 plan = self.variants[name].plan
                 if plan is None:
-                    save_gguf(model, self.job.tokenizer, file)
+                    save_gguf(model, self.context.tokenizer, file)
                 else:  # a file is written of a model whose config says how it was pruned
                     pruned = surgery.apply_plan(copy.deepcopy(models[DENSE]), plan)
-                    save_gguf(pruned, self.job.tokenizer, file)
+                    save_gguf(pruned, self.context.tokenizer, file)
                 engine = LlamaCpp(file, tokens + self.steps + 1)
                 timed[name] = partial(engine.write, prompt, self.steps)
             answers = timing.interleaved(timed, repetitions, bar, repetitions > 1)
@@ -292,7 +294,7 @@ class Bench:
 
     def _ids(self, tokens: int) -> torch.Tensor:
         """Random tokens, ``(1, tokens)``."""
-        generator = torch.Generator().manual_seed(self.job.seed)
+        generator = torch.Generator().manual_seed(self.context.seed)
         ids = torch.randint(self.config.vocab_size, (1, tokens), generator=generator)
         return ids.to(self.device)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from harp_lib.experiments.job import HELD_OUT, Job
+from harp_lib.experiments.context import HELD_OUT, Context
 from harp_lib.experiments.texts import Text
 from harp_lib.text.corpora import Corpus
 from harp_lib.text.perplexity import Window
@@ -21,7 +21,7 @@ FILLER = (
 
 
 def passkeys(
-    job: Job, lengths: Sequence[int], depths: int, keys: int, digits: str = EVALUATED_DIGITS
+    context: Context, lengths: Sequence[int], depths: int, keys: int, digits: str = EVALUATED_DIGITS
 ) -> tuple[Text, list[dict[str, float]]]:
     """Texts that name a pass key and ask for it, and the length and depth of each.
 
@@ -35,18 +35,19 @@ def passkeys(
         first = 2 * (number + depth) % len(digits)
         key = (digits + digits)[first : first + 4]
         share = depth / max(1, depths - 1)
-        texts.append(_text(job, length, depth, depths, key))
+        texts.append(_text(context, length, depth, depths, key))
         places.append({"length": length, "depth": share})
-        question_ids = job.tokenizer(texts[-1].removesuffix(f" {key}")).input_ids
-        answered_ids = job.tokenizer(texts[-1]).input_ids
+        question_ids = context.tokenizer(texts[-1].removesuffix(f" {key}")).input_ids
+        answered_ids = context.tokenizer(texts[-1]).input_ids
         windows.append([Window(torch.tensor(answered_ids), len(answered_ids) - len(question_ids))])
-    return Text(Corpus(PASSKEY, HELD_OUT, "embedded", tuple(texts)), windows, job), places
+    corpus = Corpus(PASSKEY, HELD_OUT, "embedded", tuple(texts))
+    return Text(corpus, windows, context.model, context.inputs), places
 
 
-def _text(job: Job, length: int, depth: int, depths: int, key: str) -> str:
+def _text(context: Context, length: int, depth: int, depths: int, key: str) -> str:
     """About ``length`` tokens of filler with the key in them, the question and its answer."""
     filler = FILLER * length
-    ids = job.tokenizer(filler, add_special_tokens=False, verbose=False).input_ids
+    ids = context.tokenizer(filler, add_special_tokens=False, verbose=False).input_ids
     room = int(length * len(filler) / len(ids))  # characters
     place = room * depth // max(1, depths - 1)
     text = f"{filler[:place]}\nThe pass key is {key}. Remember it.\n{filler[: room - place]}"

@@ -1,23 +1,24 @@
 """Notebook 04: baselines tuned, every method planned at one budget, and each plan evaluated."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
 import torch
 
-from harp_lib.experiments.job import CALIBRATION, HELD_OUT, SEARCHED, Job
-from harp_lib.experiments.texts import document_rows
+from harp_lib.experiments.context import CALIBRATION, HELD_OUT, SEARCHED, Context
+from harp_lib.experiments.search import searched_alphas
+from harp_lib.experiments.texts import Text, document_rows
 from harp_lib.methods import make_plan, planner
 from harp_lib.methods.calibration import Planner
-from harp_lib.names import BASELINES, CATALOGUE, DENSE, EVALUATED, HARP, HARP_FLAP, Method
+from harp_lib.names import BASELINES, CATALOGUE, DENSE, EVALUATED, HARP_FLAP, Method
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import PruningPlan
-from harp_lib.results import Cell, Result, values_of
+from harp_lib.results import Cell, Result, behind_bar, values_of
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,12 @@ channels from each layer is a control: it tells what the rule costs by which FLA
 REDRAWN = ("flap", "llm-pruner")  # baselines that may be calibrated on more draws of their text
 
 
-def readings(job: Job) -> dict[str, Reading]:
+def readings(context: Context) -> dict[str, Reading]:
     """The other readings that are tried on a model."""
     chosen = dict(OTHER_READINGS)
-    if job.pieces_begin_with_bos:
+    if context.pieces_begin_with_bos:
         chosen |= WITHOUT_BOS
-    draws = job.profile["baselines"].get("draws", {}).get(job.name, 0)  # beside the first
+    draws = context.profile["baselines"].get("draws", {}).get(context.name, 0)  # beside the first
     for draw, method in product(range(1, 1 + draws), REDRAWN):
         chosen[f"{method}-draw-{draw}"] = Reading(method, draw=draw)
     return chosen
@@ -72,15 +73,16 @@ def readings(job: Job) -> dict[str, Reading]:
 class Setting:
     """How many groups one model loses, from which layer ranges, by which calibration text."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.settings = job.profile["baselines"]
-        self.corpus = job.corpora[0]
-        self.text = job.corpus(self.corpus)
-        self.groups = num_groups(decoder_layers(job.model)[0].self_attn)  # of each layer
-        self.kv_groups = job.num_pruned * self.groups  # that every method removes
-        self.readings = readings(job)
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.settings = context.profile["baselines"]
+        self.corpus = context.corpora[0]
+        self.text = context.corpus(self.corpus)
+        self.groups = num_groups(decoder_layers(context.model)[0].self_attn)  # of each layer
+        self.kv_groups = context.num_pruned * self.groups  # that every method removes
+        self.readings = readings(context)
         self.planners: dict[str, Planner] = {}  # by method, once they are made
+        self._tuned: dict[str, range] = {}  # by baseline, once ranges are tried
 
     def reading(self, method: str) -> Reading:
         """How a method, or a variant of one, is made."""
@@ -98,7 +100,7 @@ class Setting:
         entry = self.entry(method)
         if entry is None or not entry.needs_text:
             return None
-        return self.job.calibration_size(self.reading(method).method)
+        return self.context.calibration_size(self.reading(method).method)
 
     def calibration(self, method: str) -> torch.Tensor | None:
         """Text that a method is calibrated on, ``(samples, tokens)`` int64."""
@@ -106,25 +108,27 @@ class Setting:
         if size is None:
             return None
         reading = self.reading(method)
-        return self.job.blocks(self.text, *size, reading.draw, reading.bos)
+        return self.context.blocks(self.text, *size, reading.draw, reading.bos)
 
     def planner(self, method: str) -> Planner:
         """Plans of a baseline for any range, from statistics that are computed once."""
         if method not in self.planners:
             reading = self.reading(method)
             text = self.calibration(method)
-            self.planners[method] = planner(reading.method, self.job.model, text, **reading.options)
+            self.planners[method] = planner(
+                reading.method, self.context.model, text, **reading.options
+            )
         return self.planners[method]
 
     def windows(self, method: str) -> list[range]:
         """The layer ranges among which a method is tuned: all of each length, from the bottom."""
-        total = self.job.num_layers
+        total = self.context.num_layers
         if CATALOGUE[method].one_threshold:
-            counts = self.settings["flap_layers"].get(self.job.name) or self._lengths_for_flap()
+            counts = self.settings["flap_layers"].get(self.context.name) or self._lengths_for_flap()
         else:
             each = None
-            if self.job.depth is None:  # the profile's numbers are for its own depth
-                each = self.settings["groups_per_layer"].get(self.job.name)
+            if self.context.num_pruned == self.context.profile_depth:  # for which they are set
+                each = self.settings["groups_per_layer"].get(self.context.name)
             each = each or self._equal_parts()
             counts = [self.kv_groups // groups for groups in each]
         return [
@@ -133,7 +137,7 @@ class Setting:
 
     def _lengths_for_flap(self) -> list[int]:
         """Lengths from a bit more than a third of the layers to all, as in the paper's tuning."""
-        total = self.job.num_layers
+        total = self.context.num_layers
         lengths = {round(total * eighths / 8) for eighths in range(3, 9)}
         return [length for length in lengths if length * self.groups >= self.kv_groups]
 
@@ -142,15 +146,15 @@ class Setting:
         numbers = [
             number
             for number in range(1, self.groups + 1)
-            if self.kv_groups % number == 0 and self.kv_groups // number <= self.job.num_layers
+            if self.kv_groups % number == 0 and self.kv_groups // number <= self.context.num_layers
         ]
         return numbers[:2]
 
     def inputs(self, method: str) -> dict[str, Any]:
         """What a cell of a method depends on."""
         inputs = {
-            **self.job.inputs,
-            "context": self.job.context,
+            **self.context.inputs,
+            "context": self.context.context,
             "kv_groups": self.kv_groups,
             "corpus": self.corpus,
         }
@@ -160,115 +164,131 @@ class Setting:
             inputs.update(
                 calibration=size,
                 calibration_split=CALIBRATION,
-                seed=self.job.seed + reading.draw,
+                seed=self.context.seed + reading.draw,
                 source=self.text.source,
                 sha256=self.text.sha256,
             )
             if reading.bos:
-                inputs.update(self.job.piece_inputs)
+                inputs.update(self.context.piece_inputs)
         return inputs | reading.options
 
+    # Cells
 
-def plans(job: Job) -> None:
-    """The tuned range of every baseline, and the plan of every method."""
-    setting = Setting(job)
-    make_plans(setting, (DENSE, *EVALUATED, *setting.readings))
+    @cached_property
+    def alphas(self) -> list[float]:
+        """The alphas of HARP's search, top-down."""
+        return list(searched_alphas(self.context, self.corpus).values())
 
+    def range_cells(self, method: str) -> dict[range, Cell]:
+        """A baseline in each layer range, evaluated on the text that alpha is searched on."""
+        text = self.searched_text
+        cells = {}
+        # What lies below a range is run once for all that begin there or higher.
+        for window in sorted(self.windows(method), key=lambda window: window.start):
+            inputs = {
+                "what": "layer range",
+                **self.inputs(method),
+                # Mag-sp reads no calibration text, so nothing else tells it from others.
+                "method": method,
+                "layers": [window.start, window.stop],
+                "tuning_sha256": text.corpus.sha256,
+                "documents": len(text.documents),
+            }
+            about = {"method": method, **text.about, "start": window.start, "end": window.stop}
+            cells[window] = Cell(inputs, partial(self._evaluated, method, window), about)
+        return cells
 
-def make_plans(setting: Setting, methods: Sequence[str]) -> None:
-    """The plans of some methods and variants, and the tuned ranges of those that have one."""
-    job = setting.job
-    tuned = _tune(setting, methods)
-    alphas = list(job.alphas(setting.corpus).values())  # top-down
-    cells = []
-    for method in methods:
+    @cached_property
+    def searched_text(self) -> Text:
+        """The text that alpha is searched on, and baselines are tuned on."""
+        return self.context.text(self.corpus, SEARCHED)
+
+    def _evaluated(self, method: str, window: range) -> Result:
+        text = self.searched_text
+        plan_for = self.planner(method)
+        nll = text.nll(plan_for(self.kv_groups, window))
+        return {"rows": document_rows(nll, text.tokens)}
+
+    def tuned_range(self, method: str) -> range | None:
+        """The range of a baseline with the lowest perplexity on the text alpha is searched on.
+
+        A variant has the range of its method; None if the method has no range.
+        """
+        baseline = self.reading(method).method
+        if baseline not in BASELINES:
+            return None
+        if baseline not in self._tuned:
+            ranks = {}
+            for window, cell in self.range_cells(baseline).items():
+                result = self.context.store.get(cell)
+                loss = sum(values_of(result, "nll")) / sum(values_of(result, "tokens"))
+                ranks[window] = (math.isnan(loss), loss, len(window), window.start)
+            self._tuned[baseline] = min(ranks, key=ranks.get)
+        return self._tuned[baseline]
+
+    def plan_cell(self, method: str) -> Cell:
+        """The plan of a method or variant."""
+        inputs = {"what": "plan", **self.inputs(method), "method": method}
         # Costs of a plan were once counted at this length, and stored cells name it.
-        inputs = setting.inputs(method) | {"cost_tokens": setting.settings["cost_tokens"]}
-        layers = tuned.get(method)
-        entry = setting.entry(method)
+        inputs["cost_tokens"] = self.settings["cost_tokens"]
+        layers = self.tuned_range(method)
+        entry = self.entry(method)
         if layers:
             inputs["layers"] = [layers.start, layers.stop]
         elif entry and entry.takes_alphas:
-            inputs["alphas"] = alphas
-        compute = partial(_planned, setting, method, layers, alphas)
-        cells.append(Cell(method, "plan", inputs, compute))
-    job.results("plans", cells)
+            inputs["alphas"] = self.alphas
+        return Cell(inputs, partial(self._planned, method, layers), {"method": method})
 
-
-def _tune(setting: Setting, methods: Sequence[str]) -> dict[str, range]:
-    """The range of each baseline with the lowest perplexity on the text alpha is searched on.
-
-    A variant has the range of its method.
-    """
-    job = setting.job
-    text = job.text(setting.corpus, SEARCHED)
-    baselines = [method for method in BASELINES if method in methods]
-    work = [(method, window) for method in baselines for window in setting.windows(method)]
-    work.sort(key=lambda pair: pair[1].start)  # what lies below is run once
-
-    def evaluate(method: str, window: range) -> Result:
-        plan_for = setting.planner(method)
-        nll = text.nll(plan_for(setting.kv_groups, window))
-        return {"rows": document_rows(nll, text.tokens)}
-
-    cells = []
-    for method, window in work:
-        inputs = {
-            **setting.inputs(method),
-            "layers": [window.start, window.stop],
-            "tuning_sha256": text.corpus.sha256,
-            "documents": len(text.documents),
+    def _planned(self, method: str, layers: range | None) -> Result:
+        """A method's plan, or none where nothing is removed."""
+        plan = self._make(method, layers)
+        return {
+            "plan": plan.to_dict() if plan.layers else None,
+            "groups_per_layer": self.groups,
         }
-        cells.append(
-            Cell(
-                method,
-                f"range-{window.start:02d}-{window.stop:02d}",
-                inputs,
-                partial(evaluate, method, window),
-                text.coordinates | {"start": window.start, "end": window.stop},
-            )
+
+    def _make(self, method: str, layers: range | None) -> PruningPlan:
+        """A method's plan, a baseline's for the tuned ``layers``."""
+        context = self.context
+        entry = self.entry(method)
+        if entry is None:  # the dense model
+            return PruningPlan(context.num_layers, {})
+        if entry.updates_weights:
+            return context.refit().plan
+        if layers:
+            plan_for = self.planner(method)
+            return plan_for(self.kv_groups, layers)
+        reading = self.reading(method)
+        return make_plan(
+            reading.method,
+            context.model,
+            self.calibration(method),
+            kv_groups=self.kv_groups,
+            alphas=self.alphas,
+            **reading.options,
         )
-    ranks: dict[str, dict[range, tuple]] = {method: {} for method in baselines}
-    results = job.results("layer ranges", cells)
-    for (method, window), result in zip(work, results, strict=True):
-        loss = sum(values_of(result, "nll")) / sum(values_of(result, "tokens"))
-        ranks[method][window] = (math.isnan(loss), loss, len(window), window.start)
-    best = {method: min(of_method, key=of_method.get) for method, of_method in ranks.items()}
-    for variant, reading in setting.readings.items():
-        if reading.method in best:
-            best[variant] = best[reading.method]
-    return best
+
+    def plan(self, method: str) -> PruningPlan:
+        """A method's plan; the dense model's names no layer."""
+        stored = self.context.store.get(self.plan_cell(method))["plan"]
+        if stored is None:
+            return PruningPlan(self.context.num_layers, {})
+        return PruningPlan.from_dict(stored)
 
 
-def _planned(setting: Setting, method: str, layers: range | None, alphas: list[float]) -> Result:
-    """A method's plan, or none where nothing is removed."""
-    plan = _plan(setting, method, layers, alphas)
-    return {
-        "plan": plan.to_dict() if plan.layers else None,
-        "groups_per_layer": setting.groups,
-    }
+def plans(context: Context) -> Iterator[Cell]:
+    """The tuned range of every baseline, and the plan of every method."""
+    setting = Setting(context)
+    yield from plan_cells(setting, (DENSE, *EVALUATED, *setting.readings))
 
 
-def _plan(setting: Setting, method: str, layers: range | None, alphas: list[float]) -> PruningPlan:
-    """A method's plan, a baseline's for the tuned ``layers``."""
-    job = setting.job
-    entry = setting.entry(method)
-    if entry is None:  # the dense model
-        return PruningPlan(job.num_layers, {})
-    if entry.updates_weights:
-        return job.refit().plan
-    if layers:
-        plan_for = setting.planner(method)
-        return plan_for(setting.kv_groups, layers)
-    reading = setting.reading(method)
-    return make_plan(
-        reading.method,
-        job.model,
-        setting.calibration(method),
-        kv_groups=setting.kv_groups,
-        alphas=alphas,
-        **reading.options,
-    )
+def plan_cells(setting: Setting, methods: Sequence[str]) -> Iterator[Cell]:
+    """The ranges that are tried for some methods, and the plans of all."""
+    for method in BASELINES:
+        if method in methods:
+            cells = list(setting.range_cells(method).values())
+            yield from behind_bar(f"layer ranges, {method}", cells)
+    yield from behind_bar("plans", [setting.plan_cell(method) for method in methods])
 
 
 def by_lowest_layer(plans: Mapping[str, PruningPlan]) -> list[str]:
@@ -277,28 +297,16 @@ def by_lowest_layer(plans: Mapping[str, PruningPlan]) -> list[str]:
     return sorted(plans, key=lowest.get)
 
 
-def baselines(job: Job) -> None:
+def baselines(context: Context) -> Iterator[Cell]:
     """Every plan on the searched text and on held-out texts, document by document."""
-    first, second = job.corpora
-    others = readings(job)
-    plans = {method: job.plan(method) for method in (DENSE, *EVALUATED, *others)}
-    lowest_first = by_lowest_layer(plans)
-    in_notebook_03 = {DENSE: DENSE, HARP: f"searched-on-{first}"}
+    first, second = context.corpora
+    setting = Setting(context)
+    plans = {method: setting.plan(method) for method in (DENSE, *EVALUATED, *setting.readings)}
     for corpus, split in ((first, SEARCHED), (first, HELD_OUT), (second, HELD_OUT)):
-        text = job.text(corpus, split)
+        text = context.text(corpus, split)
         cells = []
-        for method in lowest_first:
-            if method in others and split != HELD_OUT:
+        for method in by_lowest_layer(plans):
+            if method in setting.readings and split != HELD_OUT:
                 continue
-            plan = plans[method]
-            inputs = {
-                **text.inputs,
-                **job.plan_inputs(plan),
-                "documents": len(text.documents),
-            }
-            cell = text.nll_cell(method, inputs, plan)
-            if method in in_notebook_03:
-                read = partial(job.read, "alpha_search", in_notebook_03[method], cell.name)
-                cell = replace(cell, compute=read)
-            cells.append(cell)
-        job.results(f"perplexities, {corpus}", cells)
+            cells.append(context.nll_cell(text, plans[method], method=method))
+        yield from behind_bar(f"perplexities, {corpus}", cells)

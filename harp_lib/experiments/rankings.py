@@ -2,8 +2,8 @@
 
 from tqdm import tqdm
 
-from harp_lib.experiments.changes import common_inputs, counts, ranked_blocks, shared_result
-from harp_lib.experiments.job import Job
+from harp_lib.experiments.changes import common_inputs, counts, ranked_blocks
+from harp_lib.experiments.context import Context
 from harp_lib.experiments.texts import layer_rows
 from harp_lib.methods.gate_norm import gate_norms
 from harp_lib.methods.layer_selection import layer_scores, lowest_layers
@@ -19,55 +19,58 @@ INFLUENCE = "influence"  # layers whose attention turns the residual stream leas
 GREEDY = "greedy"  # layers without whose attention perplexity rises least, one after the other
 
 
-def chosen_layers(job: Job, ranking: str, seed: int, count: int) -> tuple[int, ...]:
+def chosen_layers(context: Context, ranking: str, seed: int, count: int) -> tuple[int, ...]:
     """The ``count`` layers that a ranking puts first, rising."""
-    inputs = common_inputs(job) | {"ranking": ranking, "draw": seed} | job.piece_inputs
-    quantity = "score"
-    if ranking == EXPLAINED:
-        quantity = EXPLAINED
-    if ranking == GREEDY:
-        inputs |= {"greedy": job.profile["frontier"]["greedy"], "layers": max(counts(job))}
-    coordinates = {"method": DENSE, "ranking": ranking, "seed": seed, "layers": 0}
-
-    def rank() -> Result:
-        return {"rows": layer_rows(quantity, _scores(job, ranking, seed))}
-
-    cell = Cell(DENSE, f"ranking-{ranking}-seed-{seed}", inputs, rank, coordinates)
-    rows = rows_of(shared_result(job, cell)).astype({"layer": int})
-    scores = rows.set_index("layer")["value"].astype(float)
+    rows = rows_of(context.store.get(ranking_cell(context, ranking, seed)))
+    scores = rows.astype({"layer": int}).set_index("layer")["value"].astype(float)
     if ranking == EXPLAINED:
         scores = -scores  # explained best is least important
-    ranked = scores.reindex(range(job.num_layers), fill_value=float("inf"))
+    ranked = scores.reindex(range(context.num_layers), fill_value=float("inf"))
     return tuple(lowest_layers(ranked.tolist(), count))
 
 
-def _scores(job: Job, ranking: str, seed: int) -> dict[int, float]:
+def ranking_cell(context: Context, ranking: str, seed: int) -> Cell:
+    """The score of each layer by a ranking."""
+    quantity = EXPLAINED if ranking == EXPLAINED else "score"
+
+    def rank() -> Result:
+        return {"rows": layer_rows(quantity, _scores(context, ranking, seed))}
+
+    inputs = {"what": "ranking", **common_inputs(context), "ranking": ranking, "draw": seed}
+    inputs |= context.piece_inputs
+    if ranking == GREEDY:
+        inputs["greedy"] = context.profile["frontier"]["greedy"]
+        inputs["layers"] = max(counts(context))
+    return Cell(inputs, rank, {"method": DENSE, "ranking": ranking, "seed": seed, "layers": 0})
+
+
+def _scores(context: Context, ranking: str, seed: int) -> dict[int, float]:
     """The score of each layer by a ranking."""
     if ranking == GREEDY:
-        return _greedy(job, seed)
+        return _greedy(context, seed)
     if ranking == EXPLAINED:
-        scores = explained_by_layer(job.model, ranked_blocks(job, seed))
+        scores = explained_by_layer(context.model, ranked_blocks(context, seed))
     elif ranking == INFLUENCE:
-        scores = layer_scores("similarity", job.model, ranked_blocks(job, seed))
+        scores = layer_scores("similarity", context.model, ranked_blocks(context, seed))
     else:  # layers whose queries and keys are coupled least; no text is read
-        scores = gate_norms(job.model)
+        scores = gate_norms(context.model)
     return dict(enumerate(scores))
 
 
-def _greedy(job: Job, seed: int) -> dict[int, float]:
+def _greedy(context: Context, seed: int) -> dict[int, float]:
     """The place of each layer, if the attention that costs least perplexity goes first."""
-    samples, tokens = job.profile["frontier"]["greedy"]
-    blocks = ranked_blocks(job, seed)
+    samples, tokens = context.profile["frontier"]["greedy"]
+    blocks = ranked_blocks(context, seed)
     of_each_text = blocks.unflatten(0, (2, -1))[:, : samples // 2, :tokens]
     text = of_each_text.flatten(0, 1)  # (samples, tokens)
     places: dict[int, float] = {}
-    for place in tqdm(range(max(counts(job))), desc="greedy", unit="layer", leave=False):
+    for place in tqdm(range(max(counts(context))), desc="greedy", unit="layer", leave=False):
         costs = {}
-        for layer in range(job.num_layers):
+        for layer in range(context.num_layers):
             if layer not in places:
                 skipped = dict.fromkeys([*places, layer], 0.0)
-                plan = PruningPlan.value_only(job.num_layers, skipped)
-                with temporarily_pruned(job.model, plan):
-                    costs[layer] = perplexity(job.model, text)
+                plan = PruningPlan.value_only(context.num_layers, skipped)
+                with temporarily_pruned(context.model, plan):
+                    costs[layer] = perplexity(context.model, text)
         places[min(costs, key=costs.get)] = place
     return places

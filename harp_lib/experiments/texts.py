@@ -4,19 +4,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from harp_lib.methods.calibration import LayerStream
+from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
-from harp_lib.results import Cell, Result
+from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.text.corpora import Corpus
 from harp_lib.text.head import is_decoder_and_head
 from harp_lib.text.perplexity import Window, head_nll
-
-if TYPE_CHECKING:  # a job makes texts
-    from harp_lib.experiments.job import Job
 
 
 def without(corpus: Corpus, *read: Corpus) -> Corpus:
@@ -37,12 +36,22 @@ def described(corpus: Corpus) -> dict[str, Any]:
 
 
 class Text:
-    """A corpus as one model reads it: the windows of each document."""
+    """A corpus as one model reads it: the windows of each document.
 
-    def __init__(self, corpus: Corpus, documents: list[list[Window]], job: "Job") -> None:
+    ``model_inputs`` is what a cell records of the model, and of how it reads.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        documents: list[list[Window]],
+        model: PreTrainedModel,
+        model_inputs: dict[str, Any],
+    ) -> None:
         self.corpus = corpus
         self.documents = documents
-        self.job = job
+        self.model = model
+        self.model_inputs = model_inputs
         self.windows = [window for document in documents for window in document]
         # How many tokens of each document are predicted.
         self.tokens = [sum(window.scored for window in document) for document in documents]
@@ -50,21 +59,21 @@ class Text:
     @property
     def inputs(self) -> dict[str, Any]:
         """What a cell that is computed from this text depends on."""
-        return self.job.inputs | {"context": self.job.context} | described(self.corpus)
+        return self.model_inputs | described(self.corpus)
 
     @property
-    def coordinates(self) -> dict[str, Any]:
+    def about(self) -> dict[str, Any]:
         """The columns of a cell that is computed from this text."""
         return {"corpus": self.corpus.name, "split": self.corpus.split}
 
     def __getitem__(self, documents: slice) -> "Text":
         """Some of its documents."""
-        return Text(self.corpus, self.documents[documents], self.job)
+        return Text(self.corpus, self.documents[documents], self.model, self.model_inputs)
 
     @cached_property
     def stream(self) -> LayerStream:
         """Its hidden states in the model."""
-        model = self.job.model
+        model = self.model
         if not is_decoder_and_head(model):
             raise ValueError(
                 f"{type(model).__name__} is not supported in experiments: its logits are not its "
@@ -80,7 +89,7 @@ class Text:
         hidden = self.stream.entering(first)
         yield hidden
         with changed:
-            for layer in range(first, self.job.num_layers):
+            for layer in range(first, len(decoder_layers(self.model))):
                 hidden = list(self.stream.leaving(layer, hidden))
                 yield hidden
 
@@ -92,14 +101,16 @@ class Text:
             for document in self.documents
         ]
 
-    def nll(self, plan: PruningPlan) -> list[float]:
+    def nll(self, plan: PruningPlan, pruned: AbstractContextManager | None = None) -> list[float]:
         """Negative log-likelihood of each document under ``plan``, in nats.
 
-        What lies below the lowest pruned layer is run once for all plans that begin there or
-        higher: ask for those that begin lowest first, and for the dense model last.
+        The model is pruned by the context ``pruned``, where the plan has weights of its own. What
+        lies below the lowest pruned layer is run once for all plans that begin there or higher: ask
+        for those that begin lowest first, and for the dense model last.
         """
-        lowest = min(plan.layers, default=self.job.num_layers)
-        [nll] = self.measured_within(self.job.pruned(plan), lowest, head_nll)
+        lowest = min(plan.layers, default=plan.num_layers)
+        changed = pruned or temporarily_pruned(self.model, plan)
+        [nll] = self.measured_within(changed, lowest, head_nll)
         return nll
 
     def measured_within(
@@ -113,23 +124,13 @@ class Text:
         """
         for hidden in self.passing(first, changed):
             leaving_the_top = hidden
-        model = self.job.model
-        norm = model.get_decoder().norm
+        norm = self.model.get_decoder().norm
         by_window = [[] for _ in measures]
         for batch, states in zip(self.stream.batches, leaving_the_top, strict=True):
             for ids, state in zip(batch.ids.split(1), states.split(1), strict=True):
                 for values, measure in zip(by_window, measures, strict=True):
-                    values.append(measure(model, norm(state), batch._replace(ids=ids)))
+                    values.append(measure(self.model, norm(state), batch._replace(ids=ids)))
         return [self.by_document(values) for values in by_window]
-
-    def nll_cell(self, method: str, inputs: dict[str, Any], plan: PruningPlan) -> Cell:
-        """The cell of a method: :meth:`nll`, and predicted tokens, of each document."""
-
-        def compute() -> Result:
-            return {"rows": document_rows(self.nll(plan), self.tokens)}
-
-        name = f"{self.corpus.name}-{self.corpus.split}"
-        return Cell(method, name, inputs, compute, self.coordinates)
 
 
 def document_rows(nll: Sequence[float], tokens: Sequence[int]) -> list[dict[str, Any]]:

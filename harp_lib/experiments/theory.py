@@ -11,13 +11,14 @@ from transformers import PreTrainedModel
 
 from harp_lib import theory as measures
 from harp_lib.evaluation.probe import LayerView, observe_layers
-from harp_lib.experiments.job import HELD_OUT, SEARCHED, Job
+from harp_lib.experiments.context import HELD_OUT, SEARCHED, Context
+from harp_lib.experiments.search import searched_alphas
 from harp_lib.experiments.texts import Text
 from harp_lib.names import DENSE
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
-from harp_lib.pruning.surgery import temporarily_value_only
-from harp_lib.results import Cell, Result, rows_of
+from harp_lib.pruning.surgery import temporarily_pruned, temporarily_value_only
+from harp_lib.results import Cell, Result, behind_bar, rows_of
 
 Row = dict[str, Any]
 Measure = Callable[[PreTrainedModel, LayerView], Iterator[Row]]
@@ -27,56 +28,59 @@ A row without a layer is of the layer that is looked at.
 """
 
 
-def similarity(job: Job) -> None:
+def similarity(context: Context) -> Iterator[Cell]:
     """Observations of every layer, and what a repeated token does."""
     cells = []
-    for text in _texts(job):
-        corpus = text.corpus.name
+    for text in _texts(context):
+        about = {"corpus": text.corpus.name}
         ids = _first_windows(text)
-        inputs = _inputs(text)
-        coordinates = {"corpus": corpus}
-        observation = partial(_observation, job.model, ids, tokens_of)
-        cells.append(Cell("trained", corpus, inputs, observation, coordinates))
-        if corpus == job.corpora[0]:
-            repeated = partial(repeat_tokens, job.model, ids[0])
-            cells.append(Cell("trained", "repeated-tokens", inputs, repeated, coordinates))
-    job.results("layers observed", cells)
+        observation = partial(_observation, context.model, ids, tokens_of)
+        inputs = {"what": "layers", **_inputs(text)}
+        cells.append(Cell(inputs, observation, about))
+        if text.corpus.name == context.corpora[0]:
+            repeated = partial(repeat_tokens, context.model, ids[0])
+            inputs = {"what": "repeated tokens", **_inputs(text)}
+            cells.append(Cell(inputs, repeated, about))
+    yield from behind_bar("layers observed", cells)
 
 
-def norms(job: Job) -> None:
+def norms(context: Context) -> Iterator[Cell]:
     """What aggregation does to branches, and what the residual stream becomes under many alphas."""
-    cells = []
-    for text in _texts(job):
-        observation = partial(_observation, job.model, _first_windows(text), norms_of)
-        corpus = text.corpus.name
-        cells.append(Cell(DENSE, corpus, _inputs(text), observation, {"corpus": corpus}))
-    first, *_ = job.results("branches", cells)
-    reconstructing = reconstructing_alphas(first)
-    searched = job.alphas(job.corpora[0])
+    cells = [_branches_cell(context, text) for text in _texts(context)]
+    yield from behind_bar("branches", cells)
+    reconstructing = reconstructing_alphas(context.store.get(cells[0]))
+    searched = searched_alphas(context, context.corpora[0])
     plans: dict[str, dict[int, float]] = {
         DENSE: {},
         "alpha-1": dict.fromkeys(searched, 1.0),
         "searched": searched,
         "reconstructing": {layer: reconstructing[layer] for layer in searched},
     }
-    text = _text(job, job.corpora[0], HELD_OUT)
+    text = _text(context, context.corpora[0], HELD_OUT)
     cells = []
     for rule, alphas in plans.items():
-        inputs = text.inputs | {"alphas": alphas}
+        inputs = {"what": "stream norms", **text.inputs, "alphas": alphas}
         compute = partial(follow, text, alphas)
-        cells.append(Cell(rule, "reading", inputs, compute, text.coordinates))
-    job.results("plans", cells)
+        cells.append(Cell(inputs, compute, {"method": rule, **text.about}))
+    yield from behind_bar("stream norms", cells)
 
 
-def _text(job: Job, corpus: str, split: str) -> Text:
-    size = (job.profile["theory"]["documents"], job.profile["theory"]["tokens"])
-    return job.text(corpus, split, size)
+def _branches_cell(context: Context, text: Text) -> Cell:
+    """Norms and products of the branches of every layer."""
+    observation = partial(_observation, context.model, _first_windows(text), norms_of)
+    inputs = {"what": "branches", **_inputs(text)}
+    return Cell(inputs, observation, {"method": DENSE, "corpus": text.corpus.name})
 
 
-def _texts(job: Job) -> Iterator[Text]:
+def _text(context: Context, corpus: str, split: str) -> Text:
+    size = (context.profile["theory"]["documents"], context.profile["theory"]["tokens"])
+    return context.text(corpus, split, size)
+
+
+def _texts(context: Context) -> Iterator[Text]:
     """The texts that layers are observed on, one of each corpus."""
-    for corpus in job.corpora:
-        yield _text(job, corpus, SEARCHED)
+    for corpus in context.corpora:
+        yield _text(context, corpus, SEARCHED)
 
 
 def _inputs(text: Text) -> dict[str, Any]:
@@ -201,10 +205,10 @@ def follow(text: Text, alphas: Mapping[int, float]) -> Result:
 
     Depth i is what enters layer i, and the last one is what leaves the top.
     """
-    plan = PruningPlan.value_only(text.job.num_layers, alphas)
+    plan = PruningPlan.value_only(len(decoder_layers(text.model)), alphas)
     rows = [_row("alpha", alpha, layer=layer) for layer, alpha in alphas.items()]
     norms = []  # (depths, documents)
-    for hidden in text.passing(0, text.job.pruned(plan)):
+    for hidden in text.passing(0, temporarily_pruned(text.model, plan)):
         # Of each window (N, d), without its first token.
         squares = [H[1:].double().square().sum().item() for batch in hidden for H in batch]
         norms.append([total**0.5 for total in text.by_document(squares)])

@@ -1,5 +1,6 @@
 """What a notebook reads, shows and concludes: stored rows as pandas frames, and where they go."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
@@ -9,10 +10,8 @@ from harp_lib import config
 from harp_lib.names import BASELINES, CORPUS_TITLES, METHOD_TITLES, short_names
 from harp_lib.report import judge, save
 from harp_lib.report.intervals import Interval
-from harp_lib.results import Cells, read_results, stored_models
-from harp_lib.units import NOTEBOOKS
+from harp_lib.results import StoredCell, read_unit, stored_models
 
-KEY = ["model", "method", "task"]  # the columns that name a cell
 MEASURES = ("score", "chance", "margin", "bits_per_byte")  # of a question
 
 
@@ -24,20 +23,19 @@ def paper(name: str) -> pd.DataFrame:
     return pd.read_csv(config.PAPER / f"{name}.csv")
 
 
-def stacked(cells: Cells) -> pd.DataFrame:
+def stacked(cells: Iterable[StoredCell]) -> pd.DataFrame:
     """The rows of stored cells beneath each other.
 
-    Columns: model, method and task of the cell, its coordinates (corpus, split, layers, …), and
-    the columns of its rows. Of columns with the same name the later one counts.
+    Columns: what a cell is about (model, method, corpus, task, layers, …), and the columns of its
+    rows. Of columns with the same name the later one counts.
     """
     records = []
-    for key, cell in cells.items():
+    for cell in cells:
         columns = cell["result"].get("rows")
         if not columns:
             continue
-        about = dict(zip(KEY, key, strict=True)) | cell["coordinates"]
         for values in zip(*columns.values(), strict=True):
-            records.append(about | dict(zip(columns, values, strict=True)))
+            records.append(cell["about"] | dict(zip(columns, values, strict=True)))
     return pd.DataFrame(records, dtype=object)
 
 
@@ -61,21 +59,19 @@ class Results:
     profile : str
         Name of the profile; ``data/results/<profile>`` is read, or else the committed reference.
     notebook : str, optional
-        The number of a notebook. Where it has filled a store, it reads the cells that it asked for,
-        and not what other notebooks have added.
+        The number of the notebook, whose claims are judged.
 
     Attributes
     ----------
     read : dict
-        The cells that were read so far, by store.
+        The cells that were read so far, by unit.
     """
 
     def __init__(self, profile: str, notebook: str | None = None) -> None:
         self.profile = profile
         self._notebook = notebook
-        self._units = NOTEBOOKS.get(notebook, ())
         self.folder = config.FIGURES / profile
-        self.read: dict[str, Cells] = {}
+        self.read: dict[str, list[StoredCell]] = {}
         self._names: dict[str, str] = {}  # short ones, by full name
         self._judgements: list[dict[str, Any]] = []
         self._left_out: list[str] = []  # sections of the profile
@@ -91,49 +87,49 @@ class Results:
             self._names = short_names({model, *self._names, *stored_models(self.profile)})
         return self._names[model]
 
-    def cells(self, store: str) -> Cells:
-        """The cells of a store by model, method and name, in the registry's order of models.
+    def cells(self, unit: str) -> list[StoredCell]:
+        """The cells of a unit, in the registry's order of models, with what each is ``about``.
 
         Raises
         ------
         FileNotFoundError
             If nothing is stored; the message says what to run.
         """
-        if store not in self.read:
-            self.read[store] = read_results(self.profile, store, self._units)
-        return self.read[store]
+        if unit not in self.read:
+            self.read[unit] = read_unit(self.profile, unit)
+        return self.read[unit]
 
-    def rows(self, store: str, *quantities: str) -> pd.DataFrame:
+    def rows(self, unit: str, *quantities: str) -> pd.DataFrame:
         """Stored numbers, one in each row.
 
         Parameters
         ----------
-        store : str
-            The experiment, a folder of ``data/results/<profile>``.
+        unit : str
+            A key of ``data/experiments.yaml``.
         *quantities : str
             The quantities that are kept; without any, all rows are.
 
         Returns
         -------
         DataFrame
-            Columns: model (:meth:`short_name`), method, task, quantity, the coordinates that these
-            rows have (corpus, split, document, layer, …), ``text`` (the title of the corpus, where
-            there is one), and value.
+            Columns: model (:meth:`short_name`), what the cells and rows are about (method, corpus,
+            split, document, layer, …), quantity, ``text`` (the title of the corpus, where there is
+            one), and value.
 
         Raises
         ------
         FileNotFoundError
             If nothing is stored.
         ValueError
-            If the store has no such quantity; the message lists those that it has.
+            If the unit has no such quantity; the message lists those that it has.
         """
-        frame = stacked(self.cells(store))
+        frame = stacked(self.cells(unit))
         if quantities:
             known = set(frame.get("quantity", pd.Series()).dropna())
             for quantity in quantities:
                 if quantity not in known:
                     choices = ", ".join(sorted(known))
-                    raise ValueError(f"{store} has no quantity {quantity!r}; it has {choices}")
+                    raise ValueError(f"{unit} has no quantity {quantity!r}; it has {choices}")
             frame = frame[frame["quantity"].isin(quantities)]
         frame = with_plain_types(frame)
         frame["model"] = frame["model"].map(self.short_name)
@@ -141,30 +137,26 @@ class Results:
             frame["text"] = frame["corpus"].map(CORPUS_TITLES)
         return frame
 
-    def wide(self, store: str, *quantities: str, index: list[str]) -> pd.DataFrame:
+    def wide(self, unit: str, *quantities: str, index: list[str]) -> pd.DataFrame:
         """As :meth:`rows`, with a column for each quantity."""
-        rows = self.rows(store, *quantities)
+        rows = self.rows(unit, *quantities)
         return rows.pivot_table("value", index, "quantity", sort=False).reset_index()
 
-    def documents(self, store: str) -> pd.DataFrame:
+    def documents(self, unit: str) -> pd.DataFrame:
         """The likelihood of every document: nll (nats), tokens, and the coordinates."""
-        rows = self.rows(store, "nll", "tokens").dropna(subset="document")
+        rows = self.rows(unit, "nll", "tokens").dropna(subset="document")
         keys = [name for name in rows if name not in ("quantity", "value")]
         nll = rows[rows["quantity"] == "nll"].rename(columns={"value": "nll"})
         tokens = rows[rows["quantity"] == "tokens"].rename(columns={"value": "tokens"})
         nll = nll.drop(columns="quantity")
         return nll.merge(tokens[[*keys, "tokens"]], on=keys)
 
-    def questions(self, *stores: str) -> pd.DataFrame:
-        """Every question that was asked, once: model, method, task, question, score, margin, ….
+    def questions(self, unit: str) -> pd.DataFrame:
+        """Every question that was asked: model, method, task, question, score, margin, ….
 
-        Several stores may hold the same cell; then the first one counts. A measure that no question
-        has is NaN.
+        A measure that no question has is NaN.
         """
-        cells: Cells = {}
-        for store in reversed(stores):
-            cells |= self.cells(store)
-        asked = with_plain_types(stacked(cells))
+        asked = with_plain_types(stacked(self.cells(unit)))
         asked["model"] = asked["model"].map(self.short_name)
         return asked.reindex(columns=list(dict.fromkeys([*asked, *MEASURES])))
 
@@ -179,10 +171,11 @@ class Results:
             groups of a layer of the dense model).
         """
         records = []
-        for (model, method, task), cell in self.cells("baselines").items():
+        for cell in self.cells("plans"):
             plan = cell["result"].get("plan")
-            if task == "plan" and plan:
-                record = {"model": self.short_name(model), "method": method}
+            if plan:
+                method = cell["about"]["method"]
+                record = {"model": self.short_name(cell["about"]["model"]), "method": method}
                 record["title"] = METHOD_TITLES.get(method, method)
                 record["first"] = True
                 record["plan"] = {name: part for name, part in plan.items() if name != "method"}
@@ -233,9 +226,12 @@ class Results:
 
     def _absent(self, statement: str) -> list[str]:
         """The models of the registry that a statement names, and whose cells were not read."""
-        read = {model for cells in self.read.values() for model, *_ in cells}
+        read = self._models_read()
         named = [name for name in config.NAMED_MODELS if self.short_name(name) in statement]
         return [self.short_name(name) for name in named if name not in read]
+
+    def _models_read(self) -> set[str]:
+        return {cell["about"]["model"] for cells in self.read.values() for cell in cells}
 
     def judge(
         self,
@@ -275,7 +271,7 @@ class Results:
         """The claims of the notebook that were not judged, on each model that was read."""
         reason = f"the profile leaves out {', '.join(self._left_out)}"
         judged = {row["claim"] for row in self._judgements}
-        models = {model for cells in self.read.values() for model, *_ in cells}
+        models = self._models_read()
         for claim in judge.claims_of(self._notebook):
             if claim not in judged:
                 for model in sorted(models) or ["any model"]:

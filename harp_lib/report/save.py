@@ -15,7 +15,7 @@ from matplotlib import pyplot as plt
 from harp_lib import config
 from harp_lib.circumstances import UNKNOWN
 from harp_lib.report import judge
-from harp_lib.results import Cells, digest
+from harp_lib.results import StoredCell, digest
 
 FORMATS = {  # of a figure's files, and the metadata without which a file has no date
     "png": None,
@@ -27,7 +27,7 @@ CIRCUMSTANCES = ("commit", "device", "hardware", "versions")
 
 
 def write_figure(
-    figure: Any, folder: Path, name: str, numbers: pd.DataFrame, read: dict[str, Cells]
+    figure: Any, folder: Path, name: str, numbers: pd.DataFrame, read: dict[str, list[StoredCell]]
 ) -> None:
     """Write a figure as png, pdf and svg, and its numbers as csv; display it with a link to them.
 
@@ -42,7 +42,7 @@ def write_figure(
     numbers : DataFrame
         What the figure shows.
     read : dict
-        The cells that were read, by store.
+        The cells that were read, by unit.
     """
     drawn = getattr(figure, "figure", figure)
     csv = _write_numbers(numbers, folder, name)
@@ -59,7 +59,7 @@ def write_table(
     folder: Path,
     name: str,
     shown: pd.DataFrame | None,
-    read: dict[str, Cells],
+    read: dict[str, list[StoredCell]],
 ) -> Markdown:
     """Write a table as csv with all digits, and as Markdown and LaTeX as people read it.
 
@@ -117,9 +117,11 @@ def write_verdict(
     return Markdown(marks.to_markdown(index=False))
 
 
-def provenance_line(profile: str, read: dict[str, Cells]) -> Markdown:
+def provenance_line(profile: str, read: dict[str, list[StoredCell]]) -> Markdown:
     """What a notebook says of its cells at its end; see ``Results.provenance``."""
-    cells = [cell for of_store in read.values() for cell in of_store.values()]
+    shown = [cell for cells in read.values() for cell in cells]
+    cells = {digest(cell["inputs"]): cell for cell in shown}  # units may share some
+    cells = list(cells.values())
     if not cells:
         return Markdown(f"<small>Profile `{profile}`: no cells.</small>")
     hours = sum(cell["seconds"] for cell in cells) / 3600
@@ -152,14 +154,15 @@ def _write_numbers(numbers: pd.DataFrame, folder: Path, name: str) -> Path:
     return csv
 
 
-def _write_sources(file: Path, profile: str, read: dict[str, Cells]) -> None:
+def _write_sources(file: Path, profile: str, read: dict[str, list[StoredCell]]) -> None:
     """Write which cells were read, those that were computed in equal circumstances together."""
     runs: dict[str, dict[str, Any]] = {}
-    for store, cells in sorted(read.items()):
-        for key, cell in sorted(cells.items()):
-            circumstances = {name: cell.get(name, UNKNOWN) for name in CIRCUMSTANCES}
-            run = runs.setdefault(json.dumps(circumstances), circumstances | {"cells": {}})
-            run["cells"]["/".join((store, *key))] = digest(cell["inputs"])
+    for cell in [cell for unit in sorted(read) for cell in read[unit]]:
+        circumstances = {name: cell.get(name, UNKNOWN) for name in CIRCUMSTANCES}
+        run = runs.setdefault(json.dumps(circumstances), circumstances | {"cells": []})
+        run["cells"].append(digest(cell["inputs"]))
+    for run in runs.values():
+        run["cells"] = sorted(set(run["cells"]))
     sources = {"profile": profile, "runs": list(runs.values())}
     file.write_text(json.dumps(sources, indent=1) + "\n", encoding="utf-8")
 
