@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from filelock import AcquireReturnProxy, Timeout
 from harp_lib import config, locks, notebooks, streams
 from harp_lib.experiments import compute, models_of
 from harp_lib.notebooks import KILLED, NotebookFailed
-from harp_lib.results import BEGAN, files_of, read_unit, write_json
+from harp_lib.results import BEGAN, files_of, list_file, listed, write_json
 from harp_lib.units import NOTEBOOKS
 
 RUN_FILE = ".run.json"
@@ -89,10 +90,11 @@ def _cells(settings: dict[str, Any], unit: str, model_slug: str, part: str, part
     force = settings["force"] and shown
     counts = compute(unit, profile, model, settings["seed"], force, (int(part) - 1, int(parts)))
     print(", ".join(f"{number} {outcome}" for outcome, number in counts.items()))
+    made = _made_of(settings, [unit], [model])
     failed = []
     if counts["failed"]:
         failed.append(f"{unit} of {model}: {counts['failed']}")
-    return Made(files_of(settings["profile"], unit, [model_slug]), failed)
+    return Made(made.files, failed)
 
 
 def _notebook(settings: dict[str, Any], name: str) -> Made:
@@ -101,16 +103,27 @@ def _notebook(settings: dict[str, Any], name: str) -> Made:
     parameters = dict(settings["notebooks"][name])
     if settings["force"]:
         parameters["force"] = True
-    made = Made([notebooks.execute(name, profile, parameters)], [])
-    for unit in NOTEBOOKS.get(name[:2], ()):
-        models = [config.slug(model) for model in settings["models"][unit]]
-        made.files.extend(files_of(profile, unit, models))
-        if not models:
-            continue
-        for cell in read_unit(profile, unit):
-            if "failed" in cell["result"]:
-                about = "/".join(map(str, cell["about"].values()))
-                made.failed_cells.append(f"{unit}/{about}: {cell['result']['failed']}")
+    executed = notebooks.execute(name, profile, parameters)
+    made = _made_of(settings, NOTEBOOKS.get(name[:2], ()))
+    return Made([executed, *made.files], made.failed_cells)
+
+
+def _made_of(
+    settings: dict[str, Any], units: Iterable[str], models: Sequence[str] | None = None
+) -> Made:
+    """The lists of some units and what these name; all models of the run, or some."""
+    made = Made([], [])
+    for unit in units:
+        folder = config.RESULTS / settings["profile"] / unit
+        for model in models or settings["models"][unit]:
+            listing = list_file(folder, model)
+            if not listing.is_file():  # the notebook has nothing of it, or parts are missing
+                continue
+            made.files.extend(files_of(listing))
+            for cell in listed(listing):
+                if "failed" in cell["result"]:
+                    about = "/".join(map(str, cell["about"].values()))
+                    made.failed_cells.append(f"{unit}/{about}: {cell['result']['failed']}")
     return made
 
 

@@ -269,19 +269,10 @@ def listed(file: Path) -> list[StoredCell]:
     return cells
 
 
-def files_of(profile: str, unit: str, slugs: Iterable[str]) -> list[Path]:
-    """What this checkout has of a unit for some models: the lists, and the results that they name.
-
-    A model of which there is no list, for lack of memory or of all parts, has none.
-    """
+def files_of(listing: Path) -> list[Path]:
+    """A list of this checkout, and the results that it names."""
     store = Store()
-    files = []
-    for slug in slugs:
-        list_of_model = config.RESULTS / profile / unit / f"{slug}.jsonl"
-        if list_of_model.is_file():
-            files.append(list_of_model)
-            files += [store.file(entry["cell"]) for entry in read_lines(list_of_model)]
-    return files
+    return [listing, *(store.file(entry["cell"]) for entry in read_lines(listing))]
 
 
 def listed_cells(profile: str, unit: str) -> list[str]:

@@ -124,7 +124,7 @@ class Checkout:
 
     def cell_files(self):
         """Files of the finished cells, and when they were written."""
-        files = self.results.glob("[!.]*/*/*/[!.]*.json")
+        files = (self.root / "data" / "results" / "cells").glob("[!.]*.json")
         return {file: file.stat().st_mtime_ns for file in files}
 
     def cells(self):
@@ -132,7 +132,7 @@ class Checkout:
         cells = {}
         for file in self.cell_files():
             cell = json.loads(file.read_text(encoding="utf-8"))
-            cells[str(file.relative_to(self.results))] = _without_times(cell)
+            cells[file.name] = _without_times(cell)
         return cells
 
 

@@ -22,31 +22,34 @@ from harp_lib.accounting import parameters
 
 TOY = """
 import time
-from harp_lib.results import digest, write_json
+from harp_lib.results import Cell, Store, fill
 from harp_lib.config import ROOT, RESULTS
 
-folder = RESULTS / profile / "{store}"
-inputs = {{"seed": seed}}
+
+def one():
+    return {result}
+
+
+def two():
+    time.sleep({seconds})
+    return {result}
+
+
 cells = []
-for task in ("one", "two"):
-    file = folder / "toy" / "any" / f"{{task}}.json"
-    if not file.exists():
-        write_json(file, {{"coordinates": {{}}, "inputs": inputs, "result": {result}}})
-        time.sleep({seconds})
-    cells.append(["toy", "any", task, digest(inputs)])
-write_json(folder / "run-{unit}.json", {{"cells": cells}})
+for compute in (one, two):
+    inputs = {{"what": "toy {number}", "task": compute.__name__, "seed": seed}}
+    cells.append(Cell(inputs, compute, {{"task": compute.__name__}}))
+fill(Store(), RESULTS / profile / "{unit}", "tiny-llama", cells)
 with (ROOT / "executed").open("a") as file:
     file.write("{number} ")
 {more}
 """
-STORE_OF = {"01": "similarity", "02": "norm_change"}
 UNIT_OF = {"01": "similarity", "02": "norms"}
 
 
 def toy(number, seconds=0, result='{"value": 1}', more=""):
     """Code of a notebook that stores two cells, unless they are there, and logs that it ran."""
     return TOY.format(
-        store=STORE_OF.get(number, "other"),
         unit=UNIT_OF.get(number, "other"),
         seconds=seconds,
         result=result,
@@ -108,7 +111,7 @@ def test_failures_are_named_and_the_same_command_continues(tmp_path):
     assert executed_since(work) == ["01", "02", "03"], "in order, whatever failed before"
     failure = "03_raises            failed: cell [3] raised ValueError: on purpose; see notebooks/"
     assert f"{failure}executed/" in shown
-    assert "norm_change/toy/any/one: no memory" in shown
+    assert "norms/tiny-llama/one: no memory" in shown
     executed = work.root / "notebooks" / "executed" / "smoke"
     assert sorted(file.name for file in executed.iterdir()) == [
         "01_good.ipynb",
@@ -200,9 +203,9 @@ def test_killed_waiting_and_interrupted_runs_leave_finished_cells(tmp_path):
     The third one ends well.
     """
     work = Checkout(tmp_path / "work", {"01_slow": toy("01", seconds=100)})
-    cell = work.results / "similarity" / "toy" / "any" / "one.json"
     first = work.start("--only", "01")
-    wait_until(cell.exists)
+    wait_until(work.cell_files)
+    (cell,) = work.cell_files()
     written = cell.stat().st_mtime_ns
     second = work.start("--only", "01")
     waiting = "another run of this checkout is at work: waiting for it"
@@ -228,13 +231,12 @@ def test_killed_waiting_and_interrupted_runs_leave_finished_cells(tmp_path):
 def test_a_run_that_a_script_put_into_the_background(tmp_path):
     """The shell lets it ignore SIGINT; SIGTERM ends its jobs within seconds all the same."""
     work = Checkout(tmp_path / "work", {"01_slow": toy("01", seconds=60)})
-    cell = work.results / "similarity" / "toy" / "any" / "one.json"
     of_tests = signal.signal(signal.SIGINT, signal.SIG_IGN)  # children inherit it
     try:
         run = work.start("--only", "01")
     finally:
         signal.signal(signal.SIGINT, of_tests)
-    wait_until(cell.exists)
+    wait_until(work.cell_files)
     run.send_signal(signal.SIGINT)
     time.sleep(1)
     assert run.poll() is None

@@ -58,8 +58,6 @@ def run(*units: str, profile: dict[str, Any], seed: int = 0, force: bool = False
             if model in models:
                 compute(unit, profile, model, seed, force, store=store)
         release()
-    for unit, models in of_units.items():
-        drop_others(profile["name"], unit, models)
     counts = store.counts
     failed = f", {counts['failed']} failed" if counts["failed"] else ""
     print(f"{counts['computed']} cells computed, {counts['read']} read{failed}")
@@ -75,6 +73,8 @@ def compute(
     store: Store | None = None,
 ) -> dict[str, int]:
     """Compute one unit for one model, and what it needs of others, and list its cells.
+
+    Lists of models that the profile does not have, of earlier runs, are removed.
 
     Parameters
     ----------
@@ -106,4 +106,5 @@ def compute(
     module = import_module(f"{__name__}.{UNITS[unit].module}")
     cells = getattr(module, unit)(context)
     fill(store, config.RESULTS / profile["name"] / unit, model, cells, force, part)
+    drop_others(profile["name"], unit, models_of(profile, unit))
     return {outcome: store.counts[outcome] for outcome in ("computed", "read", "failed")}
