@@ -14,9 +14,9 @@ round before the first one warms up and measures the peak of memory.
 
 It prints a line for each length as it comes: the median of the dense model's seconds, and for each
 variant the median of its times as multiples of the dense model's in the same round, with the
-smallest and the largest. The cells go to ``data/results/small/efficiency``. Packed into
-``data/reference/small`` (``data/reference/pack.py``), they are shown by notebook 08, under the
-model's name with the device's.
+smallest and the largest. The cells are listed in ``data/results/small/efficiency`` for a model whose
+name says the device. Packed into ``data/reference/small`` (``data/reference/pack.py``), they are
+shown by notebook 08 under this name.
 
 At the rate that the paper prints for one H100, ten rounds (six at 65,536 tokens) take about five
 minutes. Where ``--minutes`` are too few, no length is left out, but there are fewer rounds, and
@@ -25,7 +25,7 @@ the lines say so. Medians of fewer than six rounds have no 95 % interval.
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 import psutil
@@ -35,11 +35,11 @@ from harp_lib import config
 from harp_lib.accounting import paper_configs, prefill_flops
 from harp_lib.circumstances import device_name
 from harp_lib.evaluation import timing
+from harp_lib.experiments.context import Context
 from harp_lib.experiments.efficiency import TIMED, Bench
-from harp_lib.experiments.job import Job
 from harp_lib.experiments.variants import FOLDED, make_variants, random_shape
 from harp_lib.names import DENSE
-from harp_lib.results import Result, rows_of
+from harp_lib.results import Cell, Result, Store, fill, rows_of
 
 SHAPE = "LLaMA3.1-8B"
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)  # of the paper's figure
@@ -95,13 +95,13 @@ class Rounds:
 
 
 def make_bench(name: str, layers: int) -> Bench:
-    """The variants that are timed, and the job that stores their cells."""
+    """The variants that are timed, and where their cells are stored."""
     model, plan = random_shape(SHAPE, layers, "bfloat16", seed=0)
     variants = make_variants(model, plan)
     variants.pop(FOLDED, None)
     profile = {"name": "small", "efficiency": {"decode": {"steps": NEW_TOKENS}}}
     inputs = {"model": name, "digest": f"random, {layers} layers", "dtype": str(model.dtype)}
-    return Bench(variants, inputs, Job("efficiency", profile, name))
+    return Bench(variants, inputs, Context(profile, name, Store()))
 
 
 def estimated_seconds(
@@ -130,6 +130,21 @@ def estimated_seconds(
 def timed(bench: Bench, kind: str) -> list[str]:
     """The variants that one kind of measurement times."""
     return [name for name in bench.variants if name in TIMED[kind]]
+
+
+def cells(bench: Bench, lengths: Sequence[int], rounds: Rounds) -> Iterator[Cell]:
+    """What is counted, then each measurement, in as many rounds as the time allows."""
+    yield bench.counted_cell(sorted(lengths))
+    for kind, tokens in list(rounds.seconds):
+        most = FEWEST_ROUNDS if tokens >= FEW_FROM else ROUNDS
+        cell = bench.timed_cell(kind, tokens, rounds.of_next((kind, tokens), most))
+        result = bench.context.store.get(cell)
+        print(line((kind, tokens), result, most), flush=True)
+        measured = rounds.seconds[kind, tokens]
+        if "failed" not in result:
+            measured = sum(median(seconds) for seconds in seconds_of_rounds(result).values())
+        rounds.correct((kind, tokens), measured)
+        yield cell
 
 
 def line(measurement: Measurement, result: Result, most: int) -> str:
@@ -176,22 +191,12 @@ def main() -> None:
         shape = f"{SHAPE}, {options.layers} of {layers_of_shape} layers"
     name = f"{shape} (random weights), {device_name()}"
     bench = make_bench(name, options.layers)
-    estimates = estimated_seconds(bench, options.lengths, options.contexts)
-    rounds = Rounds(began + 60 * options.minutes, dict(estimates))
+    seconds = estimated_seconds(bench, options.lengths, options.contexts)
+    rounds = Rounds(began + 60 * options.minutes, seconds)
     print(f"{name}: ready after {time.monotonic() - began:.0f} s", flush=True)
 
-    job = bench.job
-    job.result(bench.counted_cell(sorted(options.lengths)))
-    for kind, tokens in estimates:
-        most = FEWEST_ROUNDS if tokens >= FEW_FROM else ROUNDS
-        number = rounds.of_next((kind, tokens), most)
-        result = job.result(bench.timed_cell(kind, tokens, number))
-        print(line((kind, tokens), result, most), flush=True)
-        measured = rounds.seconds[kind, tokens]
-        if "failed" not in result:
-            measured = sum(median(seconds) for seconds in seconds_of_rounds(result).values())
-        rounds.correct((kind, tokens), measured)
-    job.store_of("efficiency").finish(f"efficiency-{config.slug(name)}")
+    folder = config.RESULTS / "small" / "efficiency"
+    fill(bench.context.store, folder, name, cells(bench, options.lengths, rounds))
     print(f"{time.monotonic() - began:.0f} s", flush=True)
 
 

@@ -1,6 +1,6 @@
-"""Carry results of the store as it was until 2026-11-28 over into today's, every value as it stands.
+"""Carry results of the store as it was until 2026-11-28 over into today's, each value as it is.
 
-    python data/reference/carry.py OLD NEW
+    python data/reference/carry.py OLD NEW [--tokens DATASETS MODEL …]
 
 OLD is a folder ``data/reference/<profile>`` of an earlier commit, or one in which a long run kept
 its cells; NEW is the folder that is written. Cells were named by hand then, in the folder of the
@@ -8,20 +8,49 @@ experiment that computed them first: ``<store>/<model>.jsonl`` with ``method`` a
 ``<store>/run-<unit>.json`` with the names of the cells that a unit showed. Their inputs did not say
 what is computed, so the script adds ``what``, and a plan is told by what it removes. It stops where
 two cells have equal inputs then and differ.
+
+With ``--tokens``, cells of these models get the inputs that were added on that day: the tokenizer,
+the token that a text begins with, and how a model writes. It is right for models of which these had
+not changed.
 """
 
+import argparse
 import json
-import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from harp_lib import config
+from harp_lib.experiments.context import Context
+from harp_lib.names import REFIT
 from harp_lib.pruning.plan import PruningPlan
-from harp_lib.results import digest, read_lines, write_text
+from harp_lib.results import Store, digest, read_lines, write_text
 
 Cell = dict[str, Any]
 Key = tuple[str, str, str, str]  # store, model, method and name
+FORMER = ("model", "method", "name", "coordinates", "inputs")  # fields with another place today
+LIKELIHOOD = "likelihood of documents"
+# What is computed, by the first of these that knows it.
+OF_NAME = {
+    "repeated-tokens": "repeated tokens",
+    "reading": "stream norms",
+    "selection": "layer selection",
+    "plan": "plan",
+    "fit": "fit",
+    "costs": "costs",
+    "grid": "grid",
+    "counted": "counted",
+}
+OF_PREFIX = {"search": "search", "range-": "layer range", "ranking-": "ranking"}
+OF_METHOD = {"gain": "gain", "single-layer": "single layers"}
+OF_STORE = {
+    "similarity": "layers",
+    "norm_change": "branches",
+    "main_tables": "scores",
+    "longbench": "scores",
+    "frontier_scores": "scores",
+    "likelihoods": "likelihoods",
+}
 # Of cells that a list does not name, because their run was under way.
 UNIT_OF_STORE = {
     "similarity": "similarity",
@@ -35,34 +64,28 @@ UNIT_OF_STORE = {
 }
 
 
-def main(old: Path, new: Path) -> None:
+def main(old: Path, new: Path, datasets: str = "", *models: str) -> None:
+    added = {model: tokens_of(new.name, datasets, model) for model in models}
     cells = read_old(old)
     removed = removals(cells)
-    by_digest: dict[str, str] = {}
+    results: dict[str, str] = {}  # by the digest of a cell's inputs
     lines: dict[tuple[str, str], list[str]] = defaultdict(list)
-    carried = set()
     for unit, key in listed_keys(old, cells):
         cell = cells[key]
-        inputs, about = converted(key, cell, removed)
-        name = digest(inputs)
+        inputs = inputs_of(key, cell, removed, added.get(key[1], {}))
         result = json.dumps(cell["result"])
-        if by_digest.setdefault(name, result) != result:
+        if results.setdefault(digest(inputs), result) != result:
             raise SystemExit(f"{'/'.join(key)} has the inputs of another cell, and differs")
-        line = {"about": {"model": key[1], **about}, "inputs": inputs}
-        line |= {
-            field: value
-            for field, value in cell.items()
-            if field not in ("model", "method", "name", "coordinates", "inputs")
-        }
+        line = {"about": about_of(key, cell), "inputs": inputs}
+        line |= {name: value for name, value in cell.items() if name not in FORMER}
         lines[unit, key[1]].append(f"{json.dumps(line)}\n")
-        carried.add(key)
     for (unit, model), of_model in lines.items():
         write_text(new / unit / f"{config.slug(model)}.jsonl", "".join(dict.fromkeys(of_model)))
     num_lines = sum(len(of_model) for of_model in lines.values())
-    print(f"{len(cells)} cells, {len(carried)} carried over, in {num_lines} lines of {len(lines)} lists")
-    print(f"{len(by_digest)} cells differ in their inputs")
-    left = Counter(key[0] for key in set(cells) - carried)
-    print(f"in no list: {dict(left)}")
+    print(f"{len(cells)} cells carried over, in {num_lines} lines of {len(lines)} lists")
+    print(f"{len(results)} cells differ in their inputs")
+    unlisted = cells.keys() - {key for _, key in listed_keys(old, cells)}
+    print(f"in no list: {len(unlisted)}")
 
 
 def read_old(old: Path) -> dict[Key, Cell]:
@@ -103,7 +126,7 @@ def unit_of(key: Key) -> str:
 def removals(cells: dict[Key, Cell]) -> dict[str, str]:
     """By the former digest of each plan, which also told the method, that of what it removes."""
     plans = []
-    for (_, _, method, name), cell in cells.items():
+    for (*_, name), cell in cells.items():
         if name == "plan" and cell["result"]["plan"]:
             plans.append(PruningPlan.from_dict(cell["result"]["plan"]))
         if name == "selection":
@@ -119,70 +142,78 @@ def removal(plan: PruningPlan) -> str:
     return digest(removed)
 
 
-def converted(key: Key, cell: Cell, removed: dict[str, str]) -> tuple[Cell, Cell]:
-    """The inputs of a cell today, and what it is about."""
-    store, _, method, name = key
-    inputs = dict(cell["inputs"])
-    inputs.pop("harp_lib", None)  # the version, which is among the circumstances
-    about = dict(cell["coordinates"])
-    about = {"method": about.pop("method", method), **about}
-    if store == "depths":
-        about = {"depth": about.pop("depth", None), **about}
-        if about["depth"] is None:  # the search to the greatest depth
-            del about["depth"]
-    what = kind_of(store, method, name, inputs)
-    if inputs.get("plan"):
-        inputs["plan"] = removed[inputs["plan"]]
-    if what == "likelihood of documents" and store not in ("frontier",):
-        inputs.pop("documents", None)
-        if "alphas" in inputs:
-            inputs["plan"] = removal_of_alphas(inputs.pop("alphas"), cell, inputs["model"])
-    if what in ("layer range", "plan"):
-        inputs["method"] = about["method"]
-    if what == "layer selection":
-        inputs["strategy"] = method
-    if what in ("scores", "likelihoods"):
-        about["task"] = name
-    if store == "similarity":
-        del about["method"]
-    if store == "efficiency":
-        del about["method"]
-        if what != "counted":
-            inputs["hardware"] = cell["hardware"]
-    return {"what": what, **inputs}, about
-
-
-def removal_of_alphas(alphas: dict[str, float], cell: Cell, model: str) -> str | None:
-    """What goes with some alphas by layer."""
+def removal_of_alphas(alphas: dict[str, float]) -> str | None:
+    """What goes with some alphas by layer, of which the highest is the model's top layer."""
     if not alphas:
         return None
     by_layer = {int(layer): alpha for layer, alpha in alphas.items()}
     return removal(PruningPlan.value_only(1 + max(by_layer), by_layer))
 
 
-def kind_of(store: str, method: str, name: str, inputs: Cell) -> str:
+def inputs_of(key: Key, cell: Cell, removed: dict[str, str], added: Cell) -> Cell:
+    """The inputs of a cell today."""
+    store, _, method, name = key
+    what = kind_of(key, cell)
+    inputs = {"what": what, **cell["inputs"], **added}
+    inputs.pop("harp_lib", None)  # the version, which is among the circumstances
+    if "weights" not in cell["inputs"]:
+        inputs.pop("weights", None)
+    if inputs.get("plan"):
+        inputs["plan"] = removed[inputs["plan"]]
+    if what == LIKELIHOOD and store != "frontier":
+        inputs.pop("documents", None)
+        if "alphas" in inputs:
+            inputs["plan"] = removal_of_alphas(inputs.pop("alphas"))
+    if what in ("layer range", "plan"):
+        inputs["method"] = cell["coordinates"].get("method", method)
+    if what == "layer selection":
+        inputs["strategy"] = method
+    if store == "efficiency" and name != "counted":
+        inputs["hardware"] = cell["hardware"]
+    return inputs
+
+
+def about_of(key: Key, cell: Cell) -> Cell:
+    """What a cell is about."""
+    store, model, method, name = key
+    about = {"model": model, "method": method, **cell["coordinates"]}
+    if store in ("similarity", "efficiency"):
+        del about["method"]
+    if kind_of(key, cell) in ("scores", "likelihoods"):
+        about["task"] = name
+    return about
+
+
+def kind_of(key: Key, cell: Cell) -> str:
     """What a cell computes."""
-    if store == "similarity":
-        return "repeated tokens" if name == "repeated-tokens" else "layers"
-    if store == "norm_change":
-        return "stream norms" if name == "reading" else "branches"
-    if store == "efficiency":
-        return name.rpartition("-")[0] or name
-    if store in ("main_tables", "longbench", "frontier_scores"):
-        return "scores"
-    if store == "likelihoods":
-        return "likelihoods"
-    for prefix, what in (("search", "search"), ("range-", "layer range"), ("ranking-", "ranking")):
+    store, _, method, name = key
+    if name in OF_NAME:
+        return OF_NAME[name]
+    for prefix, what in OF_PREFIX.items():
         if name.startswith(prefix):
             return what
-    if name in ("plan", "fit", "costs", "grid"):
-        return name
-    if name == "selection":
-        return "layer selection"
-    if method in ("gain", "single-layer"):
-        return {"gain": "gain", "single-layer": "single layers"}[method]
-    return "scores" if "task" in inputs else "likelihood of documents"
+    if store == "efficiency":
+        return name.rpartition("-")[0]
+    if method in OF_METHOD:
+        return OF_METHOD[method]
+    return OF_STORE.get(store) or ("scores" if "task" in cell["inputs"] else LIKELIHOOD)
+
+
+def tokens_of(profile: str, datasets: str, model: str) -> Cell:
+    """What cells of a model record of its tokens since 2026-11-28, and of its refitted weights."""
+    settings = config.profile_for(model, config.load_profile(profile, datasets=datasets))
+    context = Context(settings, model, Store())
+    dense = PruningPlan(context.num_layers, {}, REFIT)
+    fields = {name: context.inputs[name] for name in ("tokenizer", "first_token", "generation")}
+    return fields | {"weights": context.plan_inputs(dense)["weights"]}
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:3]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("old", type=Path)
+    parser.add_argument("new", type=Path)
+    parser.add_argument("--tokens", nargs="+", default=(), metavar=("DATASETS", "MODEL"))
+    options = parser.parse_args()
+    main(options.old, options.new, *options.tokens)

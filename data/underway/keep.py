@@ -5,8 +5,8 @@
 
 The profile ``small`` is computed again, at the paper's depth and on texts that begin as they should
 (``README.md`` beside this file). Until a model is done the committed reference stays as it is. This
-folder holds the finished cells of that run, a JSON Lines file for each store and model, without the
-answers that models wrote, as in ``data/reference``.
+folder holds the finished cells of that run, a JSON Lines file for each model, without the answers
+that models wrote, as in ``data/reference``.
 """
 
 import json
@@ -15,49 +15,42 @@ from collections import defaultdict
 from pathlib import Path
 
 from harp_lib import config
-from harp_lib.results import read_cell, write_json
+from harp_lib.results import (
+    Store,
+    digest,
+    read_cell,
+    read_lines,
+    write_json,
+    write_text,
+)
 
 HERE = Path(__file__).parent
-STORE = config.RESULTS / "small"
 
 
 def keep() -> None:
     """Write every finished cell that the committed reference does not have."""
     committed = set()
     for file in (config.REFERENCE / "small").glob("*/*.jsonl"):
-        for line in file.read_text(encoding="utf-8").splitlines():
-            committed.add(_identity(file.parent.name, json.loads(line)))
+        committed |= {digest(cell["inputs"]) for cell in read_lines(file)}
     lines = defaultdict(list)
-    for file in sorted(STORE.glob("[!.]*/*/*/[!.]*.json")):
+    for file in sorted(Store().folder.glob("[!.]*.json")):
         stored = read_cell(file)
-        if stored is None or "failed" in stored["result"]:
-            continue
-        store, model, method, _ = file.relative_to(STORE).parts
-        stored = {"model": model, "method": method, "name": file.stem} | stored
-        if _identity(store, stored) in committed:
+        of_small = stored["inputs"]["model"] in config.read_profile("small")["models"]
+        if file.stem in committed or "failed" in stored["result"] or not of_small:
             continue
         stored["result"].pop("answers", None)
-        lines[store, model].append(json.dumps(stored) + "\n")
-    for (store, model), of_model in lines.items():
-        file = HERE / store / f"{model}.jsonl"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text("".join(of_model), encoding="utf-8")
-        print(f"{store}, {model}: {len(of_model)} cells")
-
-
-def _identity(store: str, cell: dict) -> tuple[str, str, str, str]:
-    """What tells a computation from others: a cell that only got more inputs is the same."""
-    return store, cell["method"], cell["name"], cell["time"]
+        lines[stored["inputs"]["model"]].append(json.dumps(stored) + "\n")
+    for model, of_model in lines.items():
+        write_text(HERE / f"{config.slug(model)}.jsonl", "".join(of_model))
+        print(f"{model}: {len(of_model)} cells")
 
 
 def restore() -> None:
-    """Write the kept cells into ``data/results/small``, in place of older ones."""
-    for kept in sorted(HERE.glob("*/*.jsonl")):
-        for line in kept.read_text(encoding="utf-8").splitlines():
-            stored = json.loads(line)
-            names = [stored.pop(name) for name in ("model", "method", "name")]
-            folder = STORE / kept.parent.name / names[0] / names[1]
-            write_json(folder / f"{names[2]}.json", stored)
+    """Write the kept cells into the result store."""
+    store = Store()
+    for kept in sorted(HERE.glob("*.jsonl")):
+        for stored in read_lines(kept):
+            write_json(store.file(digest(stored["inputs"])), stored)
 
 
 if __name__ == "__main__":

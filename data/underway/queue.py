@@ -11,9 +11,8 @@ import time
 import traceback
 
 from harp_lib import config, experiments
-from harp_lib.experiments.job import release
+from harp_lib.experiments.context import release
 from harp_lib.prefix_lm import lm
-from harp_lib.results import ResultStore
 
 # Twice as many answers are written side by side as the library would: a step of 50 took 1.3 times
 # as long as one of 25 (Qwen 1.5B, bfloat16, two cores).
@@ -40,15 +39,12 @@ def main(datasets: str, models: list[str]) -> None:
             continue
         for unit in units:
             began = time.monotonic()
-            stores: dict[str, ResultStore] = {}
             try:
-                counts = experiments.compute(unit, profile, model, stores=stores)
+                counts = experiments.compute(unit, profile, model)
             except Exception:
                 traceback.print_exc()
                 print(f"{model}, {unit}: FAILED", flush=True)
                 continue
-            for store in stores.values():
-                store.finish(unit, experiments.models_of(profile, unit))
             hours = (time.monotonic() - began) / 3600
             print(f"{model}, {unit}: {counts}, {hours:.2f} hours", flush=True)
         release()
