@@ -30,7 +30,7 @@ from harp_lib.names import DENSE, HARP, REFIT
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.results import Cell, Result, rows_of
-from harp_lib.text.perplexity import perplexity_from_nll
+from harp_lib.text.perplexity import Window, perplexity_from_nll
 
 NO_ATTENTION = "alpha-0"
 # Alpha, the same in all layers.
@@ -227,17 +227,22 @@ class Change:
 
     def _search_in_float32(self, kept: Path) -> Result:
         """HARP's search of the same model in float32."""
-        text = self.context.text(self.context.corpora[0], SEARCHED)
+        windows, tokens = self._searched()  # not the text, which holds the model
         in_float32 = replace(self.context, profile=self.context.profile | {"dtype": "float32"})
-        found = search_alphas(in_float32.model, text.windows, len(self.layers), resume=kept)
-        return {"rows": search_rows(found, sum(text.tokens))}
+        found = search_alphas(in_float32.model, windows, len(self.layers), resume=kept)
+        return {"rows": search_rows(found, tokens)}
 
     def _search_in_pairs(self, kept: Path) -> Result:
         """HARP's search with each document twice in a batch."""
+        windows, tokens = self._searched()
+        twice = [window for window in windows for _ in range(2)]
+        found = search_alphas(self.context.model, twice, len(self.layers), resume=kept)
+        return {"rows": search_rows(found, tokens)}
+
+    def _searched(self) -> tuple[list[Window], int]:
+        """The text that HARP searches on, and how many of its tokens are predicted."""
         text = self.context.text(self.context.corpora[0], SEARCHED)
-        windows = [window for window in text.windows for _ in range(2)]
-        found = search_alphas(self.context.model, windows, len(self.layers), resume=kept)
-        return {"rows": search_rows(found, sum(text.tokens))}
+        return text.windows, sum(text.tokens)
 
     def stream(self) -> LayerStream:
         """The calibration text as it enters the lowest changed layer.
