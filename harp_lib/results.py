@@ -145,7 +145,7 @@ class Store:
             "result": result,
             "seconds": round(time.perf_counter() - begin, 3),
             **circumstances(),
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "time": datetime.now(UTC).isoformat(),
         }
         stored = json.loads(json.dumps(stored))  # as the next process reads it
         write_json(file, stored)
