@@ -10,7 +10,7 @@ import pytest
 from filelock import Timeout
 
 from harp_lib import config, locks
-from harp_lib.results import Cell, ResultStore
+from harp_lib.results import Cell, Store
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 KILLED_WITH_A_LOCK = """
@@ -52,12 +52,12 @@ def test_a_lock_is_held_once_at_a_time(answer, tmp_path):
 
 def test_a_cell_is_computed_once_and_leaves_no_lock(answer, tmp_path, monkeypatch):
     monkeypatch.setattr(config, "RESULTS", tmp_path)
-    cell = Cell("harp", "task", {}, lambda: {"rows": []})
+    cell = Cell({"what": "score"}, lambda: {"rows": []})
     for _ in range(2):
-        store = ResultStore("smoke", "scores")
-        store.result("model", cell)
+        store = Store()
+        store.get(cell)
     assert store.counts == {"read": 1}
-    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["task.json"]
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [store.file(cell.digest)]
 
 
 def test_a_lock_of_a_killed_process_is_taken_over(tmp_path, monkeypatch):

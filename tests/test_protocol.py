@@ -26,14 +26,14 @@ def test_replies_of_the_larger_model_to_bbh():
     assert f"none of the {found} answers that it finds in {asked} replies is right" in TEXT
 
 
-def searched_in_bfloat16(store):
-    rows = Results("small").rows(store, "alpha", "perplexity")
-    rows = rows.query("model == @LARGER and method == 'harp' and task == 'search-wikitext'")
+def searched_in_bfloat16(unit):
+    rows = Results("small").rows(unit, "alpha", "perplexity")
+    rows = rows.query("model == @LARGER and method == 'harp' and corpus == 'wikitext'")
     return {name: part.set_index("layer") for name, part in rows.groupby("quantity")}
 
 
 def test_two_searches_in_bfloat16():
-    searches = [searched_in_bfloat16(store) for store in ("alpha_search", "frontier")]
+    searches = [searched_in_bfloat16(unit) for unit in ("search", "frontier")]
     first, second = (search["perplexity"].query("alpha == 0")["value"][27] for search in searches)
     assert f"a perplexity of {first:.3f} and of {second:.3f}" in TEXT
     distances = (searches[0]["alpha"]["value"] - searches[1]["alpha"]["value"]).dropna().abs()

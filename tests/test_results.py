@@ -1,6 +1,7 @@
-"""The result store: cells are computed once, kept as rows, and survive kills."""
+"""The result store: a cell is computed once, kept under what it depends on, and survives kills."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -10,35 +11,33 @@ import time
 import pytest
 from helpers import load_script
 
-from harp_lib import __version__, config, results
+from harp_lib import __version__, config
 from harp_lib.results import (
     BEGAN,
     Cell,
-    ResultStore,
-    read_results,
+    Store,
+    drop_others,
+    fill,
+    list_file,
+    listed_cells,
+    read_unit,
     rows_of,
     values_of,
+    write_json,
+    write_text,
 )
 
 MODEL = "owner/model"
+UNIT = "scores"
 
 
 @pytest.fixture(autouse=True)
-def root(tmp_path, monkeypatch):
-    """The folder of the experiment's cells, which is empty."""
+def results(tmp_path, monkeypatch):
+    """The folder of results, which is empty."""
     monkeypatch.setattr(config, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(config, "REFERENCE", tmp_path / "reference")
     monkeypatch.delenv(BEGAN, raising=False)
-    return tmp_path / "results/mini/experiment"
-
-
-def open_store(**options):
-    return ResultStore("mini", "experiment", **options)
-
-
-def returns(result):
-    """A computation that comes to ``result``."""
-    return lambda: result
+    return tmp_path / "results"
 
 
 def score_of(value):
@@ -46,100 +45,67 @@ def score_of(value):
     return {"rows": [{"quantity": "score", "value": value}]}
 
 
-def harp_cell(result, seed=0, name="task", **options):
+def cell_of(result, seed=0, about=()):
     """A cell that comes to ``result``."""
-    return Cell("harp", name, {"seed": seed}, returns(result), **options)
+    return Cell({"what": "score", "seed": seed}, lambda: result, dict(about))
 
 
-def compute_or_read(value=1.5, seed=0, name="task", **options):
+def compute_or_read(value=1.5, seed=0, force=False):
     """The score in a cell that a new store is asked for, and whether it was computed."""
-    store = open_store(**options)
-    result = store.result(MODEL, harp_cell(score_of(value), seed, name))
-    store.finish("unit")
-    (score,) = values_of(result, "score")
+    store = Store()
+    (score,) = values_of(store.get(cell_of(score_of(value), seed), force), "score")
     return score, store.counts["computed"] == 1
 
 
-def cell_files(folder):
-    names = [file.name for file in folder.rglob("*") if file.is_file()]
-    return sorted(name for name in names if not name.startswith("run-"))
+def fill_unit(*cells, unit=UNIT, model=MODEL, **options):
+    """The store that has computed what was missing of a unit, and has listed it."""
+    store = Store()
+    fill(store, config.RESULTS / "mini" / unit, model, cells, **options)
+    return store
 
 
-def read_file(root, name="task"):
-    return json.loads((root / f"owner--model/harp/{name}.json").read_text(encoding="utf-8"))
+def files_in(folder):
+    return sorted(file.name for file in folder.rglob("*") if file.is_file())
 
 
-def test_equal_inputs_are_read_and_others_computed(root):
+# A cell
+
+
+def test_equal_inputs_are_read_and_others_computed(results):
     assert compute_or_read(1.0) == (1.0, True)
     assert compute_or_read(2.0) == (1.0, False)
     assert compute_or_read(3.0, seed=1) == (3.0, True)
     assert compute_or_read(4.0, seed=1) == (3.0, False)
     assert compute_or_read(5.0, seed=1, force=True) == (5.0, True)
     assert compute_or_read(6.0, seed=1) == (5.0, False)
-    assert cell_files(root) == ["task.json"], "no lock and nothing half"
+    digests = {cell_of({}, seed).digest for seed in (0, 1)}
+    assert set(files_in(results)) == {f"{digest}.json" for digest in digests}, "nothing half"
 
 
-def test_a_new_version_of_the_library_reads_what_older_ones_have_computed(root, monkeypatch):
-    compute_or_read(1.0)
-    monkeypatch.setattr(results, "__version__", "99.0")
-    assert compute_or_read(2.0) == (1.0, False)
-    assert compute_or_read(3.0, seed=1) == (3.0, True)
-    assert read_file(root)["inputs"] == {"seed": 1, "harp_lib": "99.0"}
+def test_inputs_are_equal_as_json_whatever_their_order():
+    inputs = {"alphas": {3: 0.5, 12: 0.1}, "size": (8, 128)}
+    read_back = {"size": [8, 128], "alphas": {"12": 0.1, "3": 0.5}}
+    assert Cell(inputs, dict).digest == Cell(read_back, dict).digest
+    assert Cell(inputs, dict).digest != Cell(inputs | {"size": (8, 127)}, dict).digest
 
 
-def test_a_file_holds_coordinates_inputs_rows_and_their_provenance(root):
-    result = score_of(0.5) | {"plan": {"layers": [1, 2]}}
-    coordinates = {"corpus": "wikitext", "layers": 6}
-    open_store().result(MODEL, harp_cell(result, coordinates=coordinates))
-    stored = read_file(root)
-    assert list(stored) == [
-        "coordinates",
-        "inputs",
-        "result",
-        "seconds",
-        "device",
-        "hardware",
-        "commit",
-        "versions",
-        "time",
-    ]
+def test_a_file_holds_inputs_and_rows_and_their_provenance():
+    cell = cell_of(score_of(0.5) | {"plan": {"layers": [1, 2]}}, about={"method": "harp"})
+    store = Store()
+    store.get(cell)
+    stored = json.loads(store.file(cell.digest).read_text(encoding="utf-8"))
+    circumstances = ["seconds", "device", "hardware", "commit", "versions", "time"]
+    assert list(stored) == ["inputs", "result", *circumstances]
     assert "cores" in stored["hardware"]
     assert re.match(r"unknown|[0-9a-f]{40}", stored["commit"])
-    assert stored["coordinates"] == coordinates
-    assert stored["inputs"] == {"seed": 0, "harp_lib": __version__}
+    assert stored["inputs"] == {"what": "score", "seed": 0}
     assert stored["result"] == {
         "rows": {"quantity": ["score"], "value": [0.5]},
         "plan": {"layers": [1, 2]},
     }
     packages = {"torch", "transformers", "lm_eval", "harp_lib", "python"}
     assert stored["versions"].keys() == packages
-
-
-def test_coordinates_are_columns_and_do_not_decide_whether_a_cell_is_read(root):
-    """Inputs do: a coordinate that a number depends on has to be among them."""
-    store = open_store()
-    store.result(MODEL, harp_cell(score_of(1.0), coordinates={"layers": 6}))
-    store.result(MODEL, harp_cell(score_of(2.0), coordinates={"layers": 7}))
-    assert store.counts == {"computed": 1, "read": 1}
-    assert read_file(root)["coordinates"] == {"layers": 6}
-
-
-@pytest.mark.parametrize(
-    ("computed", "stored"),
-    [
-        (
-            [{"score": 1.0}, {"score": 0.0, "choice": 2}],
-            {"score": [1.0, 0.0], "choice": [None, 2]},
-        ),
-        ([], {}),
-        # As a result that was read from another cell has them.
-        ({"score": [1.0, 0.0]}, {"score": [1.0, 0.0]}),
-    ],
-)
-def test_records_are_stored_column_by_column_and_columns_as_they_are(root, computed, stored):
-    result = open_store().result(MODEL, harp_cell({"rows": computed}))
-    assert result == {"rows": stored}
-    assert read_file(root)["result"] == {"rows": stored}
+    assert stored["versions"]["harp_lib"] == __version__
 
 
 def test_rows_of_a_result_read_again_are_the_records_that_were_computed():
@@ -148,8 +114,8 @@ def test_rows_of_a_result_read_again_are_the_records_that_were_computed():
         {"layer": 1, "quantity": "nll", "value": 3.5},
         {"layer": 1, "quantity": "tokens", "value": 4},
     ]
-    open_store().result(MODEL, harp_cell({"rows": records}))
-    result = open_store().result(MODEL, harp_cell({"rows": []}))
+    Store().get(cell_of({"rows": records}))
+    result = Store().get(cell_of({"rows": []}))
     assert rows_of(result).to_dict("records") == records
     assert values_of(result, "nll") == [2.5, 3.5]
     assert values_of(result, "tokens") == [4]
@@ -158,99 +124,103 @@ def test_rows_of_a_result_read_again_are_the_records_that_were_computed():
 
 def test_what_is_returned_is_what_the_next_process_reads():
     """A computed result has gone through JSON too, which makes text of integer keys."""
-    computed = {"rows": [], "plan": {5: (1, 2)}}
-    first = open_store().result(MODEL, harp_cell(computed))
-    second = open_store().result(MODEL, harp_cell(computed))
-    assert first == second == {"rows": {}, "plan": {"5": [1, 2]}}
+    computed = {"rows": [{"score": 1.0}, {"score": 0.0, "choice": 2}], "plan": {5: (1, 2)}}
+    first = Store().get(cell_of(computed))
+    second = Store().get(cell_of(computed))
+    rows = {"score": [1.0, 0.0], "choice": [None, 2]}
+    assert first == second == {"rows": rows, "plan": {"5": [1, 2]}}
 
 
 def test_a_failure_is_kept_and_tried_again_by_the_next_run_only(monkeypatch):
     failure = {"failed": "out of memory"}
-    success = {"rows": {"score": [1]}}
-    store = open_store()
-    assert store.result(MODEL, harp_cell(failure)) == failure
+    success = {"answers": ["Rome"]}
+    store = Store()
+    assert store.get(cell_of(failure)) == store.get(cell_of(success)) == failure
     assert store.counts == {"failed": 1}
+    assert store.has(cell_of(success))
 
     monkeypatch.setenv(BEGAN, "2000-01-01T00:00:00+00:00")
-    store_of_same_run = open_store()
-    assert store_of_same_run.result(MODEL, harp_cell(success)) == failure
+    store_of_same_run = Store()
+    assert store_of_same_run.get(cell_of(success)) == failure
     assert store_of_same_run.counts == {"failed": 1}
 
-    for began in ("2100-01-01T00:00:00+00:00", None):
-        if began is None:
-            monkeypatch.delenv(BEGAN)
-        else:
-            monkeypatch.setenv(BEGAN, began)
-        open_store(force=True).result(MODEL, harp_cell(failure))
-        time.sleep(1.1)  # times are stored in seconds
-        store_of_next_run = open_store()
-        assert store_of_next_run.result(MODEL, harp_cell(success)) == success
-        assert store_of_next_run.counts == {"computed": 1}
+    monkeypatch.setenv(BEGAN, "2100-01-01T00:00:00+00:00")
+    store_of_next_run = Store()
+    assert not store_of_next_run.has(cell_of(success))
+    assert store_of_next_run.get(cell_of(success)) == success
+    assert store_of_next_run.counts == {"computed": 1}
+
+
+def test_force_computes_each_cell_once_a_run(monkeypatch):
+    """Units share cells, and each is counted once."""
+    times = []
+    cell = Cell({"what": "score"}, lambda: {"times": times.append(1) or len(times)})
+    store = Store()
+    for _ in range(2):
+        assert store.get(cell, force=True) == {"times": 1}
+    assert store.get(cell) == {"times": 1}
+    assert store.counts == {"computed": 1}
+    assert Store().get(cell, force=True) == {"times": 2}, "another run"
+    monkeypatch.setenv(BEGAN, "2000-01-01T00:00:00+00:00")
+    assert Store().get(cell, force=True) == {"times": 2}, "another process of this run"
 
 
 @pytest.mark.parametrize(
     "content",
     [
         '{"inputs": {"seed": 0}, "result": {"sco',
-        '{"inputs": {"seed": 0}, "result": {"score": 1}}',  # without coordinates
+        '{"inputs": {"seed": 0}, "result": {"score": 1}}',  # without a time
         "1",
     ],
 )
-def test_an_unreadable_cell_is_moved_aside_and_computed_again(root, content):
+def test_an_unreadable_cell_is_moved_aside_and_computed_again(content):
     compute_or_read()
-    file = root / "owner--model/harp/task.json"
+    file = Store().file(cell_of({}).digest)
     file.write_text(content)
-    with pytest.warns(UserWarning, match=r"task.json could not be read; moved to task.unreadable"):
+    message = rf"cells/{file.stem}.json could not be read; moved to {file.stem}.unreadable"
+    with pytest.warns(UserWarning, match=message):
         assert compute_or_read(2.0) == (2.0, True)
     (aside,) = file.parent.glob("*.unreadable-*")
     assert aside.read_text() == content, "nothing is lost"
 
 
+# Interruptions
+
+
 def resuming_cell(compute, seed=0):
-    return Cell("harp", "task", {"seed": seed}, compute, resumes=True)
+    return Cell({"what": "search", "seed": seed}, compute, resumes=True)
 
 
-def test_what_an_interrupted_computation_kept_is_there_for_equal_inputs_only(root):
-    def interrupted(partial):
-        partial.write_text("half")
-        raise KeyboardInterrupt
+def interrupted(partial):
+    partial.write_text("half")
+    raise KeyboardInterrupt
 
+
+def is_anything_kept(partial):
+    return {"kept": partial.exists()}
+
+
+def test_what_an_interrupted_computation_kept_is_there_for_equal_inputs_only(results):
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            open_store().result(MODEL, resuming_cell(interrupted))
-    (half,) = root.rglob("*.partial")
+            Store().get(resuming_cell(interrupted))
+    (half,) = results.rglob("*.partial")
+    assert Store().get(resuming_cell(is_anything_kept, seed=1)) == {"kept": False}
     # Of a process that was killed while writing the cell.
-    half.with_name(".task-_0aZ9xy1.tmp").write_text("{")
+    half.with_name(f".{half.stem}-_0aZ9xy1.tmp").write_text("{")
 
     def read_kept(partial):
         return {"kept": partial.read_text()}
 
-    assert open_store().result(MODEL, resuming_cell(read_kept)) == {"kept": "half"}
-    assert cell_files(root) == ["task.json"], "leftovers are removed"
+    assert Store().get(resuming_cell(read_kept)) == {"kept": "half"}
+    assert {file.rpartition(".")[2] for file in files_in(results)} == {"json"}, "no leftovers"
 
+
+def test_a_forced_computation_begins_anew(results):
     with pytest.raises(KeyboardInterrupt):
-        open_store().result(MODEL, resuming_cell(interrupted, seed=1))
-
-    def is_anything_kept(partial):
-        return {"kept": partial.exists()}
-
-    assert open_store().result(MODEL, resuming_cell(is_anything_kept, seed=2)) == {"kept": False}
-
-
-def test_a_forced_computation_begins_anew(root):
-    def interrupted(partial):
-        partial.write_text("half")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        open_store().result(MODEL, resuming_cell(interrupted))
-    assert len(list(root.rglob("*.partial"))) == 1
-
-    def is_anything_kept(partial):
-        return {"kept": partial.exists()}
-
-    store = open_store(force=True)
-    assert store.result(MODEL, resuming_cell(is_anything_kept)) == {"kept": False}
+        Store().get(resuming_cell(interrupted))
+    assert len(list(results.rglob("*.partial"))) == 1
+    assert Store().get(resuming_cell(is_anything_kept), force=True) == {"kept": False}
 
 
 def test_killed_while_writing(tmp_path):
@@ -271,7 +241,7 @@ TWICE = """
 import sys
 from pathlib import Path
 from harp_lib import config
-from harp_lib.results import Cell, ResultStore
+from harp_lib.results import Cell, Store
 
 def compute():
     print("computing", flush=True)
@@ -279,17 +249,17 @@ def compute():
     return {"by": sys.argv[2]}
 
 config.RESULTS = Path(sys.argv[1])
-store = ResultStore("mini", "experiment")
+store = Store()
 print("ready", flush=True)
 sys.stdin.readline()
-result = store.result("model", Cell("harp", "task", {}, compute))
+result = store.get(Cell({"what": "score"}, compute))
 print(result["by"], dict(store.counts))
 """
 
 
-def test_two_processes_that_ask_for_a_cell_compute_it_once(root):
+def test_two_processes_that_ask_for_a_cell_compute_it_once(results):
     def start(name):
-        command = [sys.executable, "-c", TWICE, config.RESULTS, name]
+        command = [sys.executable, "-c", TWICE, results, name]
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
@@ -309,82 +279,125 @@ def test_two_processes_that_ask_for_a_cell_compute_it_once(root):
     finally:
         first.kill()
         second.kill()
-    assert cell_files(root) == ["task.json"]
+    assert files_in(results) == [f"{Cell({'what': 'score'}, dict).digest}.json"], "and no lock"
 
 
-def listed_cells():
-    """Method and name of the cells that the report reads."""
-    return {(method, name) for _, method, name in read_results("mini", "experiment")}
+# The list of a unit
 
 
-def flap_cell(value):
-    return Cell("flap", "third", {}, returns(score_of(value)))
+def abouts(unit=UNIT):
+    """What the cells are about that the report reads."""
+    return [cell["about"] for cell in read_unit("mini", unit)]
 
 
-def test_the_report_reads_the_cells_of_the_last_run_of_each_unit():
-    compute_or_read(1.0)
-    compute_or_read(2.0, name="another")
-    assert listed_cells() == {("harp", "another")}, "the last run had no other"
-    store = open_store()
-    store.result(MODEL, flap_cell(3))
-    store.finish("second")
-    assert listed_cells() == {("harp", "another"), ("flap", "third")}
+def test_cells_of_equal_inputs_share_a_file_and_keep_what_they_are_about(results):
+    """As plans that remove the same, in one unit or in several."""
+    first = cell_of(score_of(1), about={"method": "mag-sp", "task": "piqa"})
+    same = cell_of(score_of(2), about={"method": "wanda-sp", "task": "piqa"})
+    assert fill_unit(first, same, first).counts == {"computed": 1}
+    assert fill_unit(same, unit="ablations").counts == {"read": 1}
+    assert len(list((results / "cells").iterdir())) == 1
+    assert abouts() == [
+        {"model": MODEL, "method": "mag-sp", "task": "piqa"},
+        {"model": MODEL, "method": "wanda-sp", "task": "piqa"},
+    ]
+    assert {tuple(values_of(cell["result"], "score")) for cell in read_unit("mini", UNIT)} == {(1,)}
+    assert listed_cells("mini", UNIT) == [first.digest] * 2
 
 
-def test_cells_of_one_unit_are_read_wherever_they_were_computed():
-    for unit in ("first", "second", "second-elsewhere", "second_scores"):
-        store = open_store()
-        store.result(MODEL, harp_cell(score_of(1.0), name=f"of {unit}"))
-        store.finish(unit)
-    cells = read_results("mini", "experiment", ["second"])
-    assert {name for _, _, name in cells} == {"of second", "of second-elsewhere"}
-    of_none = read_results("mini", "experiment", ["another"])
-    assert of_none == read_results("mini", "experiment"), "it has filled other stores"
+def test_a_list_is_written_when_all_is_computed(results):
+    def stopped():
+        raise KeyboardInterrupt
+
+    cells = [cell_of(score_of(1)), Cell({"what": "another"}, stopped)]
+    with pytest.raises(KeyboardInterrupt):
+        fill_unit(*cells)
+    assert len(list((results / "cells").glob("*.json"))) == 1
+    assert not (results / "mini").exists()
+    assert fill_unit(cells[0]).counts == {"read": 1}
 
 
-def test_a_cell_that_units_share_is_of_the_run_that_came_last():
-    compute_or_read(1.0)
-    store = open_store()
-    store.result(MODEL, harp_cell(score_of(2.0), seed=1))
-    store.finish("second")
-    (stored,) = read_results("mini", "experiment", ["unit"]).values()
-    assert values_of(stored["result"], "score") == [2.0]
+def test_the_last_list_of_a_unit_is_read_and_forced_cells_are_computed_again():
+    fill_unit(cell_of(score_of(1)), cell_of(score_of(1), seed=1))
+    assert fill_unit(cell_of(score_of(2)), force=True).counts == {"computed": 1}
+    (cell,) = read_unit("mini", UNIT)
+    assert values_of(cell["result"], "score") == [2]
+    fill_unit()
+    with pytest.raises(FileNotFoundError):
+        read_unit("mini", UNIT)
 
 
-def test_cells_of_models_that_a_run_had_no_need_of_stay_listed():
-    compute_or_read(2.0, name="another")
-    store = open_store()
-    store.result(MODEL, flap_cell(3))
-    store.finish("second")
-    later = open_store()
-    later.result("other", flap_cell(4))
-    later.finish("second", [MODEL, "other"])
-    assert (MODEL, "flap", "third") in read_results("mini", "experiment")
-    later.finish("second")
-    assert (MODEL, "flap", "third") not in read_results("mini", "experiment")
-    open_store().finish("second")
-    assert listed_cells() == {("harp", "another")}
+def test_a_failed_cell_is_listed():
+    assert fill_unit(cell_of({"failed": "no memory"})).counts == {"failed": 1}
+    (cell,) = read_unit("mini", UNIT)
+    assert cell["result"] == {"failed": "no memory"}
 
 
-def test_a_listed_cell_that_was_computed_from_other_inputs_since_is_an_error():
-    compute_or_read(2.0, name="another")
-    open_store().result(MODEL, harp_cell({}, seed=7, name="another"))
-    message = "owner/model/harp/another of experiment is gone or of an unfinished"
+def test_who_comes_last_joins_the_parts_of_a_unit():
+    tasks = ["piqa", "boolq", "gsm8k"]
+    cells = [cell_of({}, seed=task, about={"task": task}) for task in tasks]
+    for number in (1, 0):
+        assert not list_file(config.RESULTS / "mini" / UNIT, MODEL).exists()
+        fill_unit(*cells[number::2], part=(number, 2))
+    assert [about["task"] for about in abouts()] == ["piqa", "gsm8k", "boolq"]
+    fill_unit(cells[0], part=(0, 3))
+    assert len(abouts()) == 3, "a part of another number of parts"
+
+
+def test_models_are_read_in_the_registry_s_order_and_others_dropped():
+    models = ["owner/model", "gemma3-270m", "smollm2-135m"]
+    for model in models:
+        fill_unit(cell_of({}, seed=model), model=model)
+    ordered = ["smollm2-135m", "gemma3-270m", "owner/model"]
+    assert [about["model"] for about in abouts()] == ordered
+    drop_others("mini", UNIT, models[:2])
+    assert [about["model"] for about in abouts()] == ["gemma3-270m", "owner/model"]
+
+
+def test_a_list_that_names_a_result_that_is_gone_is_an_error():
+    cell = cell_of({}, about={"method": "harp", "task": "piqa"})
+    store = fill_unit(cell)
+    store.file(cell.digest).unlink()
+    message = (
+        r"a result of scores is gone \(owner/model, harp, piqa\); "
+        r"run ./run_all.sh --profile mini first"
+    )
     with pytest.raises(FileNotFoundError, match=message):
-        read_results("mini", "experiment")
+        read_unit("mini", UNIT)
 
 
-def test_own_cells_take_the_place_of_all_committed_ones():
-    compute_or_read(2.0, name="another")
+def test_own_cells_take_the_place_of_all_committed_ones(results):
+    fill_unit(cell_of(score_of(2.0), seed=1), model="other")
     load_script("data/reference/pack.py").pack("mini")
-    shutil.rmtree(config.RESULTS)
-    assert listed_cells() == {("harp", "another")}
-    compute_or_read(4.0)
-    (stored,) = read_results("mini", "experiment").values()
-    assert values_of(stored["result"], "score") == [4.0], "not both"
+    shutil.rmtree(results)
+    assert [about["model"] for about in abouts()] == ["other"]
+    assert listed_cells("mini", UNIT) == [cell_of({}, seed=1).digest]
+    fill_unit(cell_of(score_of(4.0)))
+    (cell,) = read_unit("mini", UNIT)
+    assert values_of(cell["result"], "score") == [4.0], "not both"
+    assert listed_cells("mini", UNIT) == [cell_of({}).digest]
 
 
 def test_reading_without_results_says_what_to_do():
     message = r"no stored results of nothing .* run ./run_all.sh --profile smoke"
     with pytest.raises(FileNotFoundError, match=message):
-        read_results("smoke", "nothing")
+        read_unit("smoke", "nothing")
+
+
+def test_a_thousand_cells_among_fifty_thousand_are_read_in_a_second(results):
+    """All profiles and units share a folder."""
+    store = Store()
+    store.folder.mkdir(parents=True)
+    for number in range(49_000):
+        os.close(os.open(store.folder / f"{number:016x}.json", os.O_CREAT))
+    cells = [cell_of({}, seed) for seed in range(1000)]
+    for cell in cells:
+        write_json(store.file(cell.digest), {"inputs": cell.inputs, "result": {}, "time": ""})
+    lines = [json.dumps({"about": {"model": MODEL}, "cell": cell.digest}) for cell in cells]
+    write_text(list_file(results / "mini" / UNIT, MODEL), "\n".join(lines))
+    begin = time.process_time()
+    assert len(read_unit("mini", UNIT)) == 1000
+    for cell in cells:
+        store.get(cell)
+    assert time.process_time() - begin < 1
+    assert store.counts == {"read": 1000}
