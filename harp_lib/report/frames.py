@@ -208,7 +208,7 @@ class Results:
     def check(self, statement: str, holds: bool) -> None:
         """Print whether a statement of the text holds in these results.
 
-        It may name models that were not run; then it says so.
+        Marks belong to the claims of the paper, so it prints none. It may name models that were not run; then it says so.
 
         Raises
         ------
@@ -216,13 +216,13 @@ class Results:
             If it does not hold in the profile ``small``, for which the text was written.
         """
         if holds:
-            print(f"✓ {statement}")
+            print(f"same in this run: {statement}")
         elif self.profile == "small":
             raise AssertionError(f"the text says that {statement}, and the results do not")
         elif absent := self._absent(statement):
-            print(f"– {' and '.join(absent)} not in this run: {statement}")
+            print(f"{' and '.join(absent)} not in this run: {statement}")
         else:
-            print(f"✗ not in this run: {statement}")
+            print(f"not in this run: {statement}")
 
     def _absent(self, statement: str) -> list[str]:
         """The models of the registry that a statement names, and whose cells were not read."""
