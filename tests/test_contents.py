@@ -12,7 +12,8 @@ from transformers import AutoTokenizer
 from harp_lib import config, load_model
 from harp_lib.config import load_profile
 from harp_lib.contents import contents_of_models, contents_of_rows
-from harp_lib.experiments.job import Job, release
+from harp_lib.experiments.context import Context, release
+from harp_lib.results import Store
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ CHANGES = [change_tokenizer, change_bos, change_generation, change_norm]
 def test_cells_know_what_their_model_reads_and_writes(folder, change):
     def inputs():
         release()
-        return Job("", load_profile("smoke", [str(folder)]), str(folder)).inputs
+        return Context(load_profile("smoke", [str(folder)]), str(folder), Store()).inputs
 
     before = inputs()
     assert inputs() == before

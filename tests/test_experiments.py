@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 import shutil
 
 import pytest
@@ -11,9 +10,11 @@ import torch
 from harp_lib import config
 from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS
 from harp_lib.evaluation.evaluator import Evaluator
-from harp_lib.experiments import UNITS, compute, job, run
+from harp_lib.experiments import UNITS, compute, context, run
 from harp_lib.experiments.changes import Change
+from harp_lib.experiments.context import Context
 from harp_lib.experiments.plans import WITHOUT_BOS, Setting, readings
+from harp_lib.experiments.search import searched_alphas
 from harp_lib.methods import alpha_search, layer_selection, make_plan
 from harp_lib.methods.alpha_search import search_alphas
 from harp_lib.models.load import load_model
@@ -21,7 +22,7 @@ from harp_lib.names import BASELINES, EVALUATED
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.report.frames import stacked
-from harp_lib.results import read_results, rows_of, values_of
+from harp_lib.results import Store, digest, listed_cells, read_unit, rows_of, values_of
 from harp_lib.text.corpora import load_corpus
 from harp_lib.text.perplexity import make_batches, perplexity_from_nll, total_nll
 
@@ -33,20 +34,26 @@ TASKS = ("triviaqa", "piqa", "boolq")
 LIKELIHOODS = ("triviaqa", "bbh_cot_fewshot", "longbench_narrativeqa")
 CELLS = {
     "similarity": 3,
-    "norm_change": 6,
-    "alpha_search": 26,
-    "baselines": 67,
-    "depths": 71,
-    "main_tables": 24,
+    "search": 4,
+    "alpha": 22,
+    "norms": 6,
+    "plans": 0,
+    "baselines": 0,
+    "scores": 24,
+    "depths": 0,
+    "likelihoods": 16,
     "longbench": 16,
-    "ablations": 19,
+    "longbench_likelihoods": 8,
+    "layers": 10,
+    "ablations": 0,
     "efficiency": 9,
-    "frontier": 132,
+    "reasons": 0,
+    "frontier": 0,
     "frontier_scores": 6,
-    "likelihoods": 26,
 }
-"""How many cells the units of this file have, by store."""
-QUESTIONS = ("main_tables", "longbench", "likelihoods", "frontier_scores")
+"""How many cells each unit lists."""
+OF_TASKS = ("scores", "longbench", "likelihoods", "longbench_likelihoods", "frontier_scores")
+NLL = "likelihood of documents"
 
 
 def settings(**changes):
@@ -66,21 +73,11 @@ def settings(**changes):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run of every unit, in which the ablations come before the scores that they read."""
+    """A run of every unit, the last one first: none needs another one to be there."""
     root = tmp_path_factory.mktemp("results")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "RESULTS", root)
-        run("similarity", "norms", profile=settings())
-        run("alpha", "efficiency", "reasons", "frontier", "frontier_scores", profile=settings())
-        run("ablations", "layers", "depths", profile=settings())
-        run(
-            "baselines",
-            "scores",
-            "longbench",
-            "likelihoods",
-            "longbench_likelihoods",
-            profile=settings(),
-        )
+        run(*reversed(UNITS), profile=settings())
         yield root
 
 
@@ -89,18 +86,36 @@ def results(finished, monkeypatch):
     monkeypatch.setattr(config, "RESULTS", finished)
 
 
-def stored_cells(store):
-    """The cells of a store, by method and name."""
-    of_model = read_results("smoke", store).items()
-    return {(method, name): cell for (_, method, name), cell in of_model}
+@pytest.fixture
+def only_plans(finished, tmp_path, monkeypatch):
+    """A folder of results that has the plans of all methods, and nothing that rests on them."""
+    (tmp_path / "cells").mkdir()
+    for cell in {*listed_cells("smoke", "search"), *listed_cells("smoke", "plans")}:
+        shutil.copy(finished / "cells" / f"{cell}.json", tmp_path / "cells")
+    (tmp_path / "refits").symlink_to(finished / "refits")
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
 
 
-def result_of(store, method, name):
-    return stored_cells(store)[method, name]["result"]
+def cells_of(unit, what, **about):
+    """The cells of a unit in which something is computed, and that are about something."""
+    return [
+        cell
+        for cell in read_unit("smoke", unit)
+        if cell["inputs"]["what"] == what and about.items() <= cell["about"].items()
+    ]
 
 
-def inputs_of(store, method, name):
-    return stored_cells(store)[method, name]["inputs"]
+def cell_of(unit, what, **about):
+    [cell] = cells_of(unit, what, **about)
+    return cell
+
+
+def result_of(unit, what, **about):
+    return cell_of(unit, what, **about)["result"]
+
+
+def inputs_of(unit, what, **about):
+    return cell_of(unit, what, **about)["inputs"]
 
 
 def of_quantity(result, quantity):
@@ -109,37 +124,23 @@ def of_quantity(result, quantity):
     return rows[rows["quantity"] == quantity].dropna(axis="columns", how="all")
 
 
-def the_job(store="baselines"):
-    return job.Job(store, settings(), MODEL)
+def context_of(profile=None):
+    return Context(profile or settings(), MODEL, Store())
 
 
-def numbers_in(value):
-    """All floating point numbers in nested lists and dictionaries."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        for part in value:
-            yield from numbers_in(part)
-    elif isinstance(value, float):
-        yield value
-
-
-def kinds_of(store, cells, left_out=()):
+def kinds_of(cells, left_out=()):
     """What there are cells of: without the numbers of layers and documents that they have.
 
-    A kind is a method, the names of the coordinates, and which corpus, split, kind of measurement
-    or task the cell is about.
+    A kind is what is computed, the names of the columns, and which method, corpus, split, kind of
+    measurement or task the cell is about.
     """
     kinds = set()
-    for (_, method, name), cell in cells.items():
-        coordinates = cell["coordinates"]
-        method = coordinates.get("method", method)
-        about = [coordinates.get(column) for column in ("corpus", "split", "kind")]
-        is_of_task = name in ALL_BENCHMARKS
-        if name in left_out or "llama_cpp" in about:
-            continue
-        task = name if is_of_task else None
-        kinds.add((store, method, tuple(sorted(coordinates)), *about, task))
+    for cell in cells:
+        about = cell["about"]
+        if about.get("task") not in left_out and about.get("kind") != "llama_cpp":
+            columns = ("method", "corpus", "split", "kind", "task")
+            values = [about.get(column) for column in columns]
+            kinds.add((cell["inputs"]["what"], tuple(sorted(about)), *values))
     return kinds
 
 
@@ -154,66 +155,63 @@ def columns_of_quantities(cells):
     return columns
 
 
-def test_every_store_is_looked_at():
-    assert set(CELLS) == {unit.store for unit in UNITS.values()}
-
-
-@pytest.mark.parametrize(("store", "number"), CELLS.items())
-def test_cells_are_those_of_the_reference(store, number):
+@pytest.mark.parametrize("unit", UNITS)
+def test_cells_are_those_of_the_reference(unit):
     """The reference is of mini, which reports read; this profile leaves out some of its tasks."""
-    cells = read_results("smoke", store)
-    assert len(cells) == number
-    for cell in cells.values():
+    cells = read_unit("smoke", unit)
+    assert len(cells) == CELLS[unit]
+    for cell in cells:
         assert "rows" in cell["result"] or "plan" in cell["result"]
-        assert all(math.isfinite(value) for value in numbers_in(cell["result"]))
-    if not (config.REFERENCE / "mini" / store).exists():
+        assert json.dumps(cell["result"], allow_nan=False), "all numbers are finite"
+    if not (config.REFERENCE / "mini" / unit).exists():
         return
-    reference = read_results("mini", store)
     asked = {*TASKS, *settings()["longbench"]["tasks"]}
-    if store == "likelihoods":
+    if "likelihoods" in unit:
         asked = set(LIKELIHOODS)
-    left_out = set(ALL_BENCHMARKS) - asked
-    assert kinds_of(store, reference, left_out) <= kinds_of(store, cells)
+    reference = read_unit("mini", unit)
+    assert kinds_of(reference, set(ALL_BENCHMARKS) - asked) <= kinds_of(cells)
 
 
-@pytest.mark.parametrize("store", [name for name in CELLS if name not in (*QUESTIONS, "depths")])
-def test_rows_have_the_columns_of_the_reference(store):
+@pytest.mark.parametrize("unit", [name for name in UNITS if name not in (*OF_TASKS, "depths")])
+def test_rows_have_the_columns_of_the_reference(unit):
     """What a figure asks of the committed rows, it finds in newly computed ones."""
-    of_reference = columns_of_quantities(read_results("mini", store))
+    of_reference = columns_of_quantities(read_unit("mini", unit))
     # The tiny model's architecture has no llama.cpp, and the profile no other rankings of it.
     not_here = {"prompt", "generation", "score"}
     expected = {pair for pair in of_reference if pair[0] not in not_here}
-    assert expected <= columns_of_quantities(read_results("smoke", store))
+    assert expected <= columns_of_quantities(read_unit("smoke", unit))
 
 
-def test_a_second_run_computes_nothing_and_force_only_its_own(
+def test_a_run_in_another_order_computes_nothing_and_force_only_its_own(
     capsys, finished, tmp_path, monkeypatch
 ):
     run(*UNITS, profile=settings())
     assert capsys.readouterr().out.startswith("0 cells computed, ")
-    assert not job._load.cache_info().currsize, "no model stays in memory"
+    assert not context._load.cache_info().currsize, "no model stays in memory"
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)
     monkeypatch.setattr(config, "RESULTS", copy)
     run("norms", profile=settings(), force=True)
-    assert capsys.readouterr().out == "6 cells computed, 4 read\n", "the search is read"
+    assert capsys.readouterr().out == "6 cells computed, 1 read\n", "the search is read"
 
 
 @pytest.mark.parametrize(("split", "windows"), [("test", 2), ("validation", 6)])
 def test_likelihoods_are_those_of_the_whole_model_document_by_document(split, windows):
     """What lies below a plan's lowest layer is run once for all plans: no number shows it."""
-    this = the_job()
+    this = context_of()
+    setting = Setting(this)
     model = this.model
     text = this.text(FIRST, split)
     assert len(text.windows) == windows, "held-out documents are longer, and cut in two"
+    of_text = {"corpus": FIRST, "split": split}
 
     def whole_model(plan):
         with this.pruned(plan):
             return [total_nll(model, make_batches(model, document)) for document in text.documents]
 
     for method in ALL:
-        result = result_of("baselines", method, f"{FIRST}-{split}")
-        expected = whole_model(this.plan(method))
+        result = result_of("baselines", NLL, method=method, **of_text)
+        expected = whole_model(setting.plan(method))
         assert values_of(result, "nll") == pytest.approx(expected, rel=1e-4), method
         assert values_of(result, "tokens") == text.tokens
         documents = list(range(len(text.documents)))
@@ -226,73 +224,78 @@ def test_likelihoods_are_those_of_the_whole_model_document_by_document(split, wi
     assert text.nll(both) == pytest.approx(whole_model(both), rel=1e-4)
 
     for method, twin in {"dense": "dense", "harp": f"searched-on-{FIRST}"}.items():
-        result = result_of("baselines", method, f"{FIRST}-{split}")
-        assert result == result_of("alpha_search", twin, f"{FIRST}-{split}"), "not computed twice"
+        inputs = inputs_of("baselines", NLL, method=method, **of_text)
+        assert inputs == inputs_of("alpha", NLL, method=twin, **of_text), "not computed twice"
 
 
 def test_ranges_are_tuned_on_the_text_that_alpha_is_searched_on():
-    text = the_job().text(FIRST, "test")
-    search = stored_cells("alpha_search")["harp", f"search-{FIRST}"]
+    text = context_of().text(FIRST, "test")
+    search = cell_of("search", "search", method="harp", corpus=FIRST)
     for baseline in BASELINES:
         losses = {}
-        for (method, _), cell in stored_cells("baselines").items():
-            coordinates = cell["coordinates"]
-            if method != baseline or "start" not in coordinates:
-                continue
+        for cell in cells_of("plans", "layer range", method=baseline):
             assert cell["inputs"]["tuning_sha256"] == search["inputs"]["sha256"]
             tokens = values_of(cell["result"], "tokens")
             assert tokens == text.tokens
-            layers = (coordinates["start"], coordinates["end"])
+            layers = (cell["about"]["start"], cell["about"]["end"])
             assert list(layers) == cell["inputs"]["layers"]
             losses[layers] = sum(values_of(cell["result"], "nll")) / sum(tokens)
         assert len(losses) > 1
-        tuned = inputs_of("baselines", baseline, "plan")["layers"]
+        tuned = inputs_of("plans", "plan", method=baseline)["layers"]
         assert min(losses, key=losses.get) == tuple(tuned)
     assert values_of(search["result"], "tokens") == [sum(text.tokens)]
 
 
 def test_the_other_reading_of_flap():
-    this = the_job()
-    inputs = inputs_of("baselines", "flap-squared", "plan")
-    text = Setting(this).calibration("flap")
+    this = context_of()
+    setting = Setting(this)
+    inputs = inputs_of("plans", "plan", method="flap-squared")
+    text = setting.calibration("flap")
     budget = {"kv_groups": inputs["kv_groups"], "layers": range(*inputs["layers"])}
-    assert this.plan("flap") == make_plan("flap", this.model, text, **budget)
-    assert this.plan("flap-squared") == make_plan("flap", this.model, text, **budget, squared=True)
+    squared = make_plan("flap", this.model, text, **budget, squared=True)
+    assert setting.plan("flap") == make_plan("flap", this.model, text, **budget)
+    assert setting.plan("flap-squared") == squared
 
 
 def test_other_depths_have_plans_of_their_own():
-    """At the profile's own number of layers there are no cells: notebooks 04 and 05 have them."""
-    cells = stored_cells("depths")
-    assert {cell["coordinates"].get("depth") for cell in cells.values()} == {None, 1, 3}
-    search = of_quantity(cells["harp", f"search-{FIRST}"]["result"], "alpha")
+    """At the profile's own number of layers the cells are those of notebooks 04 and 05."""
+    depths = {cell["about"].get("depth") for cell in read_unit("smoke", "depths")}
+    assert depths == {None, 1, 2, 3}
+    elsewhere = {*listed_cells("smoke", "plans"), *listed_cells("smoke", "baselines")}
+    elsewhere.update(listed_cells("smoke", "scores"))
+    for what in ("plan", NLL, "scores"):
+        for cell in cells_of("depths", what):
+            is_shared = digest(cell["inputs"]) in elsewhere
+            assert is_shared == (cell["about"]["depth"] == 2), cell["about"]
+
+    search = of_quantity(result_of("depths", "search", method="harp"), "alpha")
     alphas = search.set_index("layer")["value"].to_dict()
     assert sorted(alphas) == [3, 4, 5], "one search to the greatest depth"
-    model = the_job().model
     for depth in (1, 3):
-        plan = PruningPlan.from_dict(cells[f"harp-{depth:02d}", "plan"]["result"]["plan"])
-        assert plan.alphas == {layer: alphas[layer] for layer in range(6 - depth, 6)}
-        both = PruningPlan.from_dict(cells[f"harp+flap-{depth:02d}", "plan"]["result"]["plan"])
-        assert both.alphas == plan.alphas
-    assert not [method for method, _ in cells if method.startswith("flap-03")]
-    flap = cells["flap-01", "plan"]
+        for method in ("harp", "harp+flap"):
+            planned = result_of("depths", "plan", method=method, depth=depth)
+            plan = PruningPlan.from_dict(planned["plan"])
+            assert plan.alphas == {layer: alphas[layer] for layer in range(6 - depth, 6)}
+    assert not cells_of("depths", "plan", method="flap", depth=3)
+    flap = cell_of("depths", "plan", method="flap", depth=1)
     plan = PruningPlan.from_dict(flap["result"]["plan"])
     groups = sum(len(layer.removed_groups) for layer in plan.layers.values())
     assert groups == flap["inputs"]["kv_groups"] == 2, "as many heads as one layer has"
-    text = the_job().text(FIRST, "validation")
-    with temporarily_pruned(model, plan):
-        expected = total_nll(model, make_batches(model, text.windows))
-    stored = values_of(cells["flap-01", f"{FIRST}-validation"]["result"], "nll")
-    assert sum(stored) == pytest.approx(expected, rel=1e-4)
-    assert cells["harp-03", "piqa"]["coordinates"] == {"method": "harp", "depth": 3}
+    this = context_of()
+    windows = this.text(FIRST, "validation").windows
+    with temporarily_pruned(this.model, plan):
+        expected = total_nll(this.model, make_batches(this.model, windows))
+    stored = result_of("depths", NLL, method="flap", depth=1, corpus=FIRST)
+    assert sum(values_of(stored, "nll")) == pytest.approx(expected, rel=1e-4)
 
 
-def test_calibration_pieces_begin_with_bos_where_texts_do(tmp_path, monkeypatch):
+def test_calibration_pieces_begin_with_bos_where_texts_do(monkeypatch):
     """Then the published way, without it, is a control."""
-    this = the_job()
+    this = context_of()
     assert not this.pieces_begin_with_bos
     assert not set(WITHOUT_BOS) & set(readings(this))
-    monkeypatch.setattr(job, "adds_bos", lambda tokenizer: True)
-    other = the_job()
+    monkeypatch.setattr(context, "adds_bos", lambda tokenizer: True)
+    other = context_of()
     setting = Setting(other)
     bos = other.tokenizer.bos_token_id
     assert set(WITHOUT_BOS) <= set(setting.readings)
@@ -301,14 +304,13 @@ def test_calibration_pieces_begin_with_bos_where_texts_do(tmp_path, monkeypatch)
     assert setting.inputs("flap") != Setting(this).inputs("flap")
     assert setting.inputs("flap-without-bos") == Setting(this).inputs("flap")
     assert other._refit_file != this._refit_file
-    published = settings(bos_in_calibration=False)
-    assert not job.Job("baselines", published, MODEL).pieces_begin_with_bos
+    assert not context_of(settings(bos_in_calibration=False)).pieces_begin_with_bos
 
 
 def test_more_draws_of_the_calibration_text_are_readings():
     profile = settings()
     profile["baselines"]["draws"] = {MODEL: 2}
-    setting = Setting(job.Job("baselines", profile, MODEL))
+    setting = Setting(context_of(profile))
     draws = [name for name in setting.readings if "draw" in name]
     assert draws == ["flap-draw-1", "llm-pruner-draw-1", "flap-draw-2", "llm-pruner-draw-2"]
     texts = [setting.calibration(name) for name in ("flap", "flap-draw-1", "flap-draw-2")]
@@ -319,12 +321,14 @@ def test_more_draws_of_the_calibration_text_are_readings():
 
 def test_the_search_is_algorithm_1_on_the_stored_text():
     model, _ = load_model(MODEL)
-    windows = the_job().text(FIRST, "test").windows
+    this = context_of()
+    windows = this.text(FIRST, "test").windows
     search = search_alphas(model, windows, 2, progress=False, reuse_prefix=False)
-    result = result_of("alpha_search", "harp", f"search-{FIRST}")
+    result = result_of("search", "search", method="harp", corpus=FIRST)
     alphas = of_quantity(result, "alpha").set_index("layer")["value"].to_dict()
     assert alphas == {5: search.alphas[0], 4: search.alphas[1]}
-    assert list(the_job().alphas(FIRST).items()) == [(5, alphas[5]), (4, alphas[4])], "top first"
+    top_first = [(5, alphas[5]), (4, alphas[4])]
+    assert list(searched_alphas(this, FIRST).items()) == top_first
 
     curves = of_quantity(result, "perplexity")
     for layer, perplexities in search.perplexities.items():
@@ -334,25 +338,24 @@ def test_the_search_is_algorithm_1_on_the_stored_text():
     assert 0 < layer_passes <= search.layer_passes
 
     best = min(search.perplexities[4].values())
-    evaluated = result_of("alpha_search", f"searched-on-{FIRST}", f"{FIRST}-test")
+    evaluated = result_of("alpha", NLL, method=f"searched-on-{FIRST}", corpus=FIRST, split="test")
     nll = sum(values_of(evaluated, "nll"))
     tokens = sum(values_of(evaluated, "tokens"))
     assert perplexity_from_nll(nll, tokens) == pytest.approx(best, rel=1e-4)
 
 
 def test_a_second_sample_shares_no_document_with_the_first():
-    this = the_job()
-    first = this.text(FIRST, "test").corpus.documents
-    second = this.second_sample(FIRST).corpus.documents
-    assert len(first) == len(second) == 2
-    assert not set(first) & set(second)
+    this = context_of()
+    first = this.text(FIRST, "test").corpus
+    second = this.second_sample(FIRST).corpus
+    assert len(first.documents) == len(second.documents) == 2
+    assert not set(first.documents) & set(second.documents)
     pages = load_corpus(FIRST, "test").documents
-    assert [page.startswith(first) for page in pages].count(True) == 2, "cut at the same length"
-    name = f"search-{FIRST}"
-    search = inputs_of("alpha_search", "harp", name)
-    search_again = inputs_of("alpha_search", "harp-resampled", name)
-    assert search["sha256"] == this.text(FIRST, "test").corpus.sha256
-    assert search_again["sha256"] == this.second_sample(FIRST).corpus.sha256
+    num_first = [page.startswith(first.documents) for page in pages].count(True)
+    assert num_first == 2, "cut at the same length"
+    for method, corpus in {"harp": first, "harp-resampled": second}.items():
+        inputs = inputs_of("search", "search", method=method, corpus=FIRST)
+        assert inputs["sha256"] == corpus.sha256
 
 
 def test_where_all_pages_are_searched_there_is_no_second_sample(tmp_path, monkeypatch):
@@ -364,7 +367,7 @@ def test_where_all_pages_are_searched_there_is_no_second_sample(tmp_path, monkey
             "documents": len(load_corpus(FIRST, "test").documents),
             "tokens": tokens,
         }
-        this = job.Job("alpha_search", profile, MODEL)
+        this = context_of(profile)
         assert this.second_sample(FIRST) is None
         assert this.unsearched(FIRST, 10_000, 32).corpus.split == "validation"
     profile = settings()
@@ -374,19 +377,17 @@ def test_where_all_pages_are_searched_there_is_no_second_sample(tmp_path, monkey
 
 
 def test_tokens_of_the_searched_text_are_as_cut_or_counted():
-    this = the_job()
-    assert this.searched_tokens == 2 * 64
+    assert context_of().searched_tokens == 2 * 64
     profile = settings()
     profile["alpha_search"] |= {"documents": 3, "tokens": None}
-    whole = job.Job("frontier", profile, MODEL)
+    whole = context_of(profile)
     ids = whole.tokenizer(whole.text(FIRST, "test").corpus.texts).input_ids
     assert whole.searched_tokens == sum(map(len, ids)), "the first token is predicted, too"
     assert Change(whole, "harp", (4, 5), "top", texts=1).calibration_tokens == whole.searched_tokens
 
 
 def test_held_out_documents_may_be_all_of_them():
-    this = the_job()
-    corpus = this.unsearched(FIRST, None, None).corpus
+    corpus = context_of().unsearched(FIRST, None, None).corpus
     assert corpus.documents == load_corpus(FIRST, "validation").documents
     assert corpus.split == "validation"
 
@@ -394,13 +395,13 @@ def test_held_out_documents_may_be_all_of_them():
 def test_a_method_that_the_profile_does_not_name_has_the_usual_sample():
     profile = settings()
     profile["baselines"]["calibration"] = {"flap": [8, 32]}
-    this = job.Job("baselines", profile, MODEL)
+    this = context_of(profile)
     assert this.calibration_size("flap") == [8, 32]
     assert this.calibration_size("harp+refit") == (128, 128)
 
 
 def test_where_held_out_pages_are_too_few_test_pages_follow_that_no_search_reads():
-    this = the_job()
+    this = context_of()
     held_out = this.text(FIRST, "validation", (10_000, 32)).corpus
     more = this.unsearched(FIRST, 10_000, 32).corpus
     assert more.documents[: len(held_out.documents)] == held_out.documents
@@ -413,23 +414,23 @@ def test_where_held_out_pages_are_too_few_test_pages_follow_that_no_search_reads
 
 
 def test_gain_and_single_layers():
-    model, _ = load_model(MODEL)
-    this = the_job("ablations")
-    alphas = this.alphas(FIRST)
+    this = context_of()
+    alphas = searched_alphas(this, FIRST)
     text = this.text(FIRST, "validation", (3, 64))[1:2]
 
     def likelihood(alphas):
-        with temporarily_pruned(model, PruningPlan.value_only(6, alphas)):
-            return pytest.approx(total_nll(model, make_batches(model, text.windows)), rel=1e-4)
+        with temporarily_pruned(this.model, PruningPlan.value_only(6, alphas)):
+            nll = total_nll(this.model, make_batches(this.model, text.windows))
+        return pytest.approx(nll, rel=1e-4)
 
-    gain = result_of("ablations", "gain", "document-01")
+    gain = result_of("layers", "gain", document=1)
     by_searched = of_quantity(gain, "nll").set_index("searched")["value"]
     assert by_searched.to_dict() == {
         0: likelihood({5: 1.0, 4: 1.0}),
         1: likelihood({5: alphas[5], 4: 1.0}),
         2: likelihood(alphas),
     }
-    single = result_of("ablations", "single-layer", "document-01")
+    single = result_of("layers", "single layers", document=1, num_pruned=2)
     by_layer = of_quantity(single, "nll").set_index(["layer", "alpha"])["value"]
     assert set(by_layer.index) == set(itertools.product(range(6), (0.0, 1.0)))
     assert by_layer[2, 1.0] == likelihood({2: 1.0})
@@ -437,27 +438,25 @@ def test_gain_and_single_layers():
     for result in (gain, single):
         assert values_of(result, "dense nll") == [likelihood({})]
         assert values_of(result, "tokens") == text.tokens
-    coordinates = stored_cells("ablations")["single-layer", "document-01"]["coordinates"]
-    assert coordinates == {"document": 1, "num_pruned": 2}
 
 
 def test_layers_are_those_with_the_lowest_scores():
-    hessian = result_of("ablations", "hessian", "selection")
+    hessian = result_of("layers", "layer selection", method="hessian")
     scores = of_quantity(hessian, "score")
     assert scores["layer"].tolist() == list(range(6))
     lowest = layer_selection.lowest_layers(scores["value"].tolist(), 2)
     assert hessian["layers"] == lowest
-    assert result_of("ablations", "bottom", "selection")["layers"] == [0, 1]
-    assert result_of("ablations", "top", "selection")["layers"] == [4, 5]
+    assert result_of("layers", "layer selection", method="bottom")["layers"] == [0, 1]
+    assert result_of("layers", "layer selection", method="top")["layers"] == [4, 5]
 
 
 def test_norms_follow_the_residual_stream():
-    model, _ = load_model(MODEL)
-    text = the_job().text(FIRST, "validation", (3, 96))
+    this = context_of()
+    text = this.text(FIRST, "validation", (3, 96))
     assert len(text.documents[0]) == 1
-    stream = of_quantity(result_of("norm_change", "dense", "reading"), "stream norm")
+    stream = of_quantity(result_of("norms", "stream norms", method="dense"), "stream norm")
     with torch.no_grad():
-        states = model(text.documents[0][0].ids[None], output_hidden_states=True).hidden_states
+        states = this.model(text.documents[0][0].ids[None], output_hidden_states=True).hidden_states
     # The last one is behind the final norm.
     expected = [state[:, 1:].double().norm().item() for state in states[:-1]]
     of_document = stream[stream["document"] == 0].sort_values("layer")
@@ -467,16 +466,16 @@ def test_norms_follow_the_residual_stream():
 
 def test_norms_are_followed_under_the_alphas_of_every_rule():
     alphas = {}
-    for (method, name), cell in stored_cells("norm_change").items():
-        if name == "reading":
-            alphas[method] = cell["inputs"]["alphas"]
-            rows = of_quantity(cell["result"], "alpha")
-            by_layer = {str(int(row.layer)): row.value for row in rows.itertuples()}
-            assert by_layer == alphas[method], "the rows say under which alphas"
-    searched = the_job().alphas(FIRST)
+    for cell in cells_of("norms", "stream norms"):
+        of_layers = cell["inputs"]["alphas"]
+        alphas[cell["about"]["method"]] = of_layers
+        rows = of_quantity(cell["result"], "alpha")
+        by_layer = {str(int(row.layer)): row.value for row in rows.itertuples()}
+        assert by_layer == of_layers, "the rows say under which alphas"
+    searched = searched_alphas(context_of(), FIRST)
     assert alphas["searched"] == {str(layer): alpha for layer, alpha in searched.items()}
     assert alphas["dense"] == {}
-    branches = result_of("norm_change", "dense", FIRST)
+    branches = result_of("norms", "branches", corpus=FIRST)
     product, square = (
         of_quantity(branches, f"product {pair}").groupby("layer")["value"].sum()
         for pair in ("AB", "BB")
@@ -486,35 +485,40 @@ def test_norms_are_followed_under_the_alphas_of_every_rule():
     assert alphas["reconstructing"] == expected
 
 
-def test_the_ablations_share_their_scores_with_the_main_tables():
-    """They ran first, and computed HARP's for notebook 05, whose plan of HARP is another object."""
-    plans = {inputs_of("main_tables", "harp", task)["plan"] for task in TASKS}
-    assert plans == {the_job().plan("harp").digest}
-    top = inputs_of("ablations", "top", "piqa")
-    assert top["plan"] == PruningPlan.value_only(6, {4: 1.0, 5: 1.0}).digest
+def test_equal_plans_share_their_scores():
+    """So do the ablations, and HARP and HARP+FLAP, which remove the same from this model."""
+    for method, task in itertools.product(("dense", "harp"), TASKS):
+        inputs = inputs_of("scores", "scores", method=method, task=task)
+        assert inputs_of("ablations", "scores", method=method, task=task) == inputs
+    assert inputs_of("scores", "scores", method="harp+flap", task=task) == inputs
+    this = context_of()
+    top = PruningPlan.value_only(6, {4: 1.0, 5: 1.0})
+    inputs = inputs_of("ablations", "scores", method="top", task="piqa")
+    assert inputs["plan"] == this.plan_inputs(top)["plan"]
+    assert inputs["plan"] != this.plan_inputs(Setting(this).plan("harp"))["plan"]
 
 
-def test_parts_are_all_of_it_and_share_nothing(finished, tmp_path, monkeypatch):
-    for store in ("baselines", "alpha_search"):
-        (tmp_path / "smoke" / store).mkdir(parents=True)
-        (tmp_path / "smoke" / store / MODEL).symlink_to(finished / "smoke" / store / MODEL)
-    monkeypatch.setattr(config, "RESULTS", tmp_path)
-
+def test_parts_are_all_of_it_and_share_nothing(only_plans, monkeypatch):
     def evaluate(self, model, tokenizer, benchmark):
         return {"rows": [{"score": 1.0}]}
 
     monkeypatch.setattr(Evaluator, "evaluate", evaluate)
     profile = settings()
-    counts = [compute("scores", profile, MODEL, part=(i, 2)) for i in range(2)]
-    assert [count["computed"] for count in counts] == [16, 8]
-    assert compute("scores", profile, MODEL) == {"computed": 0, "read": 24, "failed": 0}
-    assert compute("scores", profile, MODEL, force=True) == {"computed": 24, "read": 0, "failed": 0}
+    numbers = [compute("scores", profile, MODEL, part=(0, 2))["computed"]]
+    with pytest.raises(FileNotFoundError, match="no stored results of scores"):
+        read_unit("smoke", "scores")
+    numbers.append(compute("scores", profile, MODEL, part=(1, 2))["computed"])
+    about = [
+        (cell["about"]["task"], cell["about"]["method"]) for cell in cells_of("scores", "scores")
+    ]
+    assert sorted(about) == sorted(itertools.product(TASKS, ALL))
+    number = len(set(listed_cells("smoke", "scores")))
+    assert numbers == [number * 2 // 3, number // 3]
+    assert compute("scores", profile, MODEL)["computed"] == 0
+    assert compute("scores", profile, MODEL, force=True)["computed"] == number
 
 
-def test_a_score_that_fails_is_kept_with_its_reason(finished, tmp_path, monkeypatch):
-    (tmp_path / "smoke").mkdir(parents=True)
-    (tmp_path / "smoke" / "baselines").symlink_to(finished / "smoke" / "baselines")
-    monkeypatch.setattr(config, "RESULTS", tmp_path)
+def test_a_score_that_fails_is_kept_with_its_reason(only_plans, tmp_path, monkeypatch):
     evaluate = Evaluator.evaluate
 
     def forgetful(self, model, tokenizer, benchmark):
@@ -525,13 +529,13 @@ def test_a_score_that_fails_is_kept_with_its_reason(finished, tmp_path, monkeypa
     monkeypatch.setattr(Evaluator, "evaluate", forgetful)
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "piqa").symlink_to(config.DATA / "mini" / "piqa")
-    profile = settings(datasets=str(tmp_path / "rows"))
-    assert compute("scores", profile, MODEL) == {"computed": 0, "read": 0, "failed": 24}
+    counts = compute("scores", settings(datasets=str(tmp_path / "rows")), MODEL)
+    assert counts["computed"] == 0
+    cells = read_unit("smoke", "scores")
+    assert counts["failed"] == len(set(listed_cells("smoke", "scores")))
     reasons = {task: set() for task in TASKS}
-    for task in TASKS:
-        for file in tmp_path.rglob(f"{task}.json"):
-            reasons[task].add(json.loads(file.read_text())["result"]["failed"])
-    # Of HARP too, whose plan here is HARP+FLAP's.
+    for cell in cells:
+        reasons[cell["about"]["task"]].add(cell["result"]["failed"])
     assert reasons["piqa"] == {"OutOfMemoryError: CUDA out of memory."}
     (reason,) = reasons["boolq"]
     assert "boolq" in reason

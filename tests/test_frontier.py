@@ -4,21 +4,19 @@ import pytest
 import torch
 
 from harp_lib import config, load_model
-from harp_lib.config import load_profile
 from harp_lib.experiments import changes, run
 from harp_lib.experiments.changes import (
-    IN_PAIRS,
     TOP,
     WITH_FIT,
     Change,
     fitted_blocks,
     ranked_blocks,
 )
+from harp_lib.experiments.context import HELD_OUT, Context
 from harp_lib.experiments.costs import costs_left
-from harp_lib.experiments.frontier import _changes, _Evaluation
-from harp_lib.experiments.job import HELD_OUT, Job
+from harp_lib.experiments.frontier import _changes, _compared, _Evaluation, reasons
 from harp_lib.experiments.passkeys import CALIBRATION_DIGITS, PASSKEY, passkeys
-from harp_lib.methods import alpha_search
+from harp_lib.experiments.search import alphas_of, search_cell, searched_alphas
 from harp_lib.methods.alpha_search import ALPHA_GRID, search_alphas
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.fit_alpha import fit_alpha_by_layer
@@ -28,26 +26,54 @@ from harp_lib.methods.rivals import RIVALS, nbl, nbl_maps
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.report.frames import stacked, with_plain_types
-from harp_lib.results import read_cell, read_results, rows_of, values_of
+from harp_lib.results import Store, read_unit, rows_of, values_of
 from harp_lib.text.perplexity import make_batches, perplexity, total_nll
 
 MODEL = "tiny-llama"  # six layers: a third are two, and half are three
 FITTED = ("alpha-fit", "nbl", "harp+refit")
 
 
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory):
-    """The cells of one tiny model."""
+@pytest.fixture(scope="module", autouse=True)
+def root(tmp_path_factory):
+    """A folder with the results of one tiny model."""
+    root = tmp_path_factory.mktemp("results")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(config, "RESULTS", tmp_path_factory.mktemp("results"))
-        run("frontier_scores", profile=load_profile("smoke", models=[MODEL]))
-        yield read_results("smoke", "frontier")
+        patch.setattr(config, "RESULTS", root)
+        run("frontier", "reasons", "frontier_scores", profile=profile())
+        yield root
 
 
 @pytest.fixture(scope="module")
-def job():
-    profile = config.profile_for(MODEL, load_profile("smoke", models=[MODEL]))
-    return Job("frontier", profile, MODEL)
+def stored(root):
+    """The cells of the unit frontier."""
+    return read_unit("smoke", "frontier")
+
+
+@pytest.fixture(scope="module")
+def context(root):
+    return context_of(profile())
+
+
+def profile(model=MODEL, **changes):
+    return config.load_profile("smoke", models=[model]) | changes
+
+
+def context_of(settings, model=MODEL):
+    return Context(config.profile_for(model, settings), model, Store())
+
+
+def changes_of(context):
+    """All changes of the unit frontier."""
+    return [*_changes(context), *_compared(context)]
+
+
+def results_of(cells, what, **about):
+    """The results of the cells in which something is computed, and that are about something."""
+    return [
+        cell["result"]
+        for cell in cells
+        if cell["inputs"]["what"] == what and about.items() <= cell["about"].items()
+    ]
 
 
 def rows(stored, *quantities):
@@ -94,125 +120,95 @@ def test_only_a_third_of_the_layers_is_asked_for_pass_keys(stored):
     assert set(study["prompts"]) == {0, 12}
 
 
-def test_layers_are_ranked_and_fitted_on_different_halves(job):
-    ranked = {tuple(block) for block in ranked_blocks(job, 0).tolist()}
-    fitted = {tuple(block) for block in fitted_blocks(job, 2, 4, 0).tolist()}
+def test_layers_are_ranked_and_fitted_on_different_halves(context):
+    ranked = {tuple(block) for block in ranked_blocks(context, 0).tolist()}
+    fitted = {tuple(block) for block in fitted_blocks(context, 2, 4, 0).tolist()}
     assert len(ranked) == len(fitted) == 4
     assert not ranked & fitted
-    other_draw = {tuple(block) for block in fitted_blocks(job, 2, 4, 1).tolist()}
+    other_draw = {tuple(block) for block in fitted_blocks(context, 2, 4, 1).tolist()}
     assert fitted != other_draw
 
 
-def test_a_longer_greedy_search_begins_like_the_shorter_one(stored, job):
+def test_a_longer_greedy_search_begins_like_the_shorter_one(stored, context):
     alphas = rows(stored, "alpha")
     searched = alphas[alphas["method"] == "harp"].set_index("layer")["value"]
-    shorter = job.alphas(job.corpora[0])
+    shorter = searched_alphas(context, context.corpora[0])
     assert searched[list(shorter)].to_dict() == shorter
     assert len(searched) == 3
 
 
-def test_alpha_is_also_searched_on_the_text_that_a_refit_reads(stored, job):
-    text = fitted_blocks(job, 2, 4, 0)
+def test_alpha_is_also_searched_on_the_text_that_a_refit_reads(stored, context):
+    text = fitted_blocks(context, 2, 4, 0)
     for layers in (2, 3):
-        search = search_alphas(job.model, text, layers)
-        [cell] = [
-            cell
-            for (_, method, name), cell in stored.items()
-            if method.startswith("alpha-search") and name == "search"
-            if cell["coordinates"]["layers"] == layers
-        ]
-        found = rows_of(cell["result"])
-        alphas = found[found["quantity"] == "alpha"].set_index("layer")["value"]
-        assert alphas.to_dict() == search.plan.alphas
-        assert values_of(cell["result"], "layer_passes") == [search.layer_passes]
-        assert values_of(cell["result"], "tokens") == [4 * 63]
-        [seconds] = values_of(cell["result"], "seconds")
+        search = search_alphas(context.model, text, layers)
+        [result] = results_of(stored, "search", method="alpha-search", layers=layers)
+        assert alphas_of(result) == search.plan.alphas
+        assert values_of(result, "layer_passes") == [search.layer_passes]
+        assert values_of(result, "tokens") == [4 * 63]
+        [seconds] = values_of(result, "seconds")
         assert seconds > 0
 
 
-def test_force_repeats_a_search(monkeypatch, tmp_path):
-    monkeypatch.setattr(config, "RESULTS", tmp_path)
-    profile = config.profile_for(MODEL, load_profile("smoke", models=[MODEL]))
-    total_nll_with = alpha_search.total_nll_with
-    candidates = []
-
-    def counting(*arguments):
-        candidates.append(arguments)
-        return total_nll_with(*arguments)
-
-    monkeypatch.setattr(alpha_search, "total_nll_with", counting)
-    for times in (1, 2):
-        Change(Job("frontier", profile, MODEL, force=True), IN_PAIRS, (5,), TOP, texts=1).search()
-        assert len(candidates) == 11 * times
-
-
-def test_a_model_can_do_without_rivals(monkeypatch, tmp_path):
-    monkeypatch.setattr(config, "RESULTS", tmp_path)
-    profile = load_profile("smoke", models=[MODEL])
+def test_a_model_can_do_without_rivals():
+    settings = profile()
     methods = []
     for models in ([], [MODEL]):
-        profile["frontier"]["without_rivals"] = models
-        changes = _changes(Job("frontier", profile, MODEL))
-        methods.append({change.method for change in changes})
+        settings["frontier"]["without_rivals"] = models
+        methods.append({change.method for change in changes_of(context_of(settings))})
     with_rivals, without_rivals = methods
     assert with_rivals - without_rivals == set(RIVALS)
     assert {"alpha-1", "alpha-0.5", "alpha-norm", "alpha-search", *FITTED} <= without_rivals
 
 
-def test_what_is_compared_with_harp_has_a_depth_of_its_own(monkeypatch, tmp_path):
+def test_what_is_compared_with_harp_has_a_depth_of_its_own():
     """Where the profile prunes another number of layers, none of these cells may vanish."""
-    monkeypatch.setattr(config, "RESULTS", tmp_path)
-    profile = load_profile("smoke", models=[MODEL])
-    profile["frontier"]["searched_again"] = [MODEL]
+    settings = profile()
+    settings["frontier"]["searched_again"] = [MODEL]
     expected = ["alpha-0.3", "alpha-0.5", "alpha-1", "alpha-norm", "alpha-float32"]
     expected += ["alpha-in-pairs", *RIVALS]
     shares = {0.1667: 1, 0.3334: 2, 0.8334: 5}  # of six layers, of which HARP prunes two
     for share, count in shares.items():
-        profile["frontier"]["compared"] = {MODEL: share}
-        changes = list(_changes(Job("frontier", profile, MODEL)))
+        settings["frontier"]["compared"] = {MODEL: share}
+        changes = changes_of(context_of(settings))
         for method in expected:
             layers = [change.layers for change in changes if change.method == method]
             assert tuple(range(6 - count, 6)) in layers, (method, share)
 
 
-def test_controls_of_alpha(job, tmp_path, monkeypatch):
+def test_controls_of_alpha(context):
     """One alpha for all layers, alphas in other orders, and a fit on the searched text."""
-    monkeypatch.setattr(config, "RESULTS", tmp_path)
-    run("reasons", profile=load_profile("smoke", models=[MODEL]))
-    cells = read_results("smoke", "frontier")
-    text = job.text(job.corpora[0], "test")
+    cells = read_unit("smoke", "reasons")
+    text = context.text(context.corpora[0], "test")
     single = {}
     for alpha in ALPHA_GRID:
-        with temporarily_pruned(job.model, PruningPlan.value_only(6, {4: alpha, 5: alpha})):
-            single[alpha] = perplexity(job.model, text.windows)
+        with temporarily_pruned(context.model, PruningPlan.value_only(6, {4: alpha, 5: alpha})):
+            single[alpha] = perplexity(context.model, text.windows)
     best = min(single, key=single.get)
     alphas = {
         "alpha-single": dict.fromkeys((4, 5), best),
         "alpha-0.3": dict.fromkeys((4, 5), 0.3),
         "alpha-fit-searched": fit_alpha_by_layer(
-            job.model, LayerStream(job.model, [window.ids for window in text.windows]), [4, 5]
+            context.model,
+            LayerStream(context.model, [window.ids for window in text.windows]),
+            [4, 5],
         ),
     }
-    held_out = job.unsearched(job.corpora[0], 3, 64)
+    held_out = context.unsearched(context.corpora[0], 3, 64)
     for method, of_layers in alphas.items():
-        with temporarily_pruned(job.model, PruningPlan.value_only(6, of_layers)):
-            expected = total_nll(job.model, make_batches(job.model, held_out.windows))
-        [stored] = [
-            cell
-            for (_, _, name), cell in cells.items()
-            if cell["coordinates"].get("method") == method
-            and name == f"{job.corpora[0]}-validation"
-        ]
-        assert sum(values_of(stored["result"], "nll")) == pytest.approx(expected, rel=1e-4), method
+        with temporarily_pruned(context.model, PruningPlan.value_only(6, of_layers)):
+            expected = total_nll(context.model, make_batches(context.model, held_out.windows))
+        about = {"method": method, "corpus": context.corpora[0]}
+        [result] = results_of(cells, "likelihood of documents", **about)
+        assert sum(values_of(result, "nll")) == pytest.approx(expected, rel=1e-4), method
 
 
-def test_shuffled_alphas_are_the_searched_ones(job, monkeypatch):
+def test_shuffled_alphas_are_the_searched_ones(context, monkeypatch):
     layers = tuple(range(6))
     searched = {layer: layer / 10 for layer in layers}
-    monkeypatch.setattr(changes, "searched_alphas", lambda job, count: searched)
+    monkeypatch.setattr(changes, "top_alphas", lambda context, count: searched)
     orders = set()
     for seed in (1, 2, 3):
-        change = Change(job, "alpha-shuffled", layers, TOP, texts=1, seed=seed)
+        change = Change(context, "alpha-shuffled", layers, TOP, texts=1, seed=seed)
         shuffled = change._alphas()
         assert list(shuffled) == list(layers)
         assert sorted(shuffled.values()) == list(searched.values())
@@ -257,60 +253,50 @@ def by_hand(model, tokens):
     return 6 * layer + 2 * model.lm_head.weight.numel(), layer, width, of_queries, of_keys
 
 
-def test_the_search_is_listed_where_no_more_layers_are_changed_than_harp_prunes(
-    monkeypatch, tmp_path
-):
+def test_the_search_is_listed_where_no_more_layers_are_changed_than_harp_prunes():
     """As for a model that the profile has no shares for; notebook 02 reads it."""
-    monkeypatch.setattr(config, "RESULTS", tmp_path)
-    profile = load_profile("smoke", models=[MODEL])
-    profile["frontier"]["shares"] = {}
-    run("reasons", profile=profile)
-    search = f"search-{profile['corpora'][0]}"
-    listed = read_results("smoke", "frontier", ["reasons"])[MODEL, "harp", search]
-    assert (
-        listed["result"] == read_results("smoke", "alpha_search")[MODEL, "harp", search]["result"]
-    )
+    settings = profile()
+    settings["frontier"]["shares"] = {}
+    context = context_of(settings)
+    cell = search_cell(context, context.corpora[0], context.num_pruned)
+    assert next(reasons(context)).digest == cell.digest
 
 
-def test_pass_keys_are_left_out_where_there_are_no_lengths(monkeypatch, tmp_path):
-    monkeypatch.setattr(config, "RESULTS", tmp_path)
-    profile = load_profile("smoke", models=[MODEL])
-    profile["frontier"]["passkey"]["lengths"] = []
-    evaluation = _Evaluation(Job("frontier", config.profile_for(MODEL, profile), MODEL))
+def test_pass_keys_are_left_out_where_there_are_no_lengths():
+    settings = profile()
+    settings["frontier"]["passkey"]["lengths"] = []
+    context = context_of(settings)
+    evaluation = _Evaluation(context)
     assert PASSKEY not in evaluation.texts
-    job = evaluation.job
-    assert evaluation._evaluated_on(Change(job, "dense")) == tuple(evaluation.texts)
-    study = Change(job, "harp+refit", (4,), TOP, texts=2, samples=4, without=5)
+    assert evaluation._evaluated_on(Change(context, "dense")) == tuple(evaluation.texts)
+    study = Change(context, "harp+refit", (4,), TOP, texts=2, samples=4, without=5)
     assert evaluation._evaluated_on(study) == ()
 
 
-def test_the_search_can_be_repeated_in_float32_and_in_pairs(monkeypatch, tmp_path):
-    monkeypatch.setattr(config, "RESULTS", tmp_path)
-    profile = load_profile("smoke", models=["tiny-gemma2"]) | {"dtype": "bfloat16"}
-    other = Job("frontier", config.profile_for("tiny-gemma2", profile), "tiny-gemma2")
+def test_the_search_can_be_repeated_in_float32_and_in_pairs():
+    settings = profile("tiny-gemma2", dtype="bfloat16")
+    other = context_of(settings, "tiny-gemma2")
     text = other.text(other.corpora[0], "test")
     twice = [window for window in text.windows for _ in range(2)]
     expected = {
         "alpha-in-pairs": search_alphas(other.model, twice, 2),
         "alpha-float32": search_alphas(load_model("tiny-gemma2", "float32")[0], text.windows, 2),
     }
-    repeated = [change for change in _changes(other) if change.method in expected]
+    repeated = [change for change in changes_of(other) if change.method in expected]
     assert len(repeated) == 2
     for change in repeated:
-        alphas = change.search()
         search = expected[change.method]
-        assert alphas == search.plan.alphas
-        cell = read_cell(other.store_of("frontier").file("tiny-gemma2", change.name, "search"))
-        found = rows_of(cell["result"])
-        perplexities = found.loc[found["quantity"] == "perplexity", "value"].tolist()
+        result = other.store.get(change.search_cell())
+        assert change.search() == alphas_of(result) == search.plan.alphas
         of_layers = [value for of in search.perplexities.values() for value in of.values()]
-        assert perplexities == of_layers
+        found = rows_of(result)
+        assert found.loc[found["quantity"] == "perplexity", "value"].tolist() == of_layers
     assert expected["alpha-float32"].perplexities != expected["alpha-in-pairs"].perplexities
 
 
-def test_what_lies_below_a_change_is_run_once_for_all_fits(stored, job):
+def test_what_lies_below_a_change_is_run_once_for_all_fits(context):
     """A fit from shared states is the fit on the text, to the last bit."""
-    changes = [change for change in _changes(job) if change.method in WITH_FIT]
+    changes = [change for change in _changes(context) if change.method in WITH_FIT]
     usual = [change for change in changes if change.samples == 4 and change.seed == 0]
     rising = sorted(usual, key=lambda change: change.lowest)
     assert len(rising) > 10
@@ -318,11 +304,11 @@ def test_what_lies_below_a_change_is_run_once_for_all_fits(stored, job):
     shared = []
     for change in rising:
         shared.append(found_by_layer(change))
-        streams.update(job.calibrated.values())
+        streams.update(context.calibrated.values())
         change.forget()
     assert len(streams) == 1
     for change, expected in zip(rising, shared, strict=True):
-        job.calibrated = {}
+        context.calibrated = {}
         assert found_by_layer(change) == expected
 
 
@@ -335,27 +321,27 @@ def found_by_layer(change):
     return found.dropna(subset="layer").to_dict("records")
 
 
-def test_fits_say_what_they_explain(stored, job):
+def test_fits_say_what_they_explain(stored, context):
     explained = rows(stored, "explained")
-    by_layer = explained_by_layer(job.model, ranked_blocks(job, 0))
+    by_layer = explained_by_layer(context.model, ranked_blocks(context, 0))
     of_dense = explained[(explained["method"] == "dense") & (explained["seed"] == 0)]
     assert of_dense.sort_values("layer")["value"].tolist() == pytest.approx(by_layer)
-    fit = refit_values(job.model, fitted_blocks(job, 2, 4, 0), 3)
+    fit = refit_values(context.model, fitted_blocks(context, 2, 4, 0), 3)
     of_fit = of_change(explained, "harp+refit", "top", 3, calibration_tokens=256)
     assert of_fit.set_index("layer")["value"].to_dict() == pytest.approx(fit.explained)
 
 
-def best_explained(job, count):
-    explained = explained_by_layer(job.model, ranked_blocks(job, 0))
+def best_explained(context, count):
+    explained = explained_by_layer(context.model, ranked_blocks(context, 0))
     return sorted(sorted(range(6), key=lambda layer: -explained[layer])[:count])
 
 
-def test_cells_are_likelihoods_of_the_whole_changed_model(stored, job):
-    model = job.model
-    corpus = job.corpora[0]
-    text = job.unsearched(corpus, 3, 64)
-    tokens = fitted_blocks(job, 2, 4, 0)
-    chosen = best_explained(job, 3)
+def test_cells_are_likelihoods_of_the_whole_changed_model(stored, context):
+    model = context.model
+    corpus = context.corpora[0]
+    text = context.unsearched(corpus, 3, 64)
+    tokens = fitted_blocks(context, 2, 4, 0)
+    chosen = best_explained(context, 3)
     refit = refit_values(model, tokens, 3, chosen)
     fitted = fit_alpha_by_layer(model, LayerStream(model, tokens), chosen)
 
@@ -380,8 +366,8 @@ def test_cells_are_likelihoods_of_the_whole_changed_model(stored, job):
     }
     nll = rows(stored, "nll")
     nll = nll[nll["corpus"] == corpus]
-    for change, context in changes.items():
-        with context:
+    for change, changed in changes.items():
+        with changed:
             expected = [
                 total_nll(model, make_batches(model, document)) for document in text.documents
             ]
@@ -390,31 +376,31 @@ def test_cells_are_likelihoods_of_the_whole_changed_model(stored, job):
         assert part["value"].tolist() == pytest.approx(expected, rel=1e-4), change
 
 
-def test_greedy_skips_the_attention_that_costs_least(stored, job):
+def test_greedy_skips_the_attention_that_costs_least(stored, context):
     places = rows(stored, "score")
     greedy = places[places["ranking"] == "greedy"].set_index("layer")["value"]
-    blocks = ranked_blocks(job, 0)
+    blocks = ranked_blocks(context, 0)
     text = torch.stack([blocks[0, :32], blocks[2, :32]])  # one of each kind
     costs = []
     for layer in range(6):
-        with temporarily_pruned(job.model, PruningPlan.value_only(6, {layer: 0.0})):
-            costs.append(perplexity(job.model, text))
+        with temporarily_pruned(context.model, PruningPlan.value_only(6, {layer: 0.0})):
+            costs.append(perplexity(context.model, text))
     assert greedy.idxmin() == costs.index(min(costs))
     assert sorted(greedy) == [0, 1, 2]
 
 
-def test_a_key_is_named_once_and_asked_for_at_the_end(job):
-    text, places = passkeys(job, [64, 96], depths=3, keys=2)
+def test_a_key_is_named_once_and_asked_for_at_the_end(context):
+    text, places = passkeys(context, [64, 96], depths=3, keys=2)
     assert len(places) == len(text.documents) == 12
     shares = []
     for document, whole in zip(text.documents, text.corpus.documents, strict=True):
         _, key = whole.rsplit(" ", 1)
         assert whole.count(key) == 2, "where it is named, and the answer"
         shares.append(whole.index(key) / len(whole))
-        assert job.tokenizer.decode(document[0].ids[-document[0].scored :]).strip() == key
+        assert context.tokenizer.decode(document[0].ids[-document[0].scored :]).strip() == key
     assert shares[0] < 0.25 < 0.6 < shares[-1]
     evaluated = {whole.rsplit(" ", 1)[1] for whole in text.corpus.documents}
-    others, _ = passkeys(job, [64, 96], 3, 2, CALIBRATION_DIGITS)
+    others, _ = passkeys(context, [64, 96], 3, 2, CALIBRATION_DIGITS)
     calibrated = {whole.rsplit(" ", 1)[1] for whole in others.corpus.documents}
     assert len(evaluated) >= 4, "not always the same key"
     assert not evaluated & calibrated
@@ -433,14 +419,11 @@ def test_costs_of_a_change_are_shares_of_the_dense_model(stored):
 
 
 def test_benchmarks_compare_the_same_questions(stored):
-    cells = read_results("smoke", "frontier_scores")
-    methods = {cell["coordinates"]["method"] for cell in cells.values()}
-    assert methods == {"dense", "harp", "harp+refit"}
+    cells = read_unit("smoke", "frontier_scores")
+    assert {cell["about"]["method"] for cell in cells} == {"dense", "harp", "harp+refit"}
     for task in ("piqa", "triviaqa"):
         asked = [
-            cell["result"]["rows"]["question"]
-            for (_, _, name), cell in cells.items()
-            if name == task
+            cell["result"]["rows"]["question"] for cell in cells if cell["about"]["task"] == task
         ]
         assert len(asked) == 4
         assert all(questions == asked[0] for questions in asked)

@@ -7,7 +7,8 @@ import pytest
 from helpers import CHECKOUT, load_script
 
 from harp_lib import config
-from harp_lib.results import listed_cells, read_cell
+from harp_lib.circumstances import device_name
+from harp_lib.results import read_unit
 
 SCRIPT = CHECKOUT / "data" / "costs" / "paper_times.py"
 
@@ -42,7 +43,7 @@ def script():
     return load_script("data/costs/paper_times.py")
 
 
-def test_it_runs_on_few_packages_and_stores_cells(tmp_path, monkeypatch):
+def test_it_runs_on_few_packages_and_lists_its_cells(tmp_path, monkeypatch):
     """Its docstring says what it needs."""
     blocked = ("lm_eval", "IPython", "snakemake", "gguf", "matplotlib", "seaborn", "papermill")
     code = TRY.format(blocked=blocked, results=str(tmp_path), script=str(SCRIPT))
@@ -54,16 +55,14 @@ def test_it_runs_on_few_packages_and_stores_cells(tmp_path, monkeypatch):
     assert ", harp-tail " in lines[2]
     assert "thinned's peak " in lines[2]
 
-    (folder,) = (tmp_path / "small" / "efficiency").glob("LLaMA3.1-8B-random-weights-*")
-    (listing,) = folder.parent.glob("run-*.json")
-    assert listing.stem == f"run-efficiency-{folder.name}"
     monkeypatch.setattr(config, "RESULTS", tmp_path)
-    cells = listed_cells("small", "efficiency")
-    names = sorted(key.rpartition("/")[2] for key in cells)
-    assert names == ["counted", "decode-16", "prefill-16", "prefill-48"], "notebook 08 shows them"
-    stored = read_cell(folder / "all" / "prefill-48.json")
-    assert stored["coordinates"] == {"kind": "prefill", "length": 48}
-    assert stored["inputs"]["model"].startswith("LLaMA3.1-8B (random weights), ")
+    cells = {}
+    for cell in read_unit("small", "efficiency"):  # which notebook 08 shows
+        cells[cell["about"]["kind"], cell["about"].get("length")] = cell
+    assert set(cells) == {("counted", None), ("decode", 16), ("prefill", 16), ("prefill", 48)}
+    name = f"LLaMA3.1-8B (random weights), {device_name()}"
+    assert {cell["about"]["model"] for cell in cells.values()} == {name}
+    stored = cells["prefill", 48]
     assert list(stored["inputs"]["plans"]) == ["dense", "harp", "harp-tail", "thinned"]
     assert stored["result"]["rows"]["quantity"].count("seconds") == 40, "four variants, ten rounds"
 

@@ -1,4 +1,4 @@
-"""Committed cells: that they are as they are packed, and that a later version reads them."""
+"""Committed cells: that they are as they are packed, and that the store reads them."""
 
 import json
 import shutil
@@ -6,115 +6,111 @@ import shutil
 import pytest
 from helpers import load_script
 
-from harp_lib import config, results
+from harp_lib import config
 from harp_lib.results import (
     Cell,
-    ResultStore,
-    committed_cells,
-    computed_cells,
+    Store,
     digest,
-    read_results,
+    fill,
+    listed_cells,
+    read_cell,
+    read_lines,
+    read_unit,
 )
+from harp_lib.units import UNITS
 
 pytestmark = pytest.mark.usefixtures("only_committed")
 
 COMMITTED = config.REFERENCE
 PROFILES = ("mini", "small")
-STORES = [
-    (profile, folder.name)
-    for profile in PROFILES
-    for folder in sorted((COMMITTED / profile).iterdir())
-]
 pack = load_script("data/reference/pack.py")
 
 
-@pytest.mark.parametrize(("profile", "store"), STORES)
-def test_each_committed_cell_is_listed_with_the_digest_of_its_inputs(profile, store):
-    folder = COMMITTED / profile / store
-    cells = read_results(profile, store)
-    runs = list(folder.glob("run-*.json"))
-    for run in runs:
-        for *key, inputs_digest in json.loads(run.read_bytes())["cells"]:
-            assert digest(cells[tuple(key)]["inputs"]) == inputs_digest
-    packed = list(folder.glob("*.jsonl"))
-    assert sum(len(file.read_bytes().splitlines()) for file in packed) == len(cells)
-    assert sorted(folder.iterdir()) == sorted([*runs, *packed])
+@pytest.fixture
+def reference(tmp_path, monkeypatch):
+    """The folder of committed cells, which is empty."""
+    monkeypatch.setattr(config, "REFERENCE", tmp_path / "reference")
+    return tmp_path / "reference"
+
+
+def fill_unit(profile, unit, model, *cells):
+    fill(Store(), config.RESULTS / profile / unit, model, cells)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_unpacked_cells_are_packed_as_they_were(profile, tmp_path, monkeypatch):
+def test_units_list_committed_cells_and_equal_inputs_have_one_result(profile):
+    results = {}
+    for unit in (folder.name for folder in (COMMITTED / profile).iterdir()):
+        assert unit in UNITS
+        cells = read_unit(profile, unit)
+        digests = [digest(cell["inputs"]) for cell in cells]
+        assert sorted(listed_cells(profile, unit)) == sorted(digests)
+        for cell_digest, cell in zip(digests, cells, strict=True):
+            assert {"about", "inputs", "result", "seconds", "time"} <= set(cell)
+            assert "what" in cell["inputs"]
+            result = json.dumps(cell["result"])
+            assert results.setdefault(cell_digest, result) == result, cell["about"]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_unpacked_cells_are_read_and_packed_as_they_were(profile, reference):
+    for source in (COMMITTED / profile).rglob("*.jsonl"):
+        packed = reference / source.relative_to(COMMITTED)
+        packed.parent.mkdir(parents=True, exist_ok=True)
+        packed.write_bytes(source.read_bytes())
+    before = contents(reference)
+    assert before == contents(COMMITTED, profile), "nothing else is committed"
     pack.unpack(profile)
-    files = [file for file in config.RESULTS.rglob("*") if file.is_file()]
-    assert {file.suffix for file in files} == {".json"}
-    monkeypatch.setattr(config, "REFERENCE", tmp_path / "reference")
+    store = Store()
+    for packed in reference.rglob("*.jsonl"):
+        for cell in read_lines(packed):
+            assert store.get(Cell(cell["inputs"], compute=pytest.fail)) == cell["result"]
+    shutil.rmtree(reference)
     pack.pack(profile)
-    before = contents(COMMITTED / profile)
-    after = contents(config.REFERENCE / profile)
+    after = contents(reference)
     assert before.keys() == after.keys()
     for name, text in before.items():
         assert after[name] == text, f"{name} is not as data/reference/pack.py writes it"
 
 
-def contents(folder):
-    return {
-        str(file.relative_to(folder)): file.read_bytes()
-        for file in folder.rglob("*")
-        if file.is_file()
-    }
+def contents(folder, *parts):
+    files = [file for file in folder.joinpath(*parts).rglob("*") if file.is_file()]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_a_later_version_computes_no_committed_cell_again(profile, monkeypatch):
-    pack.unpack(profile)
-    monkeypatch.setattr(results, "__version__", "99.0")
-    for folder in (COMMITTED / profile).iterdir():
-        store = ResultStore(profile, folder.name)
-        committed = committed_cells(profile, folder.name)
-        for (model, method, name), stored in committed.items():
-            inputs = {key: value for key, value in stored["inputs"].items() if key != "harp_lib"}
-            result = store.result(model, Cell(method, name, inputs, compute=pytest.fail))
-            assert result == stored["result"]
-        store.finish("all")
-        assert computed_cells(profile, folder.name) == committed
-
-
-def test_a_file_that_is_there_is_not_unpacked():
-    store = ResultStore("mini", "similarity")
-    computed = Cell("trained", "python-docs", {}, lambda: {"rows": []})
-    store.result("smollm2-135m", computed)
-    store.finish("similarity")
+def test_what_is_there_is_not_unpacked():
+    """Neither the list of a unit nor a result."""
+    committed, other = read_unit("mini", "similarity")[:2]
+    fill_unit("mini", "similarity", "smollm2-135m", Cell(committed["inputs"], dict))
     pack.unpack("mini")
-    (cell,) = computed_cells("mini", "similarity").values()
-    assert cell["result"] == {"rows": {}}
-    repeated = store.file("smollm2-135m", "trained", "repeated-tokens")
-    assert repeated.is_file(), "it was not there"
+    (cell,) = read_unit("mini", "similarity")
+    assert cell["result"] == {}
+    unpacked = read_cell(Store().file(digest(other["inputs"])))
+    assert unpacked["result"] == other["result"], "it was not there"
+    assert len(read_unit("mini", "norms")) > 1
 
 
-def test_an_experiment_is_replaced_and_others_stay(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(config, "REFERENCE", tmp_path / "reference")
-    shutil.copytree(COMMITTED / "mini" / "norm_change", tmp_path / "reference/mini/norm_change")
-    shutil.copytree(COMMITTED / "mini" / "similarity", tmp_path / "reference/mini/similarity")
-    before = committed_cells("mini", "norm_change")
-    store = ResultStore("mini", "similarity")
-    store.result("owner/model", Cell("trained", "draws", {}, lambda: {"rows": []}))
-    store.finish("similarity")
-    store.result("owner/model", Cell("trained", "interrupted", {}, lambda: {"rows": []}))
+def test_a_list_is_replaced_and_others_stay(reference, capsys):
+    for unit in ("norms", "similarity"):
+        shutil.copytree(COMMITTED / "mini" / unit, reference / "mini" / unit)
+    before = contents(reference)
+    fill_unit("mini", "similarity", "smollm2-135m", Cell({"what": "draws"}, lambda: {"rows": []}))
+    Store().get(Cell({"what": "of an interrupted run"}, lambda: {"rows": []}))
     pack.pack("mini")
-    assert capsys.readouterr().out == "similarity: 3 cells before, 1 now\n"
-    assert committed_cells("mini", "norm_change") == before
-    (key,) = committed_cells("mini", "similarity")
-    assert key == ("owner/model", "trained", "draws")
-    names = sorted(file.name for file in (config.REFERENCE / "mini" / "similarity").iterdir())
-    assert names == ["owner--model.jsonl", "run-similarity.json"]
+    assert capsys.readouterr().out == "similarity of smollm2-135m: 3 cells before, 1 now\n"
+    after = contents(reference)
+    assert before.keys() == after.keys()
+    assert [name for name in before if before[name] != after[name]] == [
+        "mini/similarity/smollm2-135m.jsonl"
+    ]
+    (cell,) = read_lines(reference / "mini" / "similarity" / "smollm2-135m.jsonl")
+    assert cell["inputs"] == {"what": "draws"}
 
 
 @pytest.mark.parametrize(("profile", "is_kept"), [("mini", True), ("small", False)])
-def test_answers_to_questions_of_others_are_not_packed(profile, is_kept, tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "REFERENCE", tmp_path / "reference")
-    store = ResultStore(profile, "main_tables")
+def test_answers_to_questions_of_others_are_not_packed(profile, is_kept, reference):
     result = {"rows": [], "answers": {"triviaqa": ["Rome"]}}
-    store.result("model", Cell("dense", "triviaqa", {}, lambda: result))
-    store.finish("scores")
+    fill_unit(profile, "scores", "model", Cell({"what": "scores"}, lambda: result))
     pack.pack(profile)
-    (cell,) = committed_cells(profile, "main_tables").values()
+    (cell,) = read_lines(reference / profile / "scores" / "model.jsonl")
     assert ("answers" in cell["result"]) == is_kept

@@ -89,23 +89,22 @@ def show_added_method():
 
     from harp_lib import config, load_model, make_plan, notebooks
     from harp_lib.config import load_profile
-    from harp_lib.experiments.job import Job
+    from harp_lib.experiments.context import Context
     from harp_lib.experiments.plans import Setting
     from harp_lib.report import frames
-    from harp_lib.results import read_results
+    from harp_lib.results import Store, read_unit
 
     def read_with_added(*names):
-        cells = read_results(*names)
-        for (model, method, task), cell in list(cells.items()):
-            if method == "flap":
-                copied = copy.deepcopy(cell)
-                plan = copied["result"].get("plan")
-                if plan:
-                    plan["layers"] = plan["layers"][1:]
-                cells[model, ADDED, task] = copied
-        return cells
+        cells = read_unit(*names)
+        added = [copy.deepcopy(cell) for cell in cells if cell["about"].get("method") == "flap"]
+        for cell in added:
+            cell["about"]["method"] = ADDED
+            plan = cell["result"].get("plan")
+            if plan:
+                plan["layers"] = plan["layers"][1:]
+        return cells + added
 
-    frames.read_results = read_with_added
+    frames.read_unit = read_with_added
     pyplot.switch_backend("agg")
     for name in ("04_baselines", "05_main_tables"):
         notebook = notebooks.without_models(nbformat.read(config.NOTEBOOKS / f"{name}.ipynb", 4))
@@ -118,7 +117,7 @@ def show_added_method():
     model, _ = load_model("tiny-llama")
     plan = make_plan(ADDED, model, torch.arange(96).view(2, 48), kv_groups=6)
     profile = load_profile("smoke", models=["tiny-llama"])
-    ranges = Setting(Job("baselines", profile, "tiny-llama")).windows(ADDED)
+    ranges = Setting(Context(profile, "tiny-llama", Store())).windows(ADDED)
     return {
         "removed": {layer: part.removed_groups for layer, part in plan.layers.items()},
         "ranges": [len(window) for window in ranges],

@@ -14,9 +14,9 @@ round before the first one warms up and measures the peak of memory.
 
 It prints a line for each length as it comes: the median of the dense model's seconds, and for each
 variant the median of its times as multiples of the dense model's in the same round, with the
-smallest and the largest. The cells are listed in ``data/results/small/efficiency`` for a model whose
-name says the device. Packed into ``data/reference/small`` (``data/reference/pack.py``), they are
-shown by notebook 08 under this name.
+smallest and the largest. The cells are listed in ``data/results/small/efficiency``, for a model
+whose name says the device. Packed into ``data/reference/small`` (``data/reference/pack.py``), they
+are shown by notebook 08 under this name.
 
 At the rate that the paper prints for one H100, ten rounds (six at 65,536 tokens) take about five
 minutes. Where ``--minutes`` are too few, no length is left out, but there are fewer rounds, and
