@@ -1,9 +1,10 @@
-"""The tokens that llama.cpp makes of a text, by the vocabulary in a GGUF file.
+"""Whether llama.cpp makes the same tokens of a text, by the vocabulary in a GGUF file.
 
-This is what ``src/llama-vocab.cpp`` does. First the text is cut at special tokens. Then the rest is
-split by byte-level BPE (``gpt2``), or by the scores of SentencePiece (``llama``). The
-package ``tokenizers`` splits in the same way for byte-level BPE alone: its added tokens are looked
-for from left to right, and its SentencePiece joins no letters that are not tokens themselves.
+:func:`file_tokenizer` does what ``src/llama-vocab.cpp`` does. First the text is cut at special
+tokens. Then the rest is split by byte-level BPE (``gpt2``), or by the scores of SentencePiece
+(``llama``). The package ``tokenizers`` splits in the same way for byte-level BPE alone: its added
+tokens are looked for from left to right, and its SentencePiece joins no letters that are not tokens
+themselves.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 from gguf import GGUFReader, TokenType
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerBase
 
 LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -25,6 +27,62 @@ WORDS = {  # regular expressions that split a text one after the other, by llama
 }
 TAKES_WHOLE_WORDS = ("llama-bpe",)  # a word that is a token is taken without looking at merges
 SPECIAL_TYPES = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
+PHRASES = (
+    "",
+    "a",
+    " a",
+    "a ",
+    "\na",
+    "a\n\n",
+    "The quick brown fox isn't here; it's WE'LL, I'M, You'Re and they'd've.",
+    " one  two   three    four     five\tsix\t\tseven \t eight\r\nnine\r\n\r\nten \n \n eleven  ",
+    "non\u00a0breaking\u2003and\u200bzero\u3000width\u0085next\u2028line\ufeff",
+    "0 12 345 6789 12345678901 3.14 1,000,000 -7 1e-5 0x1F A1B2 ½ ² Ⅷ ٣",
+    "2024-02-29 12:30 50% $9.99",
+    "éàü e\u0301a\u0300u\u0308 Å A\u030a ﬁ ﬀ Ａｂ１ ① ™ ﷺ İ ı ß ẞ Σς Ǆ ñ n\u0303",
+    "각 \u1100\u1161\u11a8 日本語テキスト。 中文，标点！ 한국어 ไทย",
+    "العربية עברית हिन्दी Ελληνικά Русский",
+    "“quoted” ‘single’ «guillemets» ``ticks'' - – — … ... !!! ?!?! ([{<>}]) //\\\\ __a__ **b** ~~",
+    "😀 👩‍👩‍👧 🇩🇪 👍🏽 ❤️ 𝔘𝔫𝔦 𐍈 𠜎 \U000f0000 \ue000",
+    "▁ ▁▁ a▁b Ġ Ċ ĠĠ <0x41> ##ing </w> @@ [UNK] <unk>",
+    "control \x00 \x01 \x07 \x1b \x7f \x80 \u00ad soft\u00adhyphen",
+    "camelCaseWord snake_case_word UPPERCASE MiXeD",
+    "a" * 50,
+    "antidisestablishmentarianism" * 8,
+    "def f(x):\n    if x == 1:\n\t\treturn {'a': [1, 2]}  # comment\n",
+    "https://example.org/a?b=c&d=%20 name@example.org @user #tag <b>bold</b> &amp; a/b C:\\d e.g.",
+)
+
+
+def check_tokens(reader: GGUFReader, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise a ValueError, with a short example, if a file gives other tokens than ``tokenizer``.
+
+    Both read the same lines of text. Some tokenizers take blanks with an added token, or look for
+    it in whole words only, which a file has no place for.
+    """
+    encode = file_tokenizer(reader)
+    added = [f"a{token}b  {token}  c" for token in tokenizer.get_added_vocab()]
+    texts = sorted([*PHRASES, *added], key=len)
+    for text, ids in zip(texts, tokenizer(texts).input_ids, strict=True):
+        file_ids = encode(text)
+        if file_ids != ids:
+            message = (
+                f"this tokenizer cannot be written as GGUF: llama.cpp would read {text!r} as "
+                f"{_shown(file_ids, tokenizer)}, the tokenizer reads {_shown(ids, tokenizer)}"
+            )
+            if "Metaspace" in str(tokenizer.backend_tokenizer.pre_tokenizer):
+                message += (
+                    ". llama.cpp puts a blank before the text and after each special token, even "
+                    "before other blanks, as the tokenizer.json of Llama 2 and Mistral does: "
+                    "PreTrainedTokenizerFast.from_pretrained(…) reads it as it is"
+                )
+            raise ValueError(message)
+
+
+def _shown(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    """Some tokens, for a message."""
+    tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(ids[:12]) if token]
+    return " ".join(tokens) or "no tokens"
 
 
 def file_tokenizer(reader: GGUFReader) -> Callable[[str], list[int]]:
