@@ -5,7 +5,7 @@ import torch
 from helpers import small_model
 
 from harp_lib import PruningPlan, apply_plan, save_gguf, save_nemotron_nas
-from harp_lib.export import nemotron_nas
+from harp_lib.export import llamas, nemotron_nas
 from harp_lib.models.registry import tiny_tokenizer
 from harp_lib.pruning.plan import LayerPlan
 
@@ -110,3 +110,18 @@ def test_a_few_positions_are_enough_for_a_short_context(tmp_path):
     apply_plan(model, PruningPlan.value_only(4, [0.5]))
     save_nemotron_nas(model, tiny_tokenizer(), tmp_path / "nas")
     assert (tmp_path / "nas" / "model.safetensors").is_file()
+
+
+def test_the_copy_of_a_model_on_several_devices_is_dispatched_as_the_model(
+    pruned, tmp_path, monkeypatch
+):
+    dispatched = []
+
+    def dispatch(copy, device_map):
+        dispatched.append(device_map)
+        return copy
+
+    monkeypatch.setattr(llamas, "dispatch_model", dispatch)
+    pruned.hf_device_map = {"model": 0, "lm_head": 1}
+    save_nemotron_nas(pruned, None, tmp_path / "nas")
+    assert dispatched == [pruned.hf_device_map]
