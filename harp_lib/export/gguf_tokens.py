@@ -1,6 +1,6 @@
 """Whether llama.cpp makes the same tokens of a text, by the vocabulary in a GGUF file.
 
-:func:`file_tokenizer` does what ``src/llama-vocab.cpp`` does. First the text is cut at special
+``_file_tokenizer`` does what ``src/llama-vocab.cpp`` does. First the text is cut at special
 tokens. Then the rest is split by byte-level BPE (``gpt2``), or by the scores of SentencePiece
 (``llama``). The package ``tokenizers`` splits in the same way for byte-level BPE alone: its added
 tokens are looked for from left to right, and its SentencePiece joins no letters that are not tokens
@@ -61,7 +61,7 @@ def check_tokens(reader: GGUFReader, tokenizer: PreTrainedTokenizerBase) -> None
     Both read the same lines of text. Some tokenizers take blanks with an added token, or look for
     it in whole words only, which a file has no place for.
     """
-    encode = file_tokenizer(reader)
+    encode = _file_tokenizer(reader)
     added = list(tokenizer.get_added_vocab())
     some_added = added[:: len(added) // NUM_ADDED + 1]
     in_texts = [f"a{token}b  {token}  c" for token in some_added]
@@ -88,19 +88,8 @@ def _shown(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
     return " ".join(tokens) or "no tokens"
 
 
-def file_tokenizer(reader: GGUFReader) -> Callable[[str], list[int]]:
-    """A function that tokenizes as llama.cpp does with the vocabulary of a file.
-
-    Parameters
-    ----------
-    reader : GGUFReader
-        A file that :func:`harp_lib.save_gguf` wrote.
-
-    Returns
-    -------
-    Callable[[str], list[int]]
-        Gives the ids of a text, with the tokens that are added at its ends.
-    """
+def _file_tokenizer(reader: GGUFReader) -> Callable[[str], list[int]]:
+    """A function that gives the ids of a text, with the tokens that are added at its ends."""
 
     def setting(name: str, default: Any = None) -> Any:
         field = reader.fields.get(f"tokenizer.ggml.{name}")

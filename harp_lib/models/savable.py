@@ -15,17 +15,6 @@ def check_savable(model: nn.Module) -> None:
     A saver writes the weights by name and the config, and a loader builds the model from the
     config. So each module, weight, shape and tie has to be the one that the config describes.
     Adapters, quantized modules, parametrizations and wrappers are not, whichever library made them.
-
-    Parameters
-    ----------
-    model : nn.Module
-        The model that is to be saved, dense or pruned.
-
-    Raises
-    ------
-    ValueError
-        If the model is wrapped, has adapters that are not merged, is offloaded, quantized or
-        sharded, or has other modules, weights or ties than its config describes.
     """
     _check_adapters(model)
     if not isinstance(model, PreTrainedModel):
