@@ -9,14 +9,14 @@ from typing import Any
 __version__ = "0.2.0"
 
 _PUBLIC = {  # module and its public names
+    "export.gguf": ("save_gguf",),
+    "export.nemotron_nas": ("save_nemotron_nas",),
     "methods": ("make_plan",),
     "methods.alpha_search": ("search_alphas", "AlphaSearch", "ALPHA_GRID"),
     "methods.fit_alpha": ("fit_alphas",),
     "methods.refit": ("refit_values",),
     "models.checkpoint": ("save_pruned", "load_pruned"),
-    "models.gguf": ("save_gguf",),
     "models.load": ("load_model",),
-    "models.nemotron_nas": ("save_nemotron_nas",),
     "names": ("METHODS",),
     "pruning.plan": ("PruningPlan",),
     "pruning.surgery": ("apply_plan",),

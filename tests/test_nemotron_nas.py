@@ -17,7 +17,7 @@ from harp_lib import (
     refit_values,
     save_nemotron_nas,
 )
-from harp_lib.models import nemotron_nas
+from harp_lib.export import nemotron_nas
 from harp_lib.models.registry import tiny_model, tiny_tokenizer
 from harp_lib.pruning.plan import LayerPlan
 

@@ -17,8 +17,8 @@ from gguf.quants import dequantize, quantize
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from harp_lib import config, load_model
+from harp_lib.export.gguf_vocabulary import _special_vocabulary
 from harp_lib.models import registry
-from harp_lib.models.gguf_vocabulary import _special_vocabulary
 from harp_lib.models.registry import FROM_WHEELS, ModelDownloadError, install, tiny_tokenizer
 from harp_lib.models.tokenizer import adds_bos
 

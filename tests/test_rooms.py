@@ -13,7 +13,7 @@ ORDER = (
     ("results",),
     ("accounting",),
     ("models",),
-    ("contents",),
+    ("contents", "export"),
     ("gpus", "text"),
     ("evaluation",),
     ("methods",),

@@ -198,8 +198,7 @@ def test_adapters_of_peft(kind, pruned):
         "prompt": peft.PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"),
     }
     adapted = peft.get_peft_model(pruned, configs[kind])
-    way_out = "cannot be merged" if kind == "prompt" else r"save what model.merge_and_unload\(\)"
-    with pytest.raises(ValueError, match=f"adapter that is not merged: .*{way_out}"):
+    with pytest.raises(ValueError, match=r"adapter that is not merged: .* merge_and_unload\(\)"):
         check_savable(adapted)
     if kind == "prompt":
         check_savable(adapted.get_base_model())

@@ -114,11 +114,14 @@ def _measurements(settings: dict[str, Any], model: PreTrainedModel) -> list[Meas
 def _runs_in_llama_cpp(model: PreTrainedModel) -> bool:
     """Whether llama.cpp is installed, and can run the model."""
     try:
-        from harp_lib.models.gguf import check_gguf  # here, because it needs a package of its own
-
         import_module("xllamacpp")
+    except ImportError:
+        return False
+    from harp_lib.export.gguf import check_gguf  # here, because it needs a package of its own
+
+    try:
         check_gguf(model)
-    except (ValueError, ImportError):
+    except ValueError:
         return False
     return True
 
@@ -253,7 +256,7 @@ class Bench:
 
         Tokens a second, of a prompt and of what is written after it.
         """
-        from harp_lib.models.gguf import save_gguf  # here, because it needs a package of its own
+        from harp_lib.export.gguf import save_gguf  # here, because it needs a package of its own
 
         prompt = self._ids(tokens)[0].tolist()
         timed = {}

@@ -1,1 +1,1 @@
-"""Where models come from and where they go: loading, the registry, checkpoints and GGUF files."""
+"""Where models come from and where they go: loading, the registry, checkpoints."""

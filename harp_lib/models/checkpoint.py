@@ -16,13 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from harp_lib.models.card import CARD_FILE, model_card
 from harp_lib.models.load import floating_dtype, from_pretrained
 from harp_lib.models.registry import quiet
-from harp_lib.models.same_logits import (
-    LIKELY_REASON,
-    TOLERANCE,
-    comparable,
-    outputs_on_probe,
-    relative_error,
-)
+from harp_lib.models.same_outputs import check_same_outputs, comparable
 from harp_lib.models.savable import check_savable
 from harp_lib.pruning import remote
 from harp_lib.pruning.plan import PruningPlan
@@ -132,7 +126,7 @@ def check_checkpoint(folder: Path, model: PreTrainedModel) -> None:
             return
         loaded = _load(folder, model, getattr(model, "hf_device_map", None) or {"": model.device})
         _check_weights(loaded, model)
-        _check_outputs(loaded, model)
+        check_same_outputs(loaded, model)
 
 
 def _copy_fits(model: PreTrainedModel) -> bool:
@@ -179,20 +173,6 @@ def _check_weights(loaded: PreTrainedModel, model: PreTrainedModel) -> None:
             raise ValueError(
                 f"{name} is another weight when it is loaded again than the model has in memory"
             )
-
-
-def _check_outputs(loaded: PreTrainedModel, model: PreTrainedModel) -> None:
-    expected = outputs_on_probe(model)
-    if not expected.isfinite().all():
-        return  # float16 that overflows on these tokens; the weights are the same
-    tolerance = max(TOLERANCE, 4 * torch.finfo(model.dtype).eps)
-    error = relative_error(outputs_on_probe(loaded), expected)
-    if not error <= tolerance:
-        raise ValueError(
-            f"the checkpoint computes other outputs than the model in memory: they differ by "
-            f"{error:.2%} ({tolerance:.2%} is allowed), though the weights are the same. "
-            f"{LIKELY_REASON}"
-        )
 
 
 def load_pruned(

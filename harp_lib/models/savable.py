@@ -15,17 +15,6 @@ def check_savable(model: nn.Module) -> None:
     A saver writes the weights by name and the config, and a loader builds the model from the
     config. So each module, weight, shape and tie has to be the one that the config describes.
     Adapters, quantized modules, parametrizations and wrappers are not, whichever library made them.
-
-    Parameters
-    ----------
-    model : nn.Module
-        The model that is to be saved, dense or pruned.
-
-    Raises
-    ------
-    ValueError
-        If the model is wrapped, has adapters that are not merged, is offloaded, quantized or
-        sharded, or has other modules, weights or ties than its config describes.
     """
     _check_adapters(model)
     if not isinstance(model, PreTrainedModel):
@@ -40,27 +29,19 @@ def check_savable(model: nn.Module) -> None:
 
 def _check_adapters(model: nn.Module) -> None:
     """Raise a ValueError if ``model`` has adapters, be it wrapped or not."""
-    adapted = [
-        name
-        for name, module in model.named_modules()
-        if any(base.__module__.partition(".")[0] == "peft" for base in type(module).__mro__)
-    ]
     # With this flag, `save_pretrained` of transformers writes the adapter alone.
-    if not adapted and not getattr(model, "_hf_peft_config_loaded", False):
-        return
-    if isinstance(model, PreTrainedModel):
-        way_out = (
-            "load it on the model without adapters by PeftModel.from_pretrained, and save what "
-            "merge_and_unload() returns"
+    has_adapter = getattr(model, "_hf_peft_config_loaded", False)
+    for module in model.modules():
+        classes = type(module).__mro__
+        if any(base.__module__.partition(".")[0] == "peft" for base in classes):
+            has_adapter = True
+    if has_adapter:
+        raise ValueError(
+            f"{type(model).__name__} has an adapter that is not merged: load it on the model "
+            "without adapters by PeftModel.from_pretrained, and save what merge_and_unload() "
+            "returns. An adapter that is no change of weights, as a prompt, cannot be merged; "
+            "get_base_model() is the model without it"
         )
-    elif hasattr(model, "merge_and_unload"):
-        way_out = "save what model.merge_and_unload() returns"
-    else:
-        way_out = (
-            "it cannot be merged, because it is no change of weights (a prompt, for example); "
-            "model.get_base_model() is the model without it"
-        )
-    raise ValueError(f"{type(model).__name__} has an adapter that is not merged: {way_out}")
 
 
 def _check_weights(model: PreTrainedModel) -> None:
@@ -78,19 +59,25 @@ def _check_weights(model: PreTrainedModel) -> None:
                 f"{name} is a tensor of class {type(tensor).__name__} (it is quantized, or "
                 f"sharded over devices): {RELOAD}, and prune that"
             )
-    for name, parameter in model.named_parameters():
-        if not parameter.is_floating_point() or parameter.element_size() < 2:
+        is_float = tensor.is_floating_point() and tensor.element_size() >= 2
+        if isinstance(tensor, nn.Parameter) and not is_float:
             raise ValueError(
-                f"{name} is of dtype {parameter.dtype}, as in a quantized model: {RELOAD}, and "
+                f"{name} is of dtype {tensor.dtype}, as in a quantized model: {RELOAD}, and "
                 "prune that"
             )
 
 
-def _check_structure(model: PreTrainedModel) -> None:
-    """Raise a ValueError if a model that is built from the config has another structure."""
+def built_from_config(model: PreTrainedModel) -> PreTrainedModel:
+    """What loading makes of the config of ``model``, without values, on the meta device."""
     with torch.device("meta"):  # takes no memory, and draws no random numbers
         described = type(model)._from_config(copy.deepcopy(model.config))
     described.tie_weights()
+    return described
+
+
+def _check_structure(model: PreTrainedModel) -> None:
+    """Raise a ValueError if a model that is built from the config has another structure."""
+    described = built_from_config(model)
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, module in described.named_modules():
         if name not in modules:

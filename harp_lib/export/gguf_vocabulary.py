@@ -7,7 +7,7 @@ from typing import Any
 from gguf import GGUFWriter, SpecialVocab, TokenType
 from transformers import PreTrainedTokenizerBase
 
-from harp_lib.models.gguf_tokens import LLAMA3_WORDS
+from harp_lib.export.gguf_tokens import LLAMA3_WORDS, TAKES_WHOLE_WORDS
 
 
 def write_vocabulary(
@@ -92,7 +92,7 @@ def _add_tokens(
         writer.add_add_space_prefix(_adds_space(state))
     else:
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(_splitting(state["pre_tokenizer"]))
+        writer.add_tokenizer_pre(_splitting(state))
     writer.add_token_list(tokens)
     writer.add_token_types(types)
 
@@ -139,16 +139,21 @@ def _adds_space(state: dict[str, Any]) -> bool:
     return any(mark in steps for mark in ("Prepend", '"always"', '"first"'))
 
 
-def _splitting(pre_tokenizer: dict[str, Any] | None) -> str:
-    """llama.cpp's name for the way in which text is split into words."""
-    steps = _steps(pre_tokenizer, "pretokenizers")
+def _splitting(state: dict[str, Any]) -> str:
+    """llama.cpp's name for the way in which text is split into words, and words into tokens."""
+    steps = _steps(state["pre_tokenizer"], "pretokenizers")
     kinds = [step["type"] for step in steps]
+    name = None
     if kinds == ["ByteLevel"] and steps[0]["use_regex"]:
-        return "gpt-2"
-    if kinds == ["Digits", "ByteLevel"] and steps[0]["individual_digits"]:
-        return "smollm"
-    if kinds == ["Split", "ByteLevel"] and steps[0]["pattern"].get("Regex") == LLAMA3_WORDS:
-        return "llama-bpe"
-    raise ValueError(
-        f"a tokenizer that splits words by {kinds or 'nothing'} cannot be written as GGUF"
-    )
+        name = "gpt-2"
+    elif kinds == ["Digits", "ByteLevel"] and steps[0]["individual_digits"]:
+        name = "smollm"
+    elif kinds == ["Split", "ByteLevel"] and steps[0]["pattern"].get("Regex") == LLAMA3_WORDS:
+        name = "llama-bpe"
+    takes_whole_words = state["model"]["ignore_merges"]
+    if name is None or takes_whole_words != (name in TAKES_WHOLE_WORDS):
+        raise ValueError(
+            f"a tokenizer that splits words by {kinds or 'nothing'}, with ignore_merges "
+            f"{takes_whole_words}, cannot be written as GGUF"
+        )
+    return name

@@ -11,28 +11,24 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from gguf import (
     GGML_QUANT_SIZES,
-    MODEL_ARCH,
     GGMLQuantizationType,
     GGUFReader,
     GGUFWriter,
     ReaderTensor,
     dequantize,
-    get_tensor_name_map,
     quantize,
 )
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from harp_lib.models.gguf_tokens import file_tokenizer
-from harp_lib.models.gguf_vocabulary import write_vocabulary
-from harp_lib.models.plain_llama import Heads, PlainLlama
-from harp_lib.models.same_logits import check_llama, check_same_logits, relative_error
-from harp_lib.models.token_probe import check_tokens
+from harp_lib.export.gguf_tokens import check_tokens
+from harp_lib.export.gguf_vocabulary import write_vocabulary
+from harp_lib.export.llamas import check_config_says_all, check_llama
+from harp_lib.models.same_outputs import relative_error
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import FFN_PARTS, LoneAttention, attends, num_groups
 
@@ -78,12 +74,13 @@ def save_gguf(
         ``deci`` cannot express it, with the reason: another architecture, biases (also those that
         compensate for what FLAP removes), sliding windows, or other rotary positions. If the
         tokenizer has more tokens than the model has embeddings, or llama.cpp would give other
-        tokens. If the logits that follow from the file are not those of the model. Nothing is
-        written then.
+        tokens. If the model computes something else than its config and its weights say. Nothing
+        is written then.
     """
     if weights not in WEIGHTS:
         raise ValueError(f"unknown type of weights {weights!r}; choose from {', '.join(WEIGHTS)}")
     check_gguf(model)
+    check_config_says_all(model)
     path = Path(os.path.expanduser(path)).resolve()
     writer = GGUFWriter(None, ARCHITECTURE)
     _add_shape(writer, model)
@@ -198,79 +195,33 @@ def _value_only_weight(attention: LoneAttention) -> torch.Tensor:
 def _frequency_factors(model: PreTrainedModel) -> torch.Tensor:
     """Factors (Dh / 2,) by which llama.cpp divides the default rotary frequencies."""
     config = model.config
-    default_frequencies = _default_frequencies(
-        config.rope_parameters["rope_theta"], config.head_dim
-    )
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+    default_frequencies = config.rope_parameters["rope_theta"] ** -exponents
     # The model's own frequencies may be rounded to its dtype, so they are computed again.
     rotary = type(model.get_decoder().rotary_emb)(config)
     return default_frequencies / rotary.inv_freq.double().cpu()
 
 
-def _default_frequencies(base: float, head_dim: int) -> torch.Tensor:
-    """Rotary angles per position (Dh / 2,) without any factors, in float64."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-    return base**-exponents
-
-
 def check_file(file: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise a ValueError if llama.cpp would compute other tokens or logits from ``file``.
+    """Raise a ValueError if ``file`` gives other tokens or holds other tensors than it should.
 
-    Each tensor has to be that of the model but for rounding to its type. The logits are computed
-    from the settings in the file and from the tensors before rounding, so that a wrong setting
-    is not taken for the effect of rounding.
+    Tensors may differ from those of ``model`` by what rounding to their type costs.
     """
     reader = GGUFReader(file)
-    check_tokens(file_tokenizer(reader), tokenizer)
-    expected = dict(file_tensors(model))
+    check_tokens(reader, tokenizer)
     stored = {tensor.name: tensor for tensor in reader.tensors}
-    for name, tensor in expected.items():
+    for name, tensor in file_tensors(model):
         _check_tensor(stored[name], tensor)
-    check_same_logits(model, _as_llama(reader, stored, expected))
-
-
-def _as_llama(
-    reader: GGUFReader, stored: dict[str, ReaderTensor], expected: dict[str, torch.Tensor]
-) -> PlainLlama:
-    """What llama.cpp computes by the settings of the file, from the tensors before rounding."""
-
-    def setting(name: str) -> Any:
-        return reader.fields[f"{ARCHITECTURE}.{name}"].contents()
-
-    heads = zip(setting("attention.head_count"), setting("attention.head_count_kv"), strict=True)
-    blocks = [Heads(queries, groups) for queries, groups in heads]
-    frequencies = _default_frequencies(setting("rope.freq_base"), setting("rope.dimension_count"))
-    if "rope_freqs.weight" in stored:
-        frequencies = frequencies / _dequantized(stored["rope_freqs.weight"])
-    names = get_tensor_name_map(MODEL_ARCH.DECI, len(blocks))
-
-    def weight(name: str) -> torch.Tensor | None:
-        """The model's tensor behind a name of transformers' Llama, or None if there is none."""
-        file_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if file_name not in stored:
-            return None
-        return expected[file_name].detach().float().cpu()
-
-    return PlainLlama(
-        blocks=blocks,
-        frequencies=frequencies.float(),
-        rotates_neighbours=True,
-        eps=setting("attention.layer_norm_rms_epsilon"),
-        weight=weight,
-    )
 
 
 def _check_tensor(stored: ReaderTensor, expected: torch.Tensor) -> None:
     """Raise a ValueError if a tensor of the file is not ``expected`` but for rounding."""
     expected = expected.detach().float().cpu()
     kind = stored.tensor_type
-    error = relative_error(_dequantized(stored), expected)
+    in_file = torch.tensor(dequantize(stored.data, kind))
+    error = relative_error(in_file, expected)
     if not error <= LARGEST_ERRORS[kind]:
         raise ValueError(
             f"{stored.name} as {kind.name} differs by {error:.1%} from the model's: its weights "
             'are too small, too large or not finite for this type; write them as "f32"'
         )
-
-
-def _dequantized(stored: ReaderTensor) -> torch.Tensor:
-    """A tensor of the file, in float32."""
-    return torch.tensor(dequantize(stored.data, stored.tensor_type))

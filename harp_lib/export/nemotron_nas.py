@@ -1,7 +1,7 @@
 """Writes a pruned model as ``nemotron-nas``, which stock vLLM and stock MLX-LM run.
 
 The format describes each block by itself, so layers without queries and keys have no KV cache. How
-a layer becomes blocks is in :mod:`harp_lib.models.nas_blocks`.
+a layer becomes blocks is in :mod:`harp_lib.export.nas_blocks`.
 """
 
 import json
@@ -10,26 +10,23 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub import save_torch_state_dict
 from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from harp_lib.models import configuration_nemotron_nas
-from harp_lib.models.card import CARD_FILE, model_card
-from harp_lib.models.checkpoint import complete_or_nothing
-from harp_lib.models.configuration_nemotron_nas import NemotronNasConfig
-from harp_lib.models.nas_blocks import (
+from harp_lib.export import configuration_nemotron_nas
+from harp_lib.export.configuration_nemotron_nas import NemotronNasConfig
+from harp_lib.export.llamas import check_config_says_all
+from harp_lib.export.nas_blocks import (
     Block,
     Tensors,
     blocks_of,
     check_nemotron_nas,
     has_biases,
 )
-from harp_lib.models.plain_llama import Heads, PlainLlama
+from harp_lib.models.card import CARD_FILE, model_card
+from harp_lib.models.checkpoint import complete_or_nothing
 from harp_lib.models.registry import quiet
-from harp_lib.models.same_logits import TOLERANCE, check_same_logits
 
 COPIED_FIELDS = (
     "bos_token_id",
@@ -73,12 +70,13 @@ def save_nemotron_nas(
         If the weights are not all that the model is (adapters, quantization, offloading), the model
         is not pruned, its generation config is invalid, or ``nemotron-nas`` cannot express it, with
         the reason: another architecture, a layer 0 without attention, sliding windows, other rotary
-        positions. If the logits that follow from the files are not those of the model. Nothing is
-        written then.
+        positions. If the model computes something else than its config and its weights say. Nothing
+        is written then.
     FileExistsError
         If ``path`` exists and is not an empty folder.
     """
     check_nemotron_nas(model)
+    check_config_says_all(model)
     path = Path(os.path.expanduser(path)).resolve()
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise FileExistsError(f"{path} exists and is not an empty folder; choose another folder")
@@ -90,8 +88,9 @@ def save_nemotron_nas(
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
         model_card(model, path.name, "vllm").save(folder / CARD_FILE)
-        save_torch_state_dict(_state_dict(model, blocks), folder, metadata={"format": "pt"})
-        check_folder(folder, model)
+        weights = _state_dict(model, blocks)
+        save_torch_state_dict(weights, folder, metadata={"format": "pt"})
+        _check_files(folder, weights)
 
 
 def _write_config(folder: Path, model: PreTrainedModel, blocks: list[Block]) -> None:
@@ -136,41 +135,18 @@ def _state_dict(model: PreTrainedModel, blocks: list[Block]) -> Tensors:
     return weights
 
 
-def check_folder(folder: Path, model: PreTrainedModel) -> None:
-    """Raise a ValueError if runtimes would compute something else from ``folder`` than ``model``.
-
-    Settings and tensors are those of the files. In bfloat16 and float16 the sums over the query
-    heads of a group are rounded, so logits may differ by more there.
-    """
-    config = NemotronNasConfig.from_pretrained(folder)
-    blocks = []
-    for block in config.block_configs:
-        heads = Heads(0, 0)
-        if not block.attention.no_op:
-            groups = config.num_attention_heads // block.attention.n_heads_in_group
-            heads = Heads(config.num_attention_heads, groups)
-        blocks.append(heads)
-    file_of = {}  # the open file that holds each tensor: a large model has several
-    for path in folder.glob("*.safetensors"):
-        file = safe_open(path, framework="pt")
-        file_of.update(dict.fromkeys(file.keys(), file))
-
-    def weight(name: str) -> torch.Tensor | None:
-        """A tensor in float32, or None if runtimes load none of this name."""
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            return None
-        if name.endswith(".bias"):
-            has_bias = config.mlp_bias if ".mlp." in name else config.attention_bias
-            if not has_bias:
-                return None
-        return file_of[name].get_tensor(name).float()
-
-    written = PlainLlama(
-        blocks=blocks,
-        frequencies=LlamaRotaryEmbedding(config).inv_freq.cpu(),
-        rotates_neighbours=False,
-        eps=config.rms_norm_eps,
-        weight=weight,
-    )
-    tolerance = max(TOLERANCE, 4 * torch.finfo(model.dtype).eps)
-    check_same_logits(model, written, tolerance)
+def _check_files(folder: Path, weights: Tensors) -> None:
+    """Raise a ValueError if the files lack a tensor, or have one of another name or shape."""
+    written = {}
+    for path in folder.glob("*.safetensors"):  # a large model has several
+        with safe_open(path, framework="pt") as file:
+            names = file.keys()
+            for name in names:
+                written[name] = tuple(file.get_slice(name).get_shape())
+    expected = {name: tuple(weight.shape) for name, weight in weights.items()}
+    if written != expected:
+        name, _ = min(written.items() ^ expected.items())
+        raise ValueError(
+            f"{name} is {written.get(name, 'missing')} in the files, where the model has "
+            f"{expected.get(name, 'nothing')}"
+        )

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from harp_lib.models.same_logits import check_llama
+from harp_lib.export.llamas import check_llama
 from harp_lib.models.savable import RELOAD
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import (
