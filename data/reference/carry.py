@@ -68,22 +68,28 @@ def main(old: Path, new: Path, datasets: str = "", *models: str) -> None:
     added = {model: tokens_of(new.name, datasets, model) for model in models}
     cells = read_old(old)
     removed = removals(cells)
-    results: dict[str, str] = {}  # by the digest of a cell's inputs
-    lines: dict[tuple[str, str], list[str]] = defaultdict(list)
+    computed: dict[str, Cell] = {}  # by the digest of its inputs, the one that was first
+    listed = []
     for unit, key in listed_keys(old, cells):
         cell = cells[key]
         inputs = inputs_of(key, cell, removed, added.get(key[1], {}))
-        result = json.dumps(cell["result"])
-        if results.setdefault(digest(inputs), result) != result:
+        other = computed.setdefault(digest(inputs), cell)
+        if json.dumps(other["result"]) != json.dumps(cell["result"]):
             raise SystemExit(f"{'/'.join(key)} has the inputs of another cell, and differs")
-        line = {"about": about_of(key, cell), "inputs": inputs}
+        if cell["time"] < other["time"]:
+            computed[digest(inputs)] = cell
+        listed.append((unit, key, inputs))
+    lines: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for unit, key, inputs in listed:
+        line = {"about": about_of(key, cells[key]), "inputs": inputs}
+        cell = computed[digest(inputs)]
         line |= {name: value for name, value in cell.items() if name not in FORMER}
         lines[unit, key[1]].append(f"{json.dumps(line)}\n")
     for (unit, model), of_model in lines.items():
         write_text(new / unit / f"{config.slug(model)}.jsonl", "".join(dict.fromkeys(of_model)))
     num_lines = sum(len(of_model) for of_model in lines.values())
     print(f"{len(cells)} cells carried over, in {num_lines} lines of {len(lines)} lists")
-    print(f"{len(results)} cells differ in their inputs")
+    print(f"{len(computed)} cells differ in their inputs")
     unlisted = cells.keys() - {key for _, key in listed_keys(old, cells)}
     print(f"in no list: {len(unlisted)}")
 
