@@ -5,13 +5,7 @@ import torch
 
 from harp_lib import config, load_model
 from harp_lib.experiments import changes, run
-from harp_lib.experiments.changes import (
-    TOP,
-    WITH_FIT,
-    Change,
-    fitted_blocks,
-    ranked_blocks,
-)
+from harp_lib.experiments.changes import TOP, WITH_FIT, Change, fitted_blocks, ranked_blocks
 from harp_lib.experiments.context import HELD_OUT, Context
 from harp_lib.experiments.costs import costs_left
 from harp_lib.experiments.frontier import _changes, _compared, _Evaluation, reasons
@@ -184,14 +178,11 @@ def test_controls_of_alpha(context):
         with temporarily_pruned(context.model, PruningPlan.value_only(6, {4: alpha, 5: alpha})):
             single[alpha] = perplexity(context.model, text.windows)
     best = min(single, key=single.get)
+    searched = LayerStream(context.model, [window.ids for window in text.windows])
     alphas = {
         "alpha-single": dict.fromkeys((4, 5), best),
         "alpha-0.3": dict.fromkeys((4, 5), 0.3),
-        "alpha-fit-searched": fit_alpha_by_layer(
-            context.model,
-            LayerStream(context.model, [window.ids for window in text.windows]),
-            [4, 5],
-        ),
+        "alpha-fit-searched": fit_alpha_by_layer(context.model, searched, [4, 5]),
     }
     held_out = context.unsearched(context.corpora[0], 3, 64)
     for method, of_layers in alphas.items():
