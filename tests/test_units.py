@@ -1,4 +1,4 @@
-"""Units of experiments: what each needs first, which notebooks run it, and refused requests."""
+"""Units of experiments: what each needs, which notebooks run it, and a refused request."""
 
 import ast
 
@@ -6,7 +6,7 @@ import nbformat
 import pytest
 
 from harp_lib import config
-from harp_lib.experiments import compute, models_of, run
+from harp_lib.experiments import models_of, run
 from harp_lib.units import NOTEBOOKS, UNITS
 
 MODEL = "tiny-gemma2"
@@ -16,17 +16,9 @@ def profile():
     return config.load_profile("smoke", models=[MODEL])
 
 
-def test_wrong_requests(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "RESULTS", tmp_path)
+def test_an_unknown_unit_is_refused():
     with pytest.raises(ValueError, match="unknown unit 'alphas'; choose from similarity, search"):
         run("alphas", profile=profile())
-    missing = {
-        "plans": "alpha_search has no harp/search",
-        "scores": "baselines has no dense/plan",
-    }
-    for unit, needed in missing.items():
-        with pytest.raises(FileNotFoundError, match=f"{needed}.* of {MODEL}: compute that first"):
-            compute(unit, profile(), MODEL)
 
 
 def calls(notebook, function):
