@@ -1,5 +1,7 @@
 """What notebooks share: frames, intervals, the rule of claims, and what is written."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,7 +13,7 @@ from harp_lib.report import intervals, judge, ledger, save
 from harp_lib.report.frames import Results, with_plain_types
 from harp_lib.report.intervals import Interval
 from harp_lib.report.style import dot_panels, model_colours, use_style
-from harp_lib.results import Cell, ResultStore
+from harp_lib.results import Cell, Store, digest, fill
 
 ABOVE = Interval(0.2, 0.1, 0.3, 9, p=0.001)
 BELOW = -ABOVE
@@ -27,9 +29,9 @@ def results(only_committed, tmp_path, monkeypatch):
 # Frames
 
 
-@pytest.mark.parametrize("store", ["norm_change", "frontier", "efficiency", "baselines"])
-def test_rows_have_plain_types(results, store):
-    rows = results.rows(store)
+@pytest.mark.parametrize("unit", ["norms", "frontier", "efficiency", "baselines"])
+def test_rows_have_plain_types(results, unit):
+    rows = results.rows(unit)
     assert len(rows) > 100
     assert {str(dtype) for dtype in rows.dtypes} <= {"int64", "float64", "bool", "str"}
     assert {"SmolLM2", "Gemma", "Qwen 0.5B", "Qwen 1.5B"} <= set(rows["model"])
@@ -46,9 +48,13 @@ def test_whole_numbers_stay_whole_and_missing_ones_are_nan():
 
 
 def test_rows_are_those_of_the_cells(results):
-    rows = results.rows("norm_change", "alpha").query("model == 'Gemma' and method == 'searched'")
-    cells = results.cells("norm_change")
-    stored = cells["gemma3-270m", "searched", "reading"]["result"]["rows"]
+    rows = results.rows("norms", "alpha").query("model == 'Gemma' and method == 'searched'")
+    (cell,) = [
+        cell
+        for cell in results.cells("norms")
+        if (cell["about"]["model"], cell["about"]["method"]) == ("gemma3-270m", "searched")
+    ]
+    stored = cell["result"]["rows"]
     alphas = {}
     for quantity, layer, value in zip(
         stored["quantity"], stored["layer"], stored["value"], strict=True
@@ -56,24 +62,12 @@ def test_rows_are_those_of_the_cells(results):
         if quantity == "alpha":
             alphas[layer] = value
     assert dict(zip(rows["layer"], rows["value"], strict=True)) == alphas
-
-
-def test_a_notebook_reads_its_own_cells_of_a_store_that_others_fill_too(results):
-    tasks = {}
-    for notebook in ("05", "06", "07", None):
-        tasks[notebook] = {task for *_, task in Results("small", notebook).cells("likelihoods")}
-    assert not any(task.startswith("longbench_") for task in tasks["05"] | tasks["06"])
-    assert all(task.startswith("longbench_") for task in tasks["07"])
-    assert tasks[None] == tasks["05"] | tasks["06"] | tasks["07"]
-
-
-def test_a_notebook_reads_any_cell_of_a_store_that_it_does_not_fill(results):
-    assert Results("small", "07").cells("similarity") == results.cells("similarity")
+    assert set(rows["corpus"]) == {cell["about"]["corpus"]}
 
 
 def test_an_unknown_quantity_is_named_with_those_that_there_are(results):
-    with pytest.raises(ValueError, match=r"norm_change has no quantity 'entropy'; it has alpha,"):
-        results.rows("norm_change", "entropy")
+    with pytest.raises(ValueError, match=r"norms has no quantity 'entropy'; it has alpha,"):
+        results.rows("norms", "entropy")
 
 
 def test_documents_have_their_likelihood_and_their_tokens(results):
@@ -98,7 +92,6 @@ ALIKE = ("owner/model", "other/model", "/home/me/SmolLM2", "smollm2-135m")
 @pytest.fixture
 def alike(results):
     """Results of a profile that holds these models, each with a value of its own."""
-    store = ResultStore("mini", "baselines")
     for number, model in enumerate(ALIKE):
         rows = [{"quantity": "nll", "value": number}, {"quantity": "tokens", "value": 1}]
         row_of_question = {"question": 0, "score": number}
@@ -106,19 +99,21 @@ def alike(results):
             "rows": [row | {"document": 0} | row_of_question for row in rows],
             "plan": {"layers": [number]},
         }
+        cells = []
         for method in ("flap", "mag-sp"):
-            store.result(model, Cell(method, "plan", {"model": model}, lambda made=result: made))
-    store.finish("baselines")
+            inputs = {"what": "plan", "model": model, "method": method}
+            cells.append(Cell(inputs, lambda made=result: made, {"method": method}))
+        fill(Store(), config.RESULTS / "mini" / "plans", model, cells)
     return Results("mini")
 
 
 def test_models_of_one_last_name_stay_apart(alike):
     short = ["SmolLM2", "owner/model", "other/model", "me/SmolLM2"]
     numbers = {"owner/model": 0, "other/model": 1, "me/SmolLM2": 2, "SmolLM2": 3}
-    rows = alike.rows("baselines", "nll").groupby("model", sort=False)["value"]
+    rows = alike.rows("plans", "nll").groupby("model", sort=False)["value"]
     assert rows.nunique().to_dict() == dict.fromkeys(short, 1)
     assert rows.first().to_dict() == numbers
-    for frame in (alike.documents("baselines"), alike.plans(), alike.questions("baselines")):
+    for frame in (alike.documents("plans"), alike.plans(), alike.questions("plans")):
         assert frame.groupby(["model", "method"]).size().max() <= 2
         assert set(frame["model"]) == set(short)
     colours = model_colours(short)
@@ -129,7 +124,7 @@ def test_verdicts_have_full_names_because_other_notebooks_know_other_models(alik
     entries = dict(list(judge.claims().items()))
     claim = next(name for name, entry in entries.items() if entry["kind"] == "measured")
     monkeypatch.setattr(judge, "claims", lambda: {claim: entries[claim]})
-    assert "model" in alike.rows("baselines")
+    assert "model" in alike.rows("plans")
     for model in ("SmolLM2", "me/SmolLM2"):
         alike.judge(claim, model, ABOVE)
     assert "me/SmolLM2" in alike.verdict().data
@@ -316,24 +311,24 @@ def test_a_check_raises_in_small_and_speaks_elsewhere(results, capsys, monkeypat
         results.check("three is even", False)
     monkeypatch.setattr(results, "profile", "mini")
     results.check("three is even", False)
-    assert capsys.readouterr().out == "✓ two is even\n✗ not in this run: three is even\n"
+    shown = "same in this run: two is even\nnot in this run: three is even\n"
+    assert capsys.readouterr().out == shown
 
 
 def test_a_check_says_which_models_were_not_run(only_committed, capsys):
     mini = Results("mini")
-    mini.cells("norm_change")
+    mini.cells("norms")
     mini.check("α rises on SmolLM2", False)
     mini.check("α rises on Gemma and SmolLM2", False)
     assert capsys.readouterr().out == (
-        "✗ not in this run: α rises on SmolLM2\n"
-        "– Gemma not in this run: α rises on Gemma and SmolLM2\n"
+        "not in this run: α rises on SmolLM2\nGemma not in this run: α rises on Gemma and SmolLM2\n"
     )
 
 
 def test_a_figure_is_written_with_its_numbers_and_its_cells(results, tmp_path, monkeypatch):
     displayed = []
     monkeypatch.setattr(save, "display", lambda *objects: displayed.extend(objects))
-    rows = results.rows("norm_change", "alpha")
+    rows = results.rows("norms", "alpha")
     figure, _ = plt.subplots()
     results.save(figure, "alphas", rows)
     assert not plt.fignum_exists(figure.number)
@@ -342,7 +337,10 @@ def test_a_figure_is_written_with_its_numbers_and_its_cells(results, tmp_path, m
     folder = tmp_path / "small"
     written = {file.name for file in folder.rglob("*") if file.is_file()}
     assert written == {"alphas.png", "alphas.pdf", "alphas.svg", "alphas.json", "alphas.csv"}
-    assert "norm_change/gemma3-270m/searched" in (folder / "alphas.json").read_text("utf-8")
+    sources = json.loads((folder / "alphas.json").read_text("utf-8"))
+    named = [cell for run in sources["runs"] for cell in run["cells"]]
+    assert sorted(named) == sorted(digest(cell["inputs"]) for cell in results.cells("norms"))
+    assert all("commit" in run for run in sources["runs"])
     assert len(pd.read_csv(folder / "tables" / "alphas.csv")) == len(rows)
 
 
@@ -395,6 +393,13 @@ def test_what_a_profile_leaves_out_is_a_sentence_and_its_claims_are_not_run(
     assert {"gemma3-270m", "smollm2-135m"} <= set(timed["model"])
     assert set(timed["mark"]) == {"–"}
     assert set(timed["reason"]) == {"the profile leaves out efficiency.split"}
+
+
+def test_a_cell_that_two_units_show_counts_once(results):
+    shared = [cell["seconds"] for unit in ("alpha", "baselines") for cell in results.cells(unit)]
+    num_cells = len({digest(cell["inputs"]) for cells in results.read.values() for cell in cells})
+    assert num_cells < len(shared)
+    assert f": {num_cells} cells of alpha, baselines," in results.provenance().data
 
 
 def test_a_notebook_without_cells_says_where_none_come_from():

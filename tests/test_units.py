@@ -1,4 +1,4 @@
-"""Units of experiments: what each needs, which notebooks run it, and a refused request."""
+"""Units of experiments: in which order they are computed, and which notebooks run them."""
 
 import ast
 
@@ -6,7 +6,8 @@ import nbformat
 import pytest
 
 from harp_lib import config
-from harp_lib.experiments import models_of, run
+from harp_lib.experiments import compute, models_of, run
+from harp_lib.results import listed_cells
 from harp_lib.units import NOTEBOOKS, UNITS
 
 MODEL = "tiny-gemma2"
@@ -19,6 +20,18 @@ def profile():
 def test_an_unknown_unit_is_refused():
     with pytest.raises(ValueError, match="unknown unit 'alphas'; choose from similarity, search"):
         run("alphas", profile=profile())
+
+
+def test_any_unit_may_be_computed_first(tmp_path, monkeypatch):
+    listed = []
+    for order in (["norms", "search"], ["search", "norms"]):
+        monkeypatch.setattr(config, "RESULTS", tmp_path / order[0])
+        counts = {unit: compute(unit, profile(), MODEL) for unit in order}
+        assert counts[order[1]]["read"] == 1, "the search that both need"
+        listed.append({unit: listed_cells("smoke", unit) for unit in order})
+        files = {file.stem for file in (config.RESULTS / "cells").iterdir()}
+        assert files == set(listed[-1]["norms"] + listed[-1]["search"])
+    assert listed[0] == listed[1]
 
 
 def calls(notebook, function):
