@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from harp_lib.pruning.architecture import (
     check_own_modules,
     decoder_layers,
+    few_tokens,
     first_of,
     hidden_states_of,
 )
@@ -23,7 +24,7 @@ from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.text.evaluating import evaluating
-from harp_lib.text.head import agree_to_rounding, few_tokens
+from harp_lib.text.head import agree_to_rounding
 from harp_lib.text.tokens import Tokens, make_batches, read_ids
 
 # plan(kv_groups, layers) removes so many key/value groups from these layers, counted together.
