@@ -9,6 +9,7 @@ import locale
 import os
 import pwd
 import re
+import runpy
 import site
 import sys
 from collections.abc import Callable
@@ -324,7 +325,6 @@ def _name_the_user() -> None:
 def _draw_figures(profile: str) -> int:
     """Execute the notebooks without the cells that load a model, and write what pages show."""
     from harp_lib import notebooks
-    from harp_lib.report import ledger
 
     if not any((folder / profile).is_dir() for folder in (config.RESULTS, config.REFERENCE)):
         sys.exit(f"nothing is stored for the profile {profile}: run its notebooks first")
@@ -337,7 +337,7 @@ def _draw_figures(profile: str) -> int:
         print(f"{name:20} {outcome}", flush=True)
     print(f"figures/{profile}")
     if profile == PROFILE_OF_PAGES and code == 0:
-        ledger.write_pages()
+        runpy.run_path(str(CHECKOUT / "docs" / "write_pages.py"), run_name="__main__")
         print("docs/claims.md and the marks in README.md written")
     return code
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 from helpers import FAMILIES, ROUNDING, with_embeddings_everywhere
 
-from harp_lib.methods.calibration import InputStatistics, LayerStream, gathering, input_statistics
+from harp_lib.methods import make_plan
+from harp_lib.methods.calibration import InputStatistics, LayerStream, input_statistics
 from harp_lib.pruning.architecture import decoder_layers
 
 LENGTHS = (40, 40, 17, 2, 40)
@@ -13,7 +14,7 @@ MIXED = [torch.arange(3 + i, 3 + i + length) for i, length in enumerate(LENGTHS)
 
 
 def statistics_of(values, sizes):
-    statistics = InputStatistics()
+    statistics = InputStatistics(0)
     for part in values.split(sizes):
         statistics.update(part)
     return statistics
@@ -58,12 +59,8 @@ def test_activations_that_are_not_finite_name_the_layer_and_leave_the_model_whol
     layers[1].self_attn.v_proj.weight.data[0, 0] = torch.inf
     with pytest.raises(ValueError, match=r"layer 1: activations .* not finite"):
         input_statistics(model, tokens, {i: layers[i].self_attn.o_proj for i in (0, 1, 4)})
-    stream = LayerStream(model, tokens)
-    with (
-        pytest.raises(ValueError, match=r"layer 1: activations .* not finite"),
-        gathering({1: layers[1].self_attn.o_proj}),
-    ):
-        stream.run_attention(1)
+    with pytest.raises(ValueError, match=r"layer 1: activations .* not finite"):
+        make_plan("wanda-sp", model, tokens, kv_groups=6)
     assert decoder_layers(model) is layers
     assert model.training
     assert not any(module._forward_pre_hooks for module in model.modules())
@@ -102,18 +99,20 @@ def test_the_last_layer_leaves_what_the_final_norm_reads(tiny, name):
         torch.testing.assert_close(model.model.norm(states), expected, **ROUNDING)
 
 
-def test_running_attention_leaves_the_stream_below_its_layer(tiny):
+def test_what_passes_an_attention_leaves_the_stream_below_its_layer(tiny):
     model = tiny()
     stream = LayerStream(model, MIXED)
     attentions = count_calls([layer.self_attn for layer in decoder_layers(model)])
     ffns = count_calls([layer.mlp for layer in decoder_layers(model)])
     batches = len(stream.batches)
-    stream.run_attention(2)
+    attention = decoder_layers(model)[2].self_attn
+    for number, (entering, _) in enumerate(stream.passing(2, attention)):
+        assert entering.shape[:2] == stream.batches[number].ids.shape
     assert attentions == [batches] * 3 + [0] * 3
     assert ffns == [batches] * 2 + [0] * 4, "what comes behind the attention is spared"
     stream.entering(2)
     assert attentions == [batches] * 3 + [0] * 3, "layers 0 and 1 are not run again"
-    stream.run_attention(2)
+    list(stream.passing(2, attention))
     assert attentions == [batches, batches, 2 * batches, 0, 0, 0]
     stream.entering(3)
     assert ffns == [batches] * 3 + [0] * 3, "the layer is whole again"

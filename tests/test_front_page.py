@@ -6,7 +6,7 @@ from string import Formatter
 import nbformat
 import pandas as pd
 import pytest
-from helpers import CHECKOUT
+from helpers import CHECKOUT, load_script
 
 from harp_lib import config, notebooks
 from harp_lib.report import judge, ledger
@@ -14,6 +14,7 @@ from harp_lib.report import judge, ledger
 pytestmark = pytest.mark.usefixtures("only_committed")
 
 SMALL = CHECKOUT / "figures" / "small"
+pages = load_script("docs/write_pages.py")
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 NAMES = r"Qwen [\d.]+B|GSM8K|α = 1|where 1 is uniform|^\d\.|\[\d\d\]\([^)]*\)"
 
@@ -96,7 +97,7 @@ def test_a_page_shows_the_committed_verdicts(page):
     text = (CHECKOUT / page).read_text(encoding="utf-8")
     emptied = re.sub(r"(<!-- begin [\w ]+ -->\n).*?(<!-- end)", r"\1\2", text, flags=re.DOTALL)
     assert len(emptied) < len(text)
-    assert ledger.rendered(emptied) == text, "./run_all.sh figures --profile small"
+    assert pages.rendered(emptied) == text, "./run_all.sh figures --profile small"
 
 
 def test_notebook_00_shows_the_committed_verdicts(tmp_path, monkeypatch):
@@ -167,16 +168,16 @@ def test_verdicts_of_all_notebooks_stand_in_the_order_of_the_claims(tmp_path, mo
 
 def test_effects_are_written_with_their_intervals():
     effect = {"effect": "Mag-sp", "value": -0.1234, "low": -0.2, "high": 0.5, "p": 0.2, "n": 12}
-    assert ledger._effect(effect) == "Mag-sp −0.123 [−0.2, +0.5], n = 12"
-    assert ledger._effect(effect | {"low": None}) == "Mag-sp −0.123 (p = 0.2), n = 12"
+    assert pages._effect(effect) == "Mag-sp −0.123 [−0.2, +0.5], n = 12"
+    assert pages._effect(effect | {"low": None}) == "Mag-sp −0.123 (p = 0.2), n = 12"
 
 
 def test_of_many_effects_the_lowest_and_the_highest_are_shown():
     rows = [("generation-each", "A", f"task {number}", number, "?") for number in range(-3, 9)]
-    text = ledger._effects(verdicts_of(*rows).assign(within=""))
+    text = pages._effects(verdicts_of(*rows).assign(within=""))
     assert text == "12 effects, from task -3 −3, n = 9 to task 8 +8, n = 9"
     nothing = verdicts_of(("faster", "A", "", None, "–")).assign(within="")
-    assert ledger._effects(nothing) == "no question"
+    assert pages._effects(nothing) == "no question"
 
 
 # ---- what a reader sees

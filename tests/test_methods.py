@@ -20,7 +20,7 @@ from harp_lib.pruning.layers import num_groups
 CHANNEL = 3 * SHAPE["hidden_size"]  # parameters of an FFN channel
 
 
-class Unread:
+class Unread(list):
     """A calibration text that nobody may look at."""
 
     def __iter__(self):

@@ -1,6 +1,7 @@
 """What notebooks share: frames, intervals, the rule of claims, and what is written."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from harp_lib.report.style import dot_panels, model_colours, use_style
 from harp_lib.results import Cell, Store, digest, fill
 
 ABOVE = Interval(0.2, 0.1, 0.3, 9, p=0.001)
-BELOW = -ABOVE
+BELOW = ABOVE.opposite()
 AROUND = Interval(0.1, -0.1, 0.3, 9, p=0.3)
 
 
@@ -142,6 +143,18 @@ def test_verdicts_have_full_names_because_other_notebooks_know_other_models(alik
 # Intervals, each with a twin
 
 
+def test_ends_stay_in_their_order():
+    ratio = Interval(0.9, 0.8, 1.1, 7, p=0.3, effect="time")
+    saved = ratio.subtracted_from(1)
+    assert (saved.value, saved.low, saved.high) == pytest.approx((0.1, -0.1, 0.2))
+    opposite = ratio.times(100).opposite()
+    assert (opposite.value, opposite.low, opposite.high) == pytest.approx((-90, -110, -80))
+    for changed in (saved, opposite):
+        assert (changed.n, changed.p, changed.effect) == (7, 0.3, "time")
+    assert f"{ratio:.1f}" == "0.9 [0.8, 1.1]"
+    assert ratio.times(-100) == opposite
+
+
 def test_the_error_of_a_log_change_is_near_the_jackknife_s():
     random = np.random.default_rng(0)
     first, second = random.uniform(100, 300, (2, 40))
@@ -262,8 +275,8 @@ def test_p_values_are_adjusted_as_by_hand():
         ([ABOVE, BELOW], "✗"),
         ([AROUND], "?"),
         ([BELOW], "✗"),
-        ([BELOW._replace(p=0.03)], "✗"),
-        ([BELOW._replace(p=0.03), AROUND], "?"),  # two effects: 0.06
+        ([replace(BELOW, p=0.03)], "✗"),
+        ([replace(BELOW, p=0.03), AROUND], "?"),  # two effects: 0.06
         ([Interval(0.9, np.nan, np.nan, 5, p=0.02)], "✓"),  # few ranks
         ([Interval(0.9, np.nan, np.nan, 5, p=0.08)], "?"),
         ([Interval(np.nan, np.nan, np.nan, 5)], "?"),

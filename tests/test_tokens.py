@@ -44,7 +44,6 @@ FORMS = {
     "(1, N) tensors": lambda: [ids_of(text)[None] for text in TEXTS],
     "NumPy arrays": lambda: [ids_of(text).numpy() for text in TEXTS],
     "a tuple": lambda: tuple(ids_of(text) for text in TEXTS),
-    "a generator": lambda: (ids_of(text) for text in TEXTS),
     "lists": lambda: TOKENIZER(TEXTS).input_ids,
     "lists and an empty piece": lambda: [*TOKENIZER(TEXTS).input_ids, [], [7]],
     "an encoding of lists": lambda: TOKENIZER(TEXTS),
@@ -88,15 +87,20 @@ def test_one_sequence_in_each_form(tiny):
 
 
 REFUSED = {
-    "a text": (TEXTS[0], "'the value of x is an object' is text, not tokens"),
-    "texts": (TEXTS, "is text, not tokens"),
-    "numbers with a point": (torch.rand(2, 5), "whole numbers, got torch.float32"),
-    "a list of them": ([[0.5, 1.0]], "whole numbers, got torch.float"),
-    "a mask": (torch.ones(2, 5, dtype=torch.bool), "whole numbers, got torch.bool"),
-    "three dimensions": (torch.ones(1, 2, 5, dtype=torch.long), r"got \(1, 2, 5\)"),
-    "a number": (5, "int holds no token ids"),
-    "None": (None, "NoneType holds no token ids"),
-    "an empty mapping": ({"text": TEXTS}, "no input_ids among text"),
+    "a text": (TEXTS[0], "'the value of x is an object' is not whole numbers"),
+    "texts": (TEXTS, "'the value of x is an object' is not whole numbers"),
+    "numbers with a point": (torch.rand(2, 5), "is not whole numbers"),
+    "a list of them": ([[0.5, 1.0]], "0.5 is not whole numbers"),
+    "a mask": (torch.ones(2, 5, dtype=torch.bool), "is not whole numbers"),
+    "three dimensions": (torch.ones(1, 2, 5, dtype=torch.long), r"\(N,\) or \(B, N\)"),
+    "a number": (5, "5 is not whole numbers"),
+    "None": (None, "None is not whole numbers"),
+    "a generator": ((ids_of(text) for text in TEXTS), "is not whole numbers"),
+    "an empty mapping": ({"text": TEXTS}, "has to hold input_ids, and no labels, .* got text"),
+    "a mask of floats": (
+        {"input_ids": [[5, 6]], "attention_mask": [[0.0, 0.0]]},
+        "0.0 is not whole",
+    ),
 }
 
 
@@ -118,9 +122,9 @@ def test_masks_and_labels_that_cannot_be_followed_are_refused(tiny):
         perplexity(model, {"input_ids": ids, "attention_mask": mask})
     with pytest.raises(ValueError, match="of the shape of input_ids"):
         perplexity(model, {"input_ids": ids, "attention_mask": mask[:, 1:]})
-    with pytest.raises(ValueError, match="floating-point"):
+    with pytest.raises(ValueError, match="is not whole numbers"):
         perplexity(model, {"input_ids": ids, "attention_mask": mask.float()})
-    with pytest.raises(ValueError, match="labels are not read"):
+    with pytest.raises(ValueError, match="no labels, because every token is scored"):
         perplexity(model, {"input_ids": ids, "labels": ids})
     masked = {"input_ids": ids, "attention_mask": torch.zeros_like(ids)}
     with pytest.raises(ValueError, match="the corpus is empty"):
@@ -178,7 +182,7 @@ def test_a_text_longer_than_the_context_is_refused_everywhere(tiny):
             ValueError, match="a text of 65 tokens is longer than the context of 64"
         ):
             use(model, too_long)
-        with pytest.raises(ValueError, match="is text, not tokens"):
+        with pytest.raises(ValueError, match="is not whole numbers"):
             use(model, TEXTS)
         use(model, FORMS["padded"]())
     # The last token of a window is only predicted.

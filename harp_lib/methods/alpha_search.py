@@ -16,11 +16,11 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib import __version__
-from harp_lib.pruning.architecture import check_plan, decoder_layers
+from harp_lib.pruning.architecture import check_plan, decoder_layers, few_tokens
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_value_only
 from harp_lib.text.evaluating import evaluating
-from harp_lib.text.head import agree_to_rounding, few_tokens, head_logits
+from harp_lib.text.head import agree_to_rounding, head_logits
 from harp_lib.text.perplexity import (
     Batch,
     Tokens,

@@ -2,9 +2,10 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -13,15 +14,17 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib.pruning.architecture import (
-    branch_exit,
     check_own_modules,
     decoder_layers,
+    few_tokens,
     first_of,
+    hidden_states_of,
 )
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
+from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.text.evaluating import evaluating
-from harp_lib.text.head import agree_to_rounding, few_tokens
+from harp_lib.text.head import agree_to_rounding
 from harp_lib.text.tokens import Tokens, make_batches, read_ids
 
 # plan(kv_groups, layers) removes so many key/value groups from these layers, counted together.
@@ -35,7 +38,8 @@ class InputStatistics:
     fluctuations.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, layer: int) -> None:
+        self.layer = layer  # whose linear map it is
         self.count = 0
         self._sum = 0.0
         self._squares = 0.0
@@ -46,6 +50,14 @@ class InputStatistics:
         self.count += len(values)
         self._sum += values.sum(dim=0)  # (C,)
         self._squares += values.square().sum(dim=0)  # (C,)
+
+    def check_finite(self) -> None:
+        """Raise a ValueError if an input was infinite or not a number."""
+        if not self.norm.isfinite().all():
+            raise ValueError(
+                f"layer {self.layer}: activations on the calibration text are not finite; "
+                "try a wider dtype (float32 or bfloat16 instead of float16)"
+            )
 
     @property
     def mean(self) -> torch.Tensor:
@@ -61,26 +73,16 @@ class InputStatistics:
         return self._squares.sqrt().float()
 
 
-@contextmanager
-def gathering(projections: Mapping[int, nn.Module]) -> Iterator[dict[int, InputStatistics]]:
-    """Context that gathers statistics of the inputs of one linear map in each layer.
+def input_statistics(
+    model: PreTrainedModel, calibration: Tokens, projections: Mapping[int, nn.Module]
+) -> dict[int, InputStatistics]:
+    """Statistics of the inputs of one linear map in each layer, by layer index.
 
-    Parameters
-    ----------
-    projections : dict
-        The linear map by layer index.
-
-    Yields
-    ------
-    dict
-        The statistics by layer index, complete once the text has been run within the context.
-
-    Raises
-    ------
-    ValueError
-        On leaving the context, if inputs were not finite.
+    The model is run as it is, dense or temporarily pruned. A ValueError is raised if inputs are not
+    finite.
     """
-    statistics = {layer: InputStatistics() for layer in projections}
+    stream = LayerStream(model, calibration)
+    statistics = {layer: InputStatistics(layer) for layer in projections}
 
     def gather(layer: int, module: nn.Module, args: tuple) -> None:
         statistics[layer].update(args[0])
@@ -88,26 +90,9 @@ def gathering(projections: Mapping[int, nn.Module]) -> Iterator[dict[int, InputS
     with ExitStack() as hooks:
         for layer, projection in projections.items():
             hooks.enter_context(projection.register_forward_pre_hook(partial(gather, layer)))
-        yield statistics
-    for layer, inputs in statistics.items():
-        if not inputs.norm.isfinite().all():
-            raise ValueError(
-                f"layer {layer}: activations on the calibration text are not finite; "
-                "try a wider dtype (float32 or bfloat16 instead of float16)"
-            )
-
-
-def input_statistics(
-    model: PreTrainedModel, calibration: Tokens, projections: Mapping[int, nn.Module]
-) -> dict[int, InputStatistics]:
-    """Statistics of the inputs of one linear map in each layer, by layer index.
-
-    The model is run as it is, dense or temporarily pruned. Arguments and errors are those of
-    :func:`gathering`.
-    """
-    stream = LayerStream(model, calibration)
-    with gathering(projections) as statistics:
         stream.entering(max(projections) + 1)
+    for inputs in statistics.values():
+        inputs.check_finite()
     return statistics
 
 
@@ -124,12 +109,8 @@ class _Recorder(nn.Module):
         return hidden
 
 
-class _BranchEnds(Exception):
-    """Raised in a layer after its attention branch, as nobody needs the rest."""
-
-
-def _end_branch(module: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
-    raise _BranchEnds
+class _Passed(Exception):
+    """Raised in a layer after one of its modules, as nobody needs the rest."""
 
 
 class LayerStream:
@@ -236,19 +217,54 @@ class LayerStream:
                 yield first_of(self.layers[layer](hidden, *args, **kwargs))
 
     @torch.no_grad()
-    def run_attention(self, layer: int) -> None:
-        """Run a layer's attention branch on the whole text for the hooks that are set on it.
+    def passing(self, layer: int, module: nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """What a module of a layer is given and puts out, (B, N, …) each, batch by batch.
 
-        The layer is left after the branch, and the stream stays below it.
+        The layer is left after the module, and the stream stays below it.
         """
-        entering = self.entering(layer)
-        module = self.layers[layer]
-        # It is the last hook on the end of the branch, so the others have run.
-        with evaluating(self.model), branch_exit(module).register_forward_hook(_end_branch):
-            for batch, hidden in zip(self.batches, entering, strict=True):
-                args, kwargs = self._arguments[batch.ids.shape][layer]
-                with suppress(_BranchEnds):
-                    module(hidden, *args, **kwargs)
+        passed = None
+
+        def leave(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+            nonlocal passed
+            passed = hidden_states_of(args, kwargs), first_of(output)
+            raise _Passed
+
+        for batch, hidden in zip(self.batches, self.entering(layer), strict=True):
+            args, kwargs = self._arguments[batch.ids.shape][layer]
+            leaving = module.register_forward_hook(leave, with_kwargs=True)
+            with evaluating(self.model), leaving, suppress(_Passed):
+                self.layers[layer](hidden, *args, **kwargs)
+            yield passed
+
+
+def plan_upwards(
+    model: PreTrainedModel,
+    layers: Iterable[int],
+    decide: Callable[[int], LayerPlan],
+    weights: Mapping[int, Mapping[str, torch.Tensor]] | None = None,
+) -> PruningPlan:
+    """Plan for layers from the lowest up, each above layers that are pruned as they were planned.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        Unchanged afterwards, also after an error.
+    layers : iterable of int
+        Indices of the layers.
+    decide : callable
+        The plan of a layer, by index.
+    weights : dict, optional
+        Refitted weights by layer (:func:`harp_lib.apply_plan`), to which ``decide`` adds.
+    """
+    num_layers = len(decoder_layers(model))
+    layer_plans = {}
+    with ExitStack() as pruned_so_far:
+        for layer in tqdm(sorted(layers), desc="plan", unit="layer", leave=False, delay=10):
+            layer_plans[layer] = decide(layer)
+            this_layer = PruningPlan(num_layers, {layer: layer_plans[layer]})
+            new_weights = {layer: weights[layer]} if weights else None
+            pruned_so_far.enter_context(temporarily_pruned(model, this_layer, weights=new_weights))
+    return PruningPlan(num_layers, layer_plans)
 
 
 def check_budget(kv_groups: int, groups: Sequence[int]) -> None:

@@ -2,23 +2,17 @@
 
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack
 
+import torch
 from torch import nn
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib.methods.alpha_search import AlphaSearch
-from harp_lib.methods.calibration import LayerStream
-from harp_lib.pruning.architecture import (
-    check_plan,
-    decoder_layers,
-    hidden_states_of,
-    output_norm,
-)
+from harp_lib.methods.calibration import LayerStream, plan_upwards
+from harp_lib.pruning.architecture import check_plan, decoder_layers, output_norm
 from harp_lib.pruning.layers import LoneAttention
-from harp_lib.pruning.plan import PruningPlan
-from harp_lib.pruning.surgery import temporarily_value_only
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
+from harp_lib.text.evaluating import evaluating
 from harp_lib.text.perplexity import Tokens
 
 
@@ -74,37 +68,26 @@ def fit_alpha_by_layer(
 
     ``stream`` is of the calibration text, at or below these layers; it is moved up.
     """
-    alphas: dict[int, float] = {}
-    with ExitStack() as pruned_so_far:
-        for index in tqdm(sorted(layers), desc="alpha", unit="layer", leave=False, delay=10):
-            branches = _Branches(index, stream.layers[index])
-            attention = stream.layers[index].self_attn
-            with attention.register_forward_hook(branches.take, with_kwargs=True):
-                stream.run_attention(index)
-            alphas[index] = branches.alpha
-            pruned_so_far.enter_context(temporarily_value_only(model, {index: alphas[index]}))
-    return alphas
+
+    def decide(layer: int) -> LayerPlan:
+        return LayerPlan(alpha=_least_squares(stream, layer))
+
+    return plan_upwards(model, layers, decide).alphas
 
 
-class _Branches:
-    """Sums over tokens of a layer's attention branch with queries and keys, and without."""
-
-    def __init__(self, index: int, layer: nn.Module) -> None:
-        self.alone = LoneAttention(index, layer.self_attn)
-        norm = output_norm(layer) or nn.Identity()
-        self.norm = norm.forward  # without its hooks, which are for the layer's own run
-        self.product = 0.0
-        self.square = 0.0
-
-    def take(self, attention: nn.Module, args: tuple, kwargs: dict, output: tuple) -> None:
-        """Add what an attention was given and what it put out, as a forward hook."""
-        value_only, _ = self.alone(hidden_states_of(args, kwargs))
-        value_only = self.norm(value_only).double()  # (B, N, d)
-        attended = self.norm(output[0]).double()  # (B, N, d)
-        self.product += (value_only * attended).sum().item()
-        self.square += value_only.square().sum().item()
-
-    @property
-    def alpha(self) -> float:
-        """The least squares solution; zero for a branch that is zero."""
-        return self.product / self.square if self.square else 0.0
+@torch.no_grad()
+def _least_squares(stream: LayerStream, index: int) -> float:
+    """Alpha of one layer; zero where its value-only branch is zero."""
+    layer = stream.layers[index]
+    alone = LoneAttention(index, layer.self_attn)
+    norm = output_norm(layer) or nn.Identity()
+    product = 0.0
+    square = 0.0
+    with evaluating(stream.model):
+        for entering, attended in stream.passing(index, layer.self_attn):
+            value_only, _ = alone(entering)
+            value_only = norm(value_only).double()  # (B, N, d)
+            attended = norm(attended).double()  # (B, N, d)
+            product += (value_only * attended).sum().item()
+            square += value_only.square().sum().item()
+    return product / square if square else 0.0

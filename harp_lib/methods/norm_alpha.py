@@ -1,15 +1,12 @@
 """The paper's reason for rescaling, as a method: the alpha that keeps the norm of the stream."""
 
 from collections.abc import Iterable
-from contextlib import ExitStack
 
-import torch
-from torch import nn
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from harp_lib.methods.calibration import LayerStream
-from harp_lib.pruning.architecture import branch_exit, first_of
+from harp_lib.methods.calibration import LayerStream, plan_upwards
+from harp_lib.pruning.architecture import branch_exit
+from harp_lib.pruning.plan import LayerPlan
 from harp_lib.pruning.surgery import temporarily_value_only
 
 
@@ -41,24 +38,19 @@ def norm_alpha_by_layer(
         Alpha by layer, rising (:func:`norm_keeping_alpha`).
     """
     layers = sorted(layers)
-    multiplier = getattr(model.config, "residual_multiplier", 1.0)  # Granite has one
     dense_stream = stream.fork()
     dense_norms = {}  # ‖H + A‖² of each layer
-    for index in layers:
-        sums = _Sums(multiplier)
-        with sums.of(stream.layers[index]):
-            dense_stream.entering(index + 1)
-        dense_norms[index] = sums.stream + 2 * sums.product + sums.branch
-    alphas: dict[int, float] = {}
-    with ExitStack() as pruned_so_far:
-        for index in tqdm(layers, desc="alpha", unit="layer", leave=False, delay=10):
-            sums = _Sums(multiplier)
-            with temporarily_value_only(model, {index: 1.0}), sums.of(stream.layers[index]):
-                stream.run_attention(index)
-            growth = dense_norms[index] - sums.stream
-            alphas[index] = norm_keeping_alpha(growth, sums.product, sums.branch)
-            pruned_so_far.enter_context(temporarily_value_only(model, {index: alphas[index]}))
-    return alphas
+    for layer in layers:
+        length, product, branch = _inner_products(dense_stream, layer)
+        dense_norms[layer] = length + 2 * product + branch
+
+    def decide(layer: int) -> LayerPlan:
+        with temporarily_value_only(model, {layer: 1.0}):
+            length, product, branch = _inner_products(stream, layer)
+        growth = dense_norms[layer] - length
+        return LayerPlan(alpha=norm_keeping_alpha(growth, product, branch))
+
+    return plan_upwards(model, layers, decide).alphas
 
 
 def norm_keeping_alpha(growth: float, product: float, branch: float) -> float:
@@ -91,27 +83,19 @@ def norm_keeping_alpha(growth: float, product: float, branch: float) -> float:
     return max(0.0, nearest + max(0.0, discriminant) ** 0.5)
 
 
-class _Sums:
-    """Inner products of the stream that enters a layer and its attention branch, over tokens."""
-
-    def __init__(self, multiplier: float) -> None:
-        self.multiplier = multiplier  # of the branch, where it is added to the stream
-        self.stream = 0.0  # ‖H‖²
-        self.product = 0.0  # ⟨H, B⟩
-        self.branch = 0.0  # ‖B‖²
-
-    def of(self, layer: nn.Module) -> ExitStack:
-        """Context in which the sums are taken as the layer runs."""
-        hooks = ExitStack()
-        hooks.enter_context(layer.register_forward_pre_hook(self._enter))
-        hooks.enter_context(branch_exit(layer).register_forward_hook(self._add))
-        return hooks
-
-    def _enter(self, layer: nn.Module, args: tuple) -> None:
-        self._entering = args[0][:, 1:].double()  # (B, N - 1, d)
-
-    def _add(self, module: nn.Module, args: tuple, output: torch.Tensor | tuple) -> None:
-        branch = self.multiplier * first_of(output)[:, 1:].double()  # (B, N - 1, d)
-        self.stream += self._entering.square().sum().item()
-        self.product += (self._entering * branch).sum().item()
-        self.branch += branch.square().sum().item()
+def _inner_products(stream: LayerStream, index: int) -> tuple[float, float, float]:
+    """‖H‖², ⟨H, B⟩ and ‖B‖² of what enters a layer and its attention branch, but first tokens."""
+    multiplier = getattr(stream.model.config, "residual_multiplier", 1.0)  # Granite has one
+    length = 0.0
+    product = 0.0
+    square = 0.0
+    end = branch_exit(stream.layers[index])
+    for entering, (_, branch) in zip(
+        stream.entering(index), stream.passing(index, end), strict=True
+    ):
+        entering = entering[:, 1:].double()  # (B, N - 1, d)
+        branch = multiplier * branch[:, 1:].double()  # (B, N - 1, d)
+        length += entering.square().sum().item()
+        product += (entering * branch).sum().item()
+        square += branch.square().sum().item()
+    return length, product, square

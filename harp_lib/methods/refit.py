@@ -7,18 +7,16 @@ rank to dense activations, not to the pruned stream.
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from harp_lib.methods.calibration import LayerStream
+from harp_lib.methods.calibration import LayerStream, plan_upwards
 from harp_lib.names import REFIT
-from harp_lib.pruning.architecture import check_plan, decoder_layers, hidden_states_of
-from harp_lib.pruning.plan import PruningPlan
-from harp_lib.pruning.surgery import temporarily_pruned
+from harp_lib.pruning.architecture import check_plan, decoder_layers
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
 from harp_lib.text.perplexity import Tokens
 
 # The ridge penalty as a share of the features' mean square.
@@ -87,25 +85,19 @@ def refit_values(
     if not chosen or len(chosen) != num_layers:
         raise ValueError(f"{num_layers} layers were asked for, {chosen} given")
     value_only = PruningPlan.value_only(num_model_layers, dict.fromkeys(chosen, 1.0))
-    plan = replace(value_only, method=REFIT)
-    check_plan(model, plan, fold_output=True)
+    check_plan(model, value_only, fold_output=True)
 
     stream = tokens
     if not isinstance(tokens, LayerStream):
         stream = LayerStream(model, tokens)
-    weights = {}
+    weights: dict[int, dict[str, torch.Tensor]] = {}
     explained = {}
-    with ExitStack() as refitted_so_far:
-        for layer in tqdm(chosen, desc="refit", unit="layer", leave=False, delay=10):
-            attention = stream.layers[layer].self_attn
-            moments = Moments()
-            with attention.register_forward_hook(moments.take, with_kwargs=True):
-                stream.run_attention(layer)
-            weights[layer], explained[layer] = moments.solve(attention.v_proj)
-            this_layer = PruningPlan.value_only(num_model_layers, {layer: 1.0})
-            refitted_so_far.enter_context(
-                temporarily_pruned(model, this_layer, weights={layer: weights[layer]})
-            )
+
+    def decide(layer: int) -> LayerPlan:
+        weights[layer], explained[layer] = _fitted(stream, layer)
+        return LayerPlan(alpha=1.0)
+
+    plan = replace(plan_upwards(model, chosen, decide, weights), method=REFIT)
     return Refit(plan, weights, explained, time.perf_counter() - begin)
 
 
@@ -117,13 +109,22 @@ def explained_by_layer(model: PreTrainedModel, tokens: Tokens) -> list[float]:
     stream = LayerStream(model, tokens)
     shares = []
     for layer in tqdm(range(len(stream.layers)), "explained", unit="layer", leave=False):
-        attention = stream.layers[layer].self_attn
-        moments = Moments()
-        with attention.register_forward_hook(moments.take, with_kwargs=True):
-            stream.entering(layer + 1)
-        _, explained = moments.solve(attention.v_proj)
+        _, explained = _fitted(stream, layer)
         shares.append(explained)
     return shares
+
+
+@torch.no_grad()
+def _fitted(stream: LayerStream, layer: int) -> tuple[dict[str, torch.Tensor], float]:
+    """Weights of a layer's attention (:meth:`Moments.solve`), and the share that they explain."""
+    attention = stream.layers[layer].self_attn
+    bias = attention.o_proj.bias
+    moments = Moments()
+    for entering, attended in stream.passing(layer, attention):
+        if bias is not None:
+            attended = attended - bias  # the bias stays in the model
+        moments.add(entering, attended)
+    return moments.solve(attention.v_proj)
 
 
 def with_one(x: torch.Tensor) -> torch.Tensor:
@@ -147,14 +148,6 @@ class Moments:
         self.xy = 0.0  # XᵀY
         self.y = 0.0  # sum of Y's rows
         self.yy = 0.0  # sum of Y's squares
-
-    def take(self, attention: torch.nn.Module, args: tuple, kwargs: dict, output: tuple) -> None:
-        """Add what an attention was given and what it put out, as a forward hook."""
-        attended = output[0]  # (B, N, d)
-        bias = attention.o_proj.bias
-        if bias is not None:
-            attended = attended - bias  # the bias stays in the model
-        self.add(hidden_states_of(args, kwargs), attended)
 
     @torch.no_grad()
     def add(self, entering: torch.Tensor, leaving: torch.Tensor) -> None:

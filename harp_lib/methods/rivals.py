@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.refit import Moments, with_one
-from harp_lib.pruning.architecture import decoder_layers, first_of, hidden_states_of
+from harp_lib.pruning.architecture import decoder_layers, hidden_states_of
 
 WINDOW = 32  # latest tokens that a token sees
 SINKS = 4  # first tokens, which every token sees
@@ -103,16 +103,10 @@ def _least_squares(
     the module's input.
     """
     moments = Moments(features)
-    remaining_states = iter(states or ())
-
-    def gather(module: nn.Module, args: tuple, kwargs: dict, output: tuple | torch.Tensor) -> None:
-        entering = hidden_states_of(args, kwargs)
+    for batch, (entering, leaving) in enumerate(stream.passing(index, module)):
         if states is not None:
-            entering = next(remaining_states)
-        moments.add(entering, first_of(output))
-
-    with module.register_forward_hook(gather, with_kwargs=True):
-        stream.run_attention(index)
+            entering = states[batch]
+        moments.add(entering, leaving)
     return moments.least_squares().to(stream.model.dtype)
 
 

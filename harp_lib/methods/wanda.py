@@ -1,10 +1,9 @@
 """Wanda-sp: remove key/value groups of small weights times activations, layer by layer upwards."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from harp_lib.methods.calibration import (
@@ -13,13 +12,12 @@ from harp_lib.methods.calibration import (
     Planner,
     by_group,
     equal_parts,
-    gathering,
     lowest,
+    plan_upwards,
 )
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.layers import num_groups
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
-from harp_lib.pruning.surgery import temporarily_pruned
 from harp_lib.text.perplexity import Tokens
 
 
@@ -37,17 +35,16 @@ def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int]) 
         per_layer = equal_parts(kv_groups, groups)
         dense_stream.entering(min(layers))  # shared by the ranges that begin here or higher
         stream = dense_stream.fork()
-        layer_plans = {}
-        with ExitStack() as pruned_so_far:
-            for layer in tqdm(sorted(layers), desc="wanda-sp", unit="layer", leave=False, delay=10):
-                attention = model_layers[layer].self_attn
-                with gathering({layer: attention.o_proj}) as statistics:
-                    stream.run_attention(layer)
-                scores = group_scores(attention, statistics[layer])
-                layer_plans[layer] = LayerPlan(removed_groups=lowest(scores, per_layer))
-                this_layer = PruningPlan(len(model_layers), {layer: layer_plans[layer]})
-                pruned_so_far.enter_context(temporarily_pruned(model, this_layer))
-        return PruningPlan(len(model_layers), layer_plans, "wanda-sp")
+
+        def decide(layer: int) -> LayerPlan:
+            attention = model_layers[layer].self_attn
+            statistics = InputStatistics(layer)
+            for inputs, _ in stream.passing(layer, attention.o_proj):
+                statistics.update(inputs)
+            statistics.check_finite()
+            return LayerPlan(removed_groups=lowest(group_scores(attention, statistics), per_layer))
+
+        return replace(plan_upwards(model, layers, decide), method="wanda-sp")
 
     return plan
 

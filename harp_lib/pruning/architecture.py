@@ -321,6 +321,15 @@ def _try_out(model: PreTrainedModel, plan: PruningPlan) -> None:
                 )
 
 
+def few_tokens(model: PreTrainedModel) -> torch.Tensor:
+    """Three token ids (1, 3) on the model's device.
+
+    They are from the middle of the vocabulary: token 0 is often padding, with a zero embedding.
+    """
+    ids = model.get_input_embeddings().num_embeddings // 2 - torch.arange(3)
+    return ids[None].to(model.device)
+
+
 def _calls_with_three_tokens(model: PreTrainedModel, plan: PruningPlan) -> Calls:
     """Run ``model`` on three tokens; the arguments of the modules in the layers of ``plan``."""
     calls: Calls = {}
@@ -328,14 +337,12 @@ def _calls_with_three_tokens(model: PreTrainedModel, plan: PruningPlan) -> Calls
     def record(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         calls[module] = (args, kwargs)
 
-    # Tokens from the middle of the vocabulary: token 0 is often padding, with a zero embedding.
-    ids = model.get_input_embeddings().num_embeddings // 2 - torch.arange(3)
     with ExitStack() as hooks:
         for index in plan.layers:
             for module in decoder_layers(model)[index].children():
                 hook = module.register_forward_pre_hook(record, with_kwargs=True)
                 hooks.enter_context(hook)
-        model(ids[None].to(model.device), use_cache=False)
+        model(few_tokens(model), use_cache=False)
     return calls
 
 

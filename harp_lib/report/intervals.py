@@ -5,7 +5,7 @@ methods have in common cancels.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,8 @@ DRAWS = 2000  # of the bootstrap
 FEW_POINTS = 10  # a rank correlation of fewer is decided by an exact permutation test
 
 
-class Interval(NamedTuple):
+@dataclass(frozen=True)
+class Interval:
     """An estimate and its 95 % interval.
 
     Attributes
@@ -38,23 +39,28 @@ class Interval(NamedTuple):
     p: float = np.nan
     effect: str = ""
 
-    def __neg__(self) -> "Interval":
-        return self._replace(value=-self.value, low=-self.high, high=-self.low)
-
-    def __rsub__(self, whole: float) -> "Interval":
-        return -self.mapped(lambda end: end - whole)
-
-    def __mul__(self, factor: float) -> "Interval":
-        return self.mapped(lambda end: end * factor)
-
     def __format__(self, spec: str) -> str:
-        value, low, high = (format(number, spec) for number in self[:3])
-        return f"{value} [{low}, {high}]"
+        return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 
     def mapped(self, rising: Callable[[float], float]) -> "Interval":
         """Apply a rising function, which keeps the order and so the p value."""
-        value, low, high = (float(rising(number)) for number in self[:3])
-        return self._replace(value=value, low=low, high=high)
+        low = float(rising(self.low))
+        high = float(rising(self.high))
+        return replace(self, value=float(rising(self.value)), low=low, high=high)
+
+    def opposite(self) -> "Interval":
+        """The effect with the other sign."""
+        return replace(self, value=-self.value, low=-self.high, high=-self.low)
+
+    def times(self, factor: float) -> "Interval":
+        """A multiple of the effect."""
+        if factor < 0:
+            return self.opposite().times(-factor)
+        return self.mapped(lambda end: end * factor)
+
+    def subtracted_from(self, whole: float) -> "Interval":
+        """What is left of ``whole``, as the share of time that a ratio of times saves."""
+        return self.mapped(lambda end: end - whole).opposite()
 
     def as_row(self) -> dict[str, float]:
         """Value, low, high and n, as columns of a frame."""
@@ -62,7 +68,7 @@ class Interval(NamedTuple):
 
     def named(self, effect: str) -> "Interval":
         """The same interval with a name."""
-        return self._replace(effect=effect)
+        return replace(self, effect=effect)
 
 
 def in_brackets(frame: pd.DataFrame, spec: str = ".1f") -> list[str]:

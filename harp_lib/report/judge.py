@@ -120,12 +120,12 @@ def judgement(
     about = {"claim": claim, "model": model, "mark": made, "reason": reason}
     if not effects:
         nothing = Interval(np.nan, np.nan, np.nan)
-        return [about | nothing._asdict() | {"within": ""}]
+        return [about | vars(nothing) | {"within": ""}]
     margin = ""
     if within is not None:
         margin = f"{within[0]:g} to {within[1]:g}"
     rows = []
     adjusted = holm([effect.p for effect in effects])
     for effect, p in zip(effects, adjusted, strict=True):
-        rows.append(about | effect._asdict() | {"p": p, "within": margin})
+        rows.append(about | vars(effect) | {"p": p, "within": margin})
     return rows

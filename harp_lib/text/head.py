@@ -3,6 +3,7 @@
 import torch
 from transformers import PreTrainedModel
 
+from harp_lib.pruning.architecture import few_tokens
 from harp_lib.text.evaluating import evaluating
 
 
@@ -24,15 +25,6 @@ def is_decoder_and_head(model: PreTrainedModel) -> bool:
     except Exception:  # parts that are missing, or that want other arguments
         return False
     return agree_to_rounding(logits, expected)
-
-
-def few_tokens(model: PreTrainedModel) -> torch.Tensor:
-    """Three token ids (1, 3) on the model's device.
-
-    They are from the middle of the vocabulary: token 0 is often padding, with a zero embedding.
-    """
-    ids = model.get_input_embeddings().num_embeddings // 2 - torch.arange(3)
-    return ids[None].to(model.device)
 
 
 def agree_to_rounding(values: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -50,10 +50,10 @@ def perplexity(model: PreTrainedModel, tokens: Tokens) -> float:
     model : PreTrainedModel
         Dense or pruned; unchanged afterwards.
     tokens : Tensor, mapping or sequence
-        Token ids: a tensor or lists ``(B, N)`` or ``(N,)`` of any integer type, what a tokenizer
-        returns, a list of any of these, or a list of :class:`Window`. Every token of a sequence but
-        the first is predicted, and the last ``scored`` tokens of a window. Padding is left out:
-        what an ``attention_mask`` hides, or, without one, the model's pad tokens at the ends.
+        Token ids (N,) or (B, N) of any integer type, what a tokenizer returns, or a list of these
+        or of :class:`Window`. Every token of a sequence but the first is predicted, and the last
+        ``scored`` tokens of a window. Padding is left out: what an ``attention_mask`` hides, or,
+        without one, the model's pad tokens at the ends.
 
     Raises
     ------

@@ -1,9 +1,10 @@
 """Token ids as tokenizers return them, brought into the windows that are scored."""
 
 import math
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from numbers import Number
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -113,139 +114,112 @@ def read_ids(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
 
 def _windows(tokens: Any, model: PreTrainedModel) -> Iterator[Window]:
     """The sequences of ``tokens`` as windows, without padding."""
-    for part in _parts(tokens):
+    parts = list(_parts(tokens, model))
+    unmasked = [part for part in parts if not isinstance(part, Window)]
+    texts = iter(_without_padding(unmasked, model))
+    for part in parts:
         if isinstance(part, Window):
-            ids = _ids(part.ids)
-            _check_length(len(ids) - 1, model)  # the last token is not read
-            yield Window(ids, part.scored)
-            continue
-        if isinstance(part, Mapping):
-            sequences = _sequences_of_encoding(part, model)
+            yield part
         else:
-            sequences = _without_padding(_ids(part), model)
-        for ids in sequences:
-            _check_length(len(ids), model)
-            yield Window(ids, len(ids) - 1)
+            yield _text(next(texts), model)
 
 
-def _parts(tokens: Any) -> Iterator[Window | Mapping[str, Any] | torch.Tensor]:
-    """The windows, encodings and arrays (B, N) in ``tokens``, which may be lists of any depth.
-
-    Lists of numbers of one length are one array, because they may be padded together.
-    """
-    if isinstance(tokens, Window | Mapping):
-        yield tokens
-        return
-    if isinstance(tokens, str | bytes):
-        raise ValueError(f"{tokens[:40]!r} is text, not tokens: call {HOW_TO_CALL}")
-    if not hasattr(tokens, "shape"):  # as arrays of torch, NumPy, … have
-        try:
-            tokens = list(tokens)
-        except TypeError:
-            raise ValueError(
-                f"{type(tokens).__name__} holds no token ids: call {HOW_TO_CALL}"
-            ) from None
-        lengths = {len(part) if _are_numbers(part) else None for part in tokens}
-        is_array = _are_numbers(tokens) or (len(lengths) == 1 and None not in lengths)
-        if not is_array:
-            for part in tokens:
-                yield from _parts(part)
-            return
-    array = torch.as_tensor(tokens)
-    if array.ndim not in (1, 2):
-        raise ValueError(
-            f"token ids have to be (N,) or (B, N), got {tuple(array.shape)}: call {HOW_TO_CALL}"
-        )
-    yield torch.atleast_2d(array)
+def _parts(tokens: Any, model: PreTrainedModel) -> Iterator[Window | torch.Tensor]:
+    """Windows, and sequences (N,) that may be padded, in lists of any depth."""
+    if isinstance(tokens, Window):
+        [ids] = _sequences(tokens.ids)
+        _check_length(len(ids) - 1, model)  # the last token is not read
+        yield Window(ids, tokens.scored)
+    elif isinstance(tokens, Mapping):
+        yield from _parts_of_encoding(tokens, model)
+    elif isinstance(tokens, list | tuple) and not _are_numbers(tokens):
+        for part in tokens:
+            yield from _parts(part, model)
+    else:
+        yield from _sequences(tokens)
 
 
-def _sequences_of_encoding(
+def _parts_of_encoding(
     encoding: Mapping[str, Any], model: PreTrainedModel
-) -> Iterator[torch.Tensor]:
-    """Sequences (N,) of what a tokenizer returns: ids, and a mask that says which are padding."""
-    if encoding.get("input_ids") is None:
-        raise ValueError(f"no input_ids among {', '.join(encoding)}: call {HOW_TO_CALL}")
-    if encoding.get("labels") is not None:
+) -> Iterator[Window | torch.Tensor]:
+    """Sequences of what a tokenizer returns: windows where a mask says what padding is."""
+    if encoding.get("input_ids") is None or encoding.get("labels") is not None:
         raise ValueError(
-            "labels are not read, because every token is scored: leave them out, and give a list "
-            "of harp_lib.text.perplexity.Window(ids, scored) where only the last tokens count"
+            f"an encoding has to hold input_ids, and no labels, because every token is scored; got "
+            f"{', '.join(encoding)}: call {HOW_TO_CALL}, or give a list of Window(ids, scored)"
         )
-    arrays = [_ids(array) for array in _parts(encoding["input_ids"])]
+    sequences = list(_parts(encoding["input_ids"], model))
     if encoding.get("attention_mask") is None:
-        for array in arrays:
-            yield from _without_padding(array, model)
+        yield from sequences
         return
-    rows = [ids for array in arrays for ids in array]
-    masks = [mask for array in _parts(encoding["attention_mask"]) for mask in array]
-    if [len(ids) for ids in rows] != [len(mask) for mask in masks]:
+    masks = list(_parts(encoding["attention_mask"], model))
+    if [len(ids) for ids in sequences] != [len(mask) for mask in masks]:
         raise ValueError("attention_mask has to be of the shape of input_ids")
-    if any(mask.is_floating_point() for mask in masks):
-        raise ValueError("attention_mask has to be of 0 and 1, not of floating-point numbers")
-    for ids, mask in zip(rows, masks, strict=True):
+    for ids, mask in zip(sequences, masks, strict=True):
         places = mask.nonzero().flatten()
         if len(places) and places[-1] - places[0] + 1 != len(places):
             raise ValueError(
                 "attention_mask hides tokens in the middle of a sequence; only padding at its ends "
                 "can be left out"
             )
-        yield ids[places.to(ids.device)]
+        yield _text(ids[places.to(ids.device)], model)
 
 
-def _are_numbers(part: Any) -> bool:
-    """Whether ``part`` is a list of numbers, one at least."""
-    is_list = isinstance(part, list) and len(part) > 0
-    return is_list and all(isinstance(number, Number) for number in part)
+def _text(ids: torch.Tensor, model: PreTrainedModel) -> Window:
+    """A sequence (N,) of which every token but the first is scored."""
+    _check_length(len(ids), model)
+    return Window(ids, len(ids) - 1)
 
 
-def _ids(values: Any) -> torch.Tensor:
-    """Token ids as int64; a ValueError unless they are whole numbers."""
-    ids = torch.as_tensor(values)
-    if ids.numel() and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
-        raise ValueError(f"token ids have to be whole numbers, got {ids.dtype}: call {HOW_TO_CALL}")
-    return ids.long()
+def _are_numbers(tokens: Sequence[Any]) -> bool:
+    return all(isinstance(number, Integral) for number in tokens)
+
+
+def _sequences(tokens: Any) -> Iterator[torch.Tensor]:
+    """The sequences (N,) of an array (N,) or (B, N), or of a list of numbers, as int64."""
+    if isinstance(tokens, list | tuple):
+        tokens = torch.tensor(tokens, dtype=torch.int64)
+    is_array = hasattr(tokens, "shape") and len(tokens.shape) in (1, 2)
+    if is_array:
+        tokens = torch.as_tensor(tokens)
+        is_array = not (tokens.is_floating_point() or tokens.is_complex())
+    if not is_array or tokens.dtype == torch.bool:
+        raise ValueError(
+            f"{reprlib.repr(tokens)} is not whole numbers (N,) or (B, N), as token ids and their "
+            f"masks are: call {HOW_TO_CALL}"
+        )
+    yield from torch.atleast_2d(tokens).long()
 
 
 # Padding without a mask
 
 
-def _without_padding(ids: torch.Tensor, model: PreTrainedModel) -> list[torch.Tensor]:
-    """The rows of ids (B, N) without padding, as far as it can be told from text.
+def _without_padding(sequences: list[torch.Tensor], model: PreTrainedModel) -> list[torch.Tensor]:
+    """The sequences (N,) without padding, as far as it can be told from text.
 
-    Rows that end or begin with a pad token are padded where another row does not, or where two
-    pad tokens follow each other. A pad token that also ends or begins texts tells nothing, so that
-    two of them are a ValueError.
+    Pad tokens at an end are padding where a sequence has two of them, or where another has none. A
+    pad token that also ends or begins texts tells nothing, so that two of them are a ValueError.
     """
-    pad, is_text = _pad_token(model)
-    if pad is None or not ids.numel():
-        return list(ids)
-    is_pad = (ids == pad).long()  # (B, N)
-    at_begin = is_pad.cumprod(dim=1)  # (B, N): 1 within a run of pad tokens at this side
-    at_end = is_pad.flip(1).cumprod(dim=1).flip(1)
-    kept = torch.ones_like(ids, dtype=torch.bool)
-    for runs in (at_begin, at_end):
-        lengths = runs.sum(dim=1)  # (B,)
-        if is_text and lengths.max() > 1:
-            raise ValueError(
-                f"a sequence has {int(lengths.max())} tokens {pad} at one end, padding or text: "
-                f"give what the tokenizer returns, with its attention_mask: {HOW_TO_CALL}"
-            )
-        is_padding = lengths.max() > 1 or 0 < lengths.count_nonzero() < len(ids)
-        if is_padding and not is_text:
-            kept &= runs == 0
-    return [row[keep] for row, keep in zip(ids, kept, strict=True)]
-
-
-def _pad_token(model: PreTrainedModel) -> tuple[int | None, bool]:
-    """The pad token of a model, and whether it also ends or begins texts."""
     config = model.config.get_text_config()
     pad = getattr(config, "pad_token_id", None)
     if pad is None:
-        return None, False
-    text_tokens = []
+        return sequences
+    tokens_of_texts = []
     for name in ("bos_token_id", "eos_token_id"):
         token = getattr(config, name, None)
-        text_tokens += token if isinstance(token, (list, tuple)) else [token]
-    return pad, pad in text_tokens
+        tokens_of_texts += token if isinstance(token, list | tuple) else [token]
+    is_text = pad in tokens_of_texts
+    for _ in ("the end", "the beginning"):
+        sequences = [ids.flip(0) for ids in sequences]
+        runs = [int((ids == pad).cumprod(0).sum()) for ids in sequences]
+        if is_text and max(runs, default=0) > 1:
+            raise ValueError(
+                f"a sequence has {max(runs)} tokens {pad} at one end, padding or text: "
+                f"give what the tokenizer returns, with its attention_mask: {HOW_TO_CALL}"
+            )
+        if not is_text and (0 in runs or max(runs, default=0) > 1):
+            sequences = [ids[run:] for ids, run in zip(sequences, runs, strict=True)]
+    return sequences
 
 
 # What a model can read
