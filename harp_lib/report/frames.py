@@ -208,7 +208,8 @@ class Results:
     def check(self, statement: str, holds: bool) -> None:
         """Print whether a statement of the text holds in these results.
 
-        Marks belong to the claims of the paper, so it prints none. It may name models that were not run; then it says so.
+        Marks belong to the claims of the paper, so it prints none. A statement may name models that
+        were not run; then it says so.
 
         Raises
         ------
