@@ -73,6 +73,9 @@ def test_a_model_folder_is_known_by_its_content(folder, tmp_path, monkeypatch, c
     before = contents_of_models(profile)
     os.utime(folder / "config.json")
     assert contents_of_models(profile) == before, "only the time has changed"
+    (folder / "checkpoint-500").mkdir()
+    (folder / "checkpoint-500" / "optimizer.pt").write_bytes(b"large")
+    assert contents_of_models(profile) == before, "nobody reads a training's checkpoints"
     change(folder)
     assert contents_of_models(profile) != before
 
