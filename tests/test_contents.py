@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 from helpers import Checkout
@@ -128,3 +129,8 @@ def test_the_same_command_looks_again_after_a_change(folder, tmp_path):
     rows.write_text("\n".join(reversed(lines)) + "\n")
     assert outcome() == "done"
     assert outcome() == "up to date"
+    shapes = work.root / "data" / "configs"
+    shapes.unlink()
+    shutil.copytree(config.DATA / "configs", shapes)
+    changed_json(shapes / "smollm2-135m.json", num_hidden_layers=31)
+    assert outcome() == "done"
