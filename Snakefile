@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import harp_lib
-from harp_lib.config import DATA, PAPER, slug
+from harp_lib.config import CONFIGS, DATA, PAPER, slug
 from harp_lib.gpus import gpus_of
 from harp_lib.notebooks import code_of, read
 from harp_lib.results import digest
@@ -26,7 +26,8 @@ PYTHON = sys.executable  # whose name may have any characters; quoted in `job`
 def library_digest():
     """A digest of what an executed notebook depends on beside its own code and the results."""
     code = Path(harp_lib.__file__).parent.rglob("*.py")
-    files = sorted([*code, *DATA.glob("*.*"), *PAPER.glob("*.*")])
+    data = [file for folder in (DATA, CONFIGS, PAPER) for file in folder.glob("*.*")]
+    files = sorted([*code, *data])
     contents = b"".join(file.read_bytes() for file in files)
     return hashlib.sha256(contents).hexdigest()[:8]
 

@@ -24,7 +24,8 @@ def contents_of_models(profile: dict[str, Any]) -> dict[str, str]:
         if model in config.NAMED_MODELS:
             contents[model] = digest(config.NAMED_MODELS[model])
         elif Path(model).is_dir():
-            contents[model] = _digest_of_files(Path(model).rglob("[!.]*"))
+            # Folders in it, as of a training's checkpoints, are not read.
+            contents[model] = _digest_of_files(Path(model).glob("[!.]*"))
         for repository in models_of_hub([model]):
             contents[model] = str(repository.commit)
     return contents

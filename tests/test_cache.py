@@ -249,3 +249,21 @@ def test_layers_keep_their_entries_after_another_was_dropped(tiny, tokens, famil
     apply_plan(model, plan)
     assert_same(generate(model, ids), expected)
     assert_same(generate(model, ids, cache=DynamicCache()), expected)
+
+
+@pytest.mark.parametrize("pruned_layers", [{}, {4: 0.5, 3: 0.0, 0: 0.5}], ids=["dense", "pruned"])
+@pytest.mark.parametrize("family", ["tiny-llama", "tiny-qwen2"])
+def test_without_layer_0_a_static_cache_needs_new_numbers(tiny, tokens, family, pruned_layers):
+    """transformers asks entry 0 of a cache how long the text is, which nobody fills then."""
+    model = tiny(family)
+    del model.model.layers[0]
+    if pruned_layers:
+        apply_plan(model, PruningPlan.value_only(5, pruned_layers))
+    ids = tokens[:2, :40]
+    expected = generate(model, ids, use_cache=False)
+    assert_same(generate(model, ids), expected)
+    static = generate(model, ids, cache_implementation="static")
+    assert not torch.equal(static.sequences, expected.sequences)
+    for place, layer in enumerate(model.model.layers):
+        layer.self_attn.layer_idx = place
+    assert_same(generate(model, ids, cache_implementation="static"), expected)

@@ -1,5 +1,6 @@
 """Pruned checkpoints: complete, loadable without this library, refused by code unaware of them."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, Gemma2ForCausalLM, LlamaForCausalLM
 from transformers.core_model_loading import WeightRenaming
 
-from harp_lib import METHODS, PruningPlan, apply_plan, load_pruned, make_plan, save_pruned
+from harp_lib import (
+    METHODS,
+    PruningPlan,
+    apply_plan,
+    load_model,
+    load_pruned,
+    make_plan,
+    save_pruned,
+)
 from harp_lib.models.registry import tiny_tokenizer
 from harp_lib.models.savable import check_savable
 from harp_lib.pruning.plan import LayerPlan
@@ -151,6 +160,19 @@ def test_another_number_of_layers_is_named(number, tiny, tmp_path):
     model.config.num_hidden_layers = number
     with pytest.raises(ValueError, match=message):
         save_pruned(model, None, folder)
+
+
+def test_weights_of_another_size_are_named(tiny, tmp_path):
+    save_pruned(apply_plan(tiny(), PruningPlan.value_only(6, [0.5])), None, tmp_path / "pruned")
+    message = r"k_proj\.weight is of size \(32, 64\), and has to be of size \(16, 64\)"
+    with pytest.raises(ValueError, match=message):
+        load_pruned(tmp_path / "pruned", num_key_value_heads=1)
+    tiny().save_pretrained(tmp_path / "dense")
+    config_file = tmp_path / "dense" / "config.json"
+    values = json.loads(config_file.read_bytes()) | {"num_key_value_heads": 1}
+    config_file.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=f"dense does not fit its config.json: .*{message}"):
+        load_model(str(tmp_path / "dense"))
 
 
 def test_layers_that_were_dropped_are_named_until_the_config_says_so(tiny, tokens, tmp_path):

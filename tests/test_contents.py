@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 from helpers import Checkout
@@ -74,6 +75,9 @@ def test_a_model_folder_is_known_by_its_content(folder, tmp_path, monkeypatch, c
     before = contents_of_models(profile)
     os.utime(folder / "config.json")
     assert contents_of_models(profile) == before, "only the time has changed"
+    (folder / "checkpoint-500").mkdir()
+    (folder / "checkpoint-500" / "optimizer.pt").write_bytes(b"large")
+    assert contents_of_models(profile) == before, "nobody reads a training's checkpoints"
     change(folder)
     assert contents_of_models(profile) != before
 
@@ -126,3 +130,8 @@ def test_the_same_command_looks_again_after_a_change(folder, tmp_path):
     rows.write_text("\n".join(reversed(lines)) + "\n")
     assert outcome() == "done"
     assert outcome() == "up to date"
+    shapes = work.root / "data" / "configs"
+    shapes.unlink()
+    shutil.copytree(config.DATA / "configs", shapes)
+    changed_json(shapes / "smollm2-135m.json", num_hidden_layers=31)
+    assert outcome() == "done"

@@ -136,13 +136,19 @@ def from_pretrained(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """Load a model, in evaluation mode, and its tokenizer, without transformers' messages.
 
-    Missing weights, which transformers would initialise at random, are a ValueError. A folder
-    without the files of a tokenizer gives None in its place.
+    Weights that are missing or of another size, which transformers would initialise at random, are
+    a ValueError. A folder without the files of a tokenizer gives None in its place.
     """
     # Without a word on it, transformers would ask on the terminal.
     trust_remote_code = options.setdefault("trust_remote_code", False)
+    options["ignore_mismatched_sizes"] = True  # transformers' error would name none of them
     with registry.quiet():
         model, report = model_class.from_pretrained(source, output_loading_info=True, **options)
+        for name, size, expected_size in sorted(report["mismatched_keys"]):
+            raise ValueError(
+                f"{source} does not fit its config.json: {name} is of size {tuple(size)}, and has "
+                f"to be of size {tuple(expected_size)}"
+            )
         missing = sorted(report["missing_keys"])
         if missing:
             raise ValueError(
