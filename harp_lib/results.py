@@ -193,7 +193,9 @@ def fill(
         if not all(part_file.is_file() for part_file in parts):
             return
         lines = [part_file.read_text(encoding="utf-8") for part_file in parts]
-    write_text(file, "".join(lines))
+    text = "".join(lines)
+    if not file.is_file() or file.read_text(encoding="utf-8") != text:  # else others are up to date
+        write_text(file, text)
 
 
 def list_file(folder: Path, model: str) -> Path:
