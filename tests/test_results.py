@@ -327,6 +327,17 @@ def test_the_last_list_of_a_unit_is_read_and_forced_cells_are_computed_again():
         read_unit("mini", UNIT)
 
 
+def test_a_list_that_stays_as_it_is_is_not_written_again(results):
+    """What was made of it stays up to date."""
+    file = list_file(results / "mini" / UNIT, MODEL)
+    fill_unit(cell_of({}))
+    os.utime(file, (0, 0))
+    fill_unit(cell_of({}))
+    assert file.stat().st_mtime == 0
+    fill_unit(cell_of({}), cell_of({}, seed=1))
+    assert file.stat().st_mtime > 0
+
+
 def test_a_failed_cell_is_listed():
     assert fill_unit(cell_of({"failed": "no memory"})).counts == {"failed": 1}
     (cell,) = read_unit("mini", UNIT)
