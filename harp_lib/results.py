@@ -203,13 +203,16 @@ def list_file(folder: Path, model: str) -> Path:
     return folder / f"{config.slug(model)}.jsonl"
 
 
-def drop_others(profile: str, unit: str, models: Iterable[str]) -> None:
-    """Remove the lists of a unit for all but some models, which a run is about."""
-    folder = config.RESULTS / profile / unit
-    kept = {list_file(folder, model) for model in models}
-    for file in folder.glob("*.jsonl"):
-        if file not in kept:
-            file.unlink()
+def drop_others(profile: str, unit: str, models: Sequence[str]) -> None:
+    """Remove the lists of a unit for all but some models, which a run is about.
+
+    What is listed as ``MODEL, DEVICE`` was measured on another device, and stays with its model.
+    """
+    for file in (config.RESULTS / profile / unit).glob("*.jsonl"):
+        for line in read_lines(file)[:1]:
+            listed_model = line["about"]["model"]
+            if not any(f"{listed_model}, ".startswith(f"{model}, ") for model in models):
+                file.unlink()
 
 
 # What is stored
