@@ -6,6 +6,7 @@ Scores of choices by hand are in notebook 05.
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -219,6 +220,21 @@ class TestScores:
     ):
         runner = Runner(tiny(family), adding_bos(), context=context)
         assert (runner.tok_encode("a")[0] == 1) == begins_with_bos
+
+    @pytest.mark.parametrize("shared", [True, False])
+    def test_the_task_limits_an_answer_whatever_the_model_says(self, tiny, monkeypatch, shared):
+        model = tiny("tiny-llama")
+        runner = Runner(model, tiny_tokenizer())
+        if not shared:  # lm-eval's own way to write
+            monkeypatch.setattr(runner, "_write", lambda *args: None)
+        request = SimpleNamespace(args=("Once", {"until": [], "max_gen_toks": 5}))
+        answers = []
+        for own_limit in (None, 2, 50):
+            model.generation_config.max_new_tokens = own_limit
+            answers += runner.generate_until([request])
+            assert model.generation_config.max_new_tokens == own_limit
+        assert answers[0]
+        assert answers == [answers[0]] * 3
 
 
 class TestCommand:

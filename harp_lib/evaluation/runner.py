@@ -92,7 +92,17 @@ class Runner(PrefixLM):
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def generate_until(self, requests: list, disable_tqdm: bool = True) -> list[str]:
-        return super().generate_until(self.official_requests(requests), disable_tqdm=True)
+        """As in lm-eval, but that an answer has the task's limit of tokens, and no other.
+
+        A model's own ``max_new_tokens`` (2,048 of Qwen2-7B) would take its place in transformers.
+        """
+        settings = self.model.generation_config
+        own_limit = settings.max_new_tokens
+        settings.max_new_tokens = None
+        try:
+            return super().generate_until(self.official_requests(requests), disable_tqdm=True)
+        finally:
+            settings.max_new_tokens = own_limit
 
     def answer_log_likelihoods(self, questions: list["ReferenceAnswer"]) -> list[float]:
         """Log-likelihood of each reference answer after its prompt, in nats.
