@@ -9,8 +9,9 @@ from typing import Any
 
 from harp_lib.config import SECTIONS_WITH_TASKS
 
-WRITING = ("gsm8k", "leaderboard_math_hard", "bbh_cot_fewshot", "longbench")
-"""Benchmarks, by the beginnings of their names, whose answers may be long."""
+WRITING = ("triviaqa", "nq_open", "gsm8k", "leaderboard_math_hard", "bbh_cot_fewshot", "longbench")
+"""Benchmarks, by the beginnings of their names, that are answered in writing: a random model writes
+up to the limit of tokens."""
 
 REHEARSAL = {
     "dtype_on_cpu": "bfloat16",  # the profile's own, though there is no GPU
@@ -43,11 +44,11 @@ REHEARSAL = {
     },
 }
 SHAPE_LAYERS = 2  # of a shape with random weights; the others are as wide as the real ones
-NEW_TOKENS = 4  # of a long answer
+NEW_TOKENS = 4  # of an answer
 
 OPEN_MODEL = "Qwen/Qwen2-7B"  # needs no licence
 ROWS_OF_TRIAL = 2  # of each task
-NEW_TOKENS_OF_TRIAL = 16  # of a long answer
+NEW_TOKENS_OF_TRIAL = 16  # of an answer
 TRIAL = {
     "alpha_search": {"documents": 2, "held_out": [2, None], "extra_models": []},
     "theory": {"documents": 2},
@@ -94,7 +95,7 @@ def merged(profile: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def limit_answers(profile: dict[str, Any], new_tokens: int) -> None:
-    """Cut answers that may be long, in every section."""
+    """Cut written answers, in every section."""
     for section in SECTIONS_WITH_TASKS:
         for name, task in profile[section]["tasks"].items():
             if name.startswith(WRITING) and "new_tokens" in task:
