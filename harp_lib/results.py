@@ -1,8 +1,9 @@
 """The result store: a cell is known by what it depends on.
 
 One store holds the results of all profiles and units. A result's file is named by the digest of its
-inputs, so whoever asks for the same thing gets the same file, and none can be stale. What a result
-is *about* (method, corpus, task, …) is not in it, but in the list of each unit that asked for it::
+inputs, so whoever asks for the same thing gets the same file, and none is stale as long as whoever
+changes what the code computes changes its inputs too. What a result is *about* (method, corpus,
+task, …) is not in it, but in the list of each unit that asked for it::
 
     data/results/cells/<digest>.json              inputs, result, seconds, circumstances
     data/results/<profile>/<unit>/<model>.jsonl   for each cell what it is about, and its digest

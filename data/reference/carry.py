@@ -1,4 +1,4 @@
-"""Carry results of the store as it was until 2026-11-28 over into today's, each value as it is.
+"""Carry results of the store as it was until 2026-11-28 over into today's, no value changed.
 
     python data/reference/carry.py OLD NEW [--tokens DATASETS MODEL …]
 
@@ -6,12 +6,12 @@ OLD is a folder ``data/reference/<profile>`` of an earlier commit, or one in whi
 its cells; NEW is the folder that is written. Cells were named by hand then, in the folder of the
 experiment that computed them first: ``<store>/<model>.jsonl`` with ``method`` and ``name``, and
 ``<store>/run-<unit>.json`` with the names of the cells that a unit showed. Their inputs did not say
-what is computed, so the script adds ``what``, and a plan is told by what it removes. It stops where
-two cells have equal inputs then and differ.
+what is computed, so the script adds ``what``, and a plan is told by what it removes. It stops if
+two cells end up with equal inputs and different results; of equal cells the earliest is kept.
 
 With ``--tokens``, cells of these models get the inputs that were added on that day: the tokenizer,
-the token that a text begins with, and how a model writes. It is right for models of which these had
-not changed.
+the token that a text begins with, how a model writes, and the name of refitted weights, which
+depends on them. It is right for models of which these had been the same before.
 """
 
 import argparse
@@ -88,10 +88,10 @@ def main(old: Path, new: Path, datasets: str = "", *models: str) -> None:
     for (unit, model), of_model in lines.items():
         write_text(new / unit / f"{config.slug(model)}.jsonl", "".join(dict.fromkeys(of_model)))
     num_lines = sum(len(of_model) for of_model in lines.values())
-    print(f"{len(cells)} cells carried over, in {num_lines} lines of {len(lines)} lists")
-    print(f"{len(computed)} cells differ in their inputs")
-    unlisted = cells.keys() - {key for _, key in listed_keys(old, cells)}
-    print(f"in no list: {len(unlisted)}")
+    carried = {key for _, key, _ in listed}
+    print(f"{len(carried)} cells carried over, in {num_lines} lines of {len(lines)} lists")
+    print(f"{len(computed)} of them have different inputs")
+    print(f"left out, in no list: {len(cells) - len(carried)}")
 
 
 def read_old(old: Path) -> dict[Key, Cell]:

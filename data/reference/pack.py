@@ -9,8 +9,8 @@ cells of a unit are packed into one file for each model, ``data/reference/<profi
 ``pandas.read_json(file, lines=True)`` reads it.
 
 ``pack`` replaces each list that ``data/results/<profile>`` has, and prints how many cells there
-were and are; what was not computed here stays. ``unpack`` leaves every file of ``data/results``
-that is there already as it is.
+were and are; units and models without a list here stay. ``unpack`` leaves every file of
+``data/results`` that is there already as it is.
 
 What a model has answered to a question may repeat it, and not every question may be published
 again. So ``pack`` leaves out the answers of all profiles but ``mini``, whose questions are our own.
