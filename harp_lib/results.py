@@ -118,17 +118,13 @@ class Store:
         """Where a result is kept."""
         return self.folder / f"{cell_digest}.json"
 
-    def is_of_this_run(self, when: datetime) -> bool:
-        """Whether something was made since the run began."""
-        return when >= self.began
-
     def _stored(self, file: Path, force: bool) -> StoredCell | None:
         """The stored cell, unless it has to be computed again."""
         stored = read_cell(file)
         if stored is None:
             return None
         again = force or "failed" in stored["result"]
-        if again and not self.is_of_this_run(datetime.fromisoformat(stored["time"])):
+        if again and datetime.fromisoformat(stored["time"]) < self.began:
             return None
         return stored
 
@@ -181,9 +177,8 @@ def fill(
     for cell in cells:
         store.get(cell, force)
         entry = {"about": {"model": model, **cell.about}, "cell": cell.digest}
-        line = f"{json.dumps(entry)}\n"
-        if line not in lines:  # several parts of a unit may ask for it
-            lines.append(line)
+        lines.append(f"{json.dumps(entry)}\n")
+    lines = list(dict.fromkeys(lines))  # several parts of a unit may ask for a cell
     file = list_file(folder, model)
     number, total = part
     if total > 1:

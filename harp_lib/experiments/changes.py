@@ -314,7 +314,7 @@ def common_inputs(context: Context) -> dict[str, Any]:
         "calibration": context.profile["frontier"]["calibration"],
         "seed": context.seed,
         "ridge": RIDGE,
-        "context": context.context,
+        "context": context.longest_window,
         "read": [described(context.corpus(name)) for name in context.corpora],
     }
 

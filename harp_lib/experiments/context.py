@@ -150,7 +150,7 @@ class Context:
         return config.num_pruned_layers(self.profile, self.name, self.num_layers)
 
     @property
-    def context(self) -> int:
+    def longest_window(self) -> int:
         """Tokens that a window of text has at most: the profile's number, or the model's own."""
         longest = self.model.config.max_position_embeddings
         return min(self.profile["alpha_search"]["context"] or longest, longest)
@@ -224,8 +224,9 @@ class Context:
         return len(text.documents) * length
 
     def _read(self, corpus: Corpus) -> Text:
-        windows = [rolling_windows(self.tokenizer, [text], self.context) for text in corpus.texts]
-        return Text(corpus, windows, self.model, self.inputs | {"context": self.context})
+        longest = self.longest_window
+        windows = [rolling_windows(self.tokenizer, [text], longest) for text in corpus.texts]
+        return Text(corpus, windows, self.model, self.inputs | {"context": longest})
 
     def second_sample(self, name: str) -> Text | None:
         """The next documents of the corpus and split that alpha is searched on, as many.
@@ -276,7 +277,8 @@ class Context:
     def refit(self) -> Refit:
         """HARP's layers refitted: once, and kept beside the results."""
         file = self._refit_file
-        if not file.is_file() or (self.force and not self._is_of_this_run(file)):
+        began = self.store.began.timestamp()
+        if not file.is_file() or (self.force and file.stat().st_mtime < began):
             size = self.calibration_size(REFIT)
             blocks = self.blocks(self.corpus(self.corpora[0]), *size)
             refitted = refit_values(self.model, blocks, self.num_pruned)
@@ -301,9 +303,6 @@ class Context:
         }
         name = f"{config.slug(self.name)}-{digest(inputs)[:8]}.pt"
         return config.RESULTS / "refits" / name
-
-    def _is_of_this_run(self, file: Path) -> bool:
-        return file.stat().st_mtime >= self.store.began.timestamp()
 
     def pruned(self, plan: PruningPlan) -> AbstractContextManager[None]:
         """:func:`temporarily_pruned`, with the weights of a plan that has some."""

@@ -154,7 +154,7 @@ class Setting:
         """What a cell of a method depends on."""
         inputs = {
             **self.context.inputs,
-            "context": self.context.context,
+            "context": self.context.longest_window,
             "kv_groups": self.kv_groups,
             "corpus": self.corpus,
         }
