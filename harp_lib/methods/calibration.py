@@ -230,6 +230,7 @@ class LayerStream:
             raise _Passed
 
         for batch, hidden in zip(self.batches, self.entering(layer), strict=True):
+            passed = None  # not the last batch's, if the layer does not come to the module
             args, kwargs = self._arguments[batch.ids.shape][layer]
             leaving = module.register_forward_hook(leave, with_kwargs=True)
             with evaluating(self.model), leaving, suppress(_Passed):

@@ -1,6 +1,6 @@
 """What a plan does to a model; ships inside every saved checkpoint.
 
-HARP itself is about 80 lines in three files:
+HARP itself is some 70 lines of code in three files:
 
 - ``LoneAttention`` in ``layers.py``: attention without queries and keys, ``H W_V W_O``;
 - ``fold_alpha`` in ``surgery.py``: its rescaling by alpha, in the weights;
