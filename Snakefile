@@ -1,26 +1,29 @@
-# The rules behind run_all.sh. harp_lib/batch.py starts Snakemake in data/results/<profile>, and the
+# The rules behind run_all.sh. harp_lib/batch.py starts Snakemake in the root of the checkout, and the
 # settings of the run, .run.json, are Snakemake's configuration.
 #
-#     search ──▶ plans ──▶ scores, longbench ──▶ notebook ──▶ last (00_start_here)
-#           ├──▶ layers ─▶ ablations ────────────▶
-#           └──▶ efficiency, frontier ───────────▶
+#     cells ──▶ the list of a unit for a model ──▶ an executed notebook ──▶ 00_start_here
 #
-# The output of a job is a flag, which says what the job made and how long it took. Results are cells
-# of the result store: a job that runs again reads the cells that it finished before. Where one job
-# runs at a time, notebooks compute their own cells.
+# A list, data/results/<profile>/<unit>/<model>.jsonl, names cells of the result store: a job that
+# runs again reads the cells that it finished before. An output that is there stays until its job has
+# made it anew (`update`).
 import hashlib
+import shlex
 import shutil
 import sys
 from pathlib import Path
 
 import harp_lib
+from harp_lib import jobs
 from harp_lib.config import CONFIGS, DATA, PAPER, slug
 from harp_lib.gpus import gpus_of
 from harp_lib.notebooks import code_of, read
 from harp_lib.results import digest
-from harp_lib.units import NOTEBOOKS, UNITS
+from harp_lib.units import UNITS, units_of
 
 PYTHON = sys.executable  # whose name may have any characters; quoted in `job`
+RESULTS = f"data/results/{config['profile']}"
+EXECUTED = f"notebooks/executed/{config['profile']}"
+LOGS = f"{RESULTS}/{jobs.LOGS}"
 
 
 def library_digest():
@@ -35,60 +38,55 @@ def library_digest():
 def job(what):
     """The shell command of a job.
 
-    Jobs that run side by side print to logs beside their flags, and here only that they are done.
+    Jobs that run side by side print to their logs, and here only that they are done.
     """
-    run = f"{{output:q}} {config['began']} {{resources.gpu}}"
+    run = f"{RESULTS}/{jobs.RUN_FILE} {config['began']} {{log:q}} {{resources.gpu}}"
     command = f"{{PYTHON:q}} -P -m harp_lib.jobs {run} {what}"
     if config["one_at_a_time"]:
         return command
     # The inner shell ends if nobody reads that the job is done, and the job is done all the same.
-    return f"{command} >{{output:q}}.log 2>&1 && ( (echo done: {what}) || true)"
+    return f"{command} >{{log:q}} 2>&1 && ( (echo done: {what}) || true)"
 
 
-def flags(unit, model):
-    """The flags of a unit for one model, which is given by its slug: one for each group of tasks."""
-    parts = config["parts"].get(unit, 1)
-    return [f".flags/cells/{model}/{unit}-{part}of{parts}.done" for part in range(1, parts + 1)]
-
-
-def slugs_of(unit):
-    """The models that a unit is computed for, as in file names."""
-    return [slug(model) for model in config["models"][unit]]
+def lists(unit, model=None):
+    """The list of a unit, for a model given by its slug or for each that it is computed for."""
+    slugs = [slug(name) for name in config["models"][unit]]
+    return [f"{RESULTS}/{unit}/{name}.jsonl" for name in slugs if model in (None, name)]
 
 
 def needs(wildcards):
-    """What the same model has to have before a unit."""
+    """The lists that the same model has to have before that of a unit."""
     units = list(UNITS[wildcards.unit].needs)
     # Notebooks 05 and 06 share scores; if both run, 05 computes them.
     if wildcards.unit == "ablations" and any(name[:2] == "05" for name in config["notebooks"]):
         units.append("scores")
-    needed = []
-    for unit in units:
-        if wildcards.model in slugs_of(unit):
-            needed.extend(flags(unit, wildcards.model))
-    return needed
+    return [file for unit in units for file in lists(unit, wildcards.model)]
+
+
+def settings_of(wildcards):
+    """What the cells of a model depend on; if it changes, their job runs again."""
+    return config["digest"] + config["contents"].get(wildcards.model, "")
+
+
+def parts(wildcards):
+    """The lists of groups of tasks, which together are the list of a unit."""
+    total = config["parts"][wildcards.unit]
+    folder = f"{RESULTS}/{wildcards.unit}/{wildcards.model}.parts"
+    return [f"{folder}/{number}of{total}.jsonl" for number in range(1, total + 1)]
 
 
 def shown(wildcards):
-    """The cells that a notebook shows. What 08 times, it computes itself, alone."""
-    if config["one_at_a_time"]:
-        return []
-    units = NOTEBOOKS.get(wildcards.notebook[:2], ())
-    if "efficiency" in units:
-        units = UNITS["efficiency"].needs
-    cells = []
-    for unit in units:
-        for model in slugs_of(unit):
-            cells.extend(flags(unit, model))
-    return cells
+    """The lists that a notebook shows."""
+    return [file for unit in units_of(wildcards.notebook) for file in lists(unit)]
 
 
 def executed(without=None):
-    """The flags of all notebooks of this run, but for one that is given by its number."""
-    return [f".flags/notebooks/{name}.done" for name in config["notebooks"] if name[:2] != without]
+    """The executed notebooks of this run, but for one that is given by its number."""
+    return [f"{EXECUTED}/{name}.ipynb" for name in config["notebooks"] if name[:2] != without]
 
 
 LIBRARY = library_digest()
+IN_PARTS = [unit for unit, total in config["parts"].items() if total > 1]
 
 # The executor asks sacct for an account if none is given, and sacctmgr about one that is. Where a
 # cluster lacks them, it would fail, though Slurm needs no account there.
@@ -101,42 +99,109 @@ if shutil.which("sbatch"):
         slurm.validate_account = lambda account, logger: account
 
 
+localrules:
+    all,
+
+
+wildcard_constraints:
+    model="[^/]+",
+
+
 rule all:
     input:
         executed(),
 
 
-rule cells:
-    input:
-        needs,
-    output:
-        ".flags/cells/{model}/{unit}-{part}of{parts}.done",
-    wildcard_constraints:
-        model="[^/]+",
-        unit="[a-z_]+",
-    params:
-        settings=lambda wildcards: config["digest"] + config["contents"].get(wildcards.model, ""),
-    priority: 100
-    threads: config["threads"]
-    resources:
-        gpu=lambda wildcards: gpus_of(wildcards.model),
-    shell:
-        job("cells {wildcards.unit} {wildcards.model:q} {wildcards.part} {wildcards.parts}")
+# Where one job runs at a time, it computes for all models what no earlier notebook shows.
+computed = set()
+for name in config["notebooks"] if config["one_at_a_time"] else ():
+    units = [unit for unit in units_of(name) if unit not in computed]
+    computed.update(units)
+    if not units:
+        continue
+
+    rule:
+        name:
+            f"cells_{name[:2]}"
+        output:
+            [update(file) for unit in units for file in lists(unit)],
+        log:
+            f"{LOGS}/cells/{name[:2]}.log",
+        params:
+            units=" ".join(units),
+            settings=config["digest"] + digest(config["contents"]),
+        priority: 200 - 2 * int(name[:2])
+        threads: config["threads"]
+        resources:
+            gpu=0,
+        shell:
+            job("units {params.units}")
+
+
+if not config["one_at_a_time"]:
+
+    rule cells:
+        input:
+            needs,
+        output:
+            update(f"{RESULTS}/{{unit}}/{{model}}.jsonl"),
+        log:
+            f"{LOGS}/cells/{{model}}/{{unit}}.log",
+        wildcard_constraints:
+            unit="|".join(set(UNITS) - set(IN_PARTS) - {"efficiency"}),
+        params:
+            settings=settings_of,
+            part="",
+        priority: 200
+        threads: config["threads"]
+        resources:
+            gpu=lambda wildcards: gpus_of(wildcards.model),
+        shell:
+            job("cells {wildcards.unit} {wildcards.model:q} {params.part}")
+
+    use rule cells as efficiency with:  # it measures times, so nothing else runs beside it
+        wildcard_constraints:
+            unit="efficiency",
+        threads: config["cores"]
+
+    use rule cells as part with:
+        output:
+            update(f"{RESULTS}/{{unit}}/{{model}}.parts/{{part}}of{{parts}}.jsonl"),
+        log:
+            f"{LOGS}/cells/{{model}}/{{unit}}-{{part}}of{{parts}}.log",
+        wildcard_constraints:
+            unit="|".join(IN_PARTS) or "-",
+        params:
+            settings=settings_of,
+            part="{part} {parts}",
+
+    rule joined:
+        localrule: True
+        input:
+            parts,
+        output:
+            update(f"{RESULTS}/{{unit}}/{{model}}.jsonl"),
+        wildcard_constraints:
+            unit="|".join(IN_PARTS) or "-",
+        shell:
+            "cat {input:q} >{output:q}"
 
 
 rule notebook:
     input:
         shown,
     output:
-        ".flags/notebooks/{notebook}.done",
+        update(f"{EXECUTED}/{{notebook}}.ipynb"),
+    log:
+        f"{LOGS}/notebooks/{{notebook}}.log",
     wildcard_constraints:
-        notebook="(?!00|08).*",
+        notebook="(?!00|08)[^/]+",
     params:
         # Its prose executes nothing.
         code=lambda wildcards: digest({"code": code_of(read(wildcards.notebook))}),
         parameters=lambda wildcards: str(config["notebooks"][wildcards.notebook]),
         settings=config["digest"] + digest({**config["contents"], **config["left_out"]}) + LIBRARY,
-    priority: lambda wildcards: 99 - int(wildcards.notebook[:2])
+    priority: lambda wildcards: 199 - 2 * int(wildcards.notebook[:2])
     threads: config["threads"]
     resources:
         gpu=1,
@@ -144,18 +209,16 @@ rule notebook:
         job("notebook {wildcards.notebook:q}")
 
 
-use rule notebook as efficiency with:  # it measures times, so nothing else runs beside it
-    output:
-        ".flags/notebooks/{notebook}.done",
+use rule notebook as timed with:  # it measures times too
     wildcard_constraints:
-        notebook="08.*",
+        notebook="08[^/]+",
     threads: config["cores"]
 
 
 use rule notebook as last with:  # it judges the results of all others
     input:
-        executed("00"),
+        executed(without="00"),
     wildcard_constraints:
-        notebook="00.*",
+        notebook="00[^/]+",
     resources:
         gpu=0,

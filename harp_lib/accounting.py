@@ -294,7 +294,8 @@ def overtaking_length(config: PreTrainedConfig) -> int:
         flops = prefill_layers(config, None, tokens)
         return sum(layer.attention - layer.ffn for layer in flops)
 
-    return bisect_left(range(2**32), 0, lo=1, key=lead_of_attention)
+    lengths = range(1, 2**32)
+    return lengths[bisect_left(lengths, 0, key=lead_of_attention)]
 
 
 def attention_window(config: PreTrainedConfig, layer: int) -> int | None:

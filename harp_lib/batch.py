@@ -1,8 +1,8 @@
 """Runs of the notebooks, behind ``./run_all.sh run``.
 
 A run writes its settings to a file and starts Snakemake. Snakefile reads the settings and says
-which jobs there are; each of them is a call of ``harp_lib.jobs``, which leaves a flag when it is
-done. At the end the run says how each notebook fared.
+which jobs there are: they make lists of results and executed notebooks, and each of them is a call
+of ``harp_lib.jobs``. At the end the run says how each notebook fared.
 """
 
 import json
@@ -23,10 +23,10 @@ from harp_lib.circumstances import versions
 from harp_lib.config import slug
 from harp_lib.contents import contents_of_models, contents_of_rows
 from harp_lib.experiments import models_of
-from harp_lib.jobs import RUN_FILE
+from harp_lib.jobs import LOGS, RUN_FILE
 from harp_lib.notebooks import KILLED
-from harp_lib.results import digest, write_json
-from harp_lib.units import IN_PARTS, NOTEBOOKS, UNITS
+from harp_lib.results import digest, incomplete_lists, list_file, read_lines, write_json
+from harp_lib.units import IN_PARTS, UNITS, units_of
 
 INTERRUPTED = 130  # the exit code
 ENGINE = """\
@@ -62,9 +62,6 @@ def _run(settings: dict[str, Any], options: Namespace) -> int:
         print("another run of this checkout is at work: waiting for it", flush=True)
         lock = locks.take(lock_file)
     with lock:
-        for error_file in folder.glob(".flags/**/*.error"):
-            error_file.unlink()
-        _drop_stale_flags(folder)
         write_json(folder / RUN_FILE, settings)
         for name in notebooks.copy_prose(options.profile):
             print(f"{name:20} has the prose of its source", flush=True)
@@ -75,7 +72,6 @@ def _run(settings: dict[str, Any], options: Namespace) -> int:
 def _dry_run(folder: Path, settings: dict[str, Any], options: Namespace) -> int:
     """Let Snakemake show what would run, and print the counted hours of the profile."""
     run_file = ".dry-run.json"  # another one, since a run may be at work
-    _drop_stale_flags(folder)
     write_json(folder / run_file, settings)
     code = subprocess.run(_command(folder, run_file, settings, options)).returncode
     hours = config.DATA / "costs" / f"{options.profile}_hours.csv"
@@ -125,7 +121,7 @@ def _settings(options: Namespace) -> dict[str, Any]:
         "runner": None,  # its process, if that is on the machine of the jobs
         "notebooks": parameters,
         "seed": seed,
-        "one_at_a_time": False,  # if true, notebooks compute their own cells, and show how
+        "one_at_a_time": False,
         # With another digest jobs run again, to see whether the stored cells still fit.
         "digest": digest({**profile, "models": None, **others}),
         "contents": {slug(model): found for model, found in contents_of_models(profile).items()},
@@ -142,7 +138,7 @@ def _settings(options: Namespace) -> dict[str, Any]:
         settings["parts"] = {unit: min(jobs, tasks) for unit, tasks in settings["parts"].items()}
         if jobs > 1:
             settings["gpus"] = _visible_gpus()
-        units = [unit for name in parameters for unit in NOTEBOOKS.get(name[:2], ())]
+        units = [unit for name in parameters for unit in units_of(name)]
         models = dict.fromkeys(model for unit in units for model in settings["models"][unit])
         for warning in gpus.warnings_of(profile, models, jobs):
             print(warning, flush=True)
@@ -208,7 +204,7 @@ def _command(
     """The command that starts Snakemake on a run."""
     command = [sys.executable, "-P", "-c", ENGINE]
     command += ["--snakefile", config.CHECKOUT / "Snakefile"]
-    command += ["--directory", folder]
+    command += ["--directory", config.ROOT]
     command += ["--configfile", folder / run_file]
     command += ["--scheduler", "greedy"]
     command += ["--keep-going", "--rerun-incomplete"]
@@ -221,6 +217,9 @@ def _command(
     command += ["--rerun-triggers", "mtime", "params"]
     if options.force:
         command += ["--forceall"]
+    else:
+        incomplete = [file.relative_to(config.ROOT) for file in incomplete_lists(options.profile)]
+        command += ["--forcerun", *incomplete]
     if options.dry_run:
         command += ["--dry-run"]
     if options.executor == "local" or options.dry_run:
@@ -235,24 +234,6 @@ def _command(
     if options.jobs:
         command += ["--jobs", str(options.jobs)]
     return command
-
-
-def _drop_stale_flags(folder: Path) -> None:
-    """Remove the flags of jobs that have to run again."""
-    for flag_file in folder.glob(".flags/**/*.done"):
-        if not _is_current(flag_file):
-            flag_file.unlink()
-
-
-def _is_current(flag_file: Path) -> bool:
-    """Whether no cell of a job failed, and all that it made is there and unchanged since."""
-    try:
-        flag = json.loads(flag_file.read_bytes())
-        changes = [(config.ROOT / made).stat().st_mtime_ns for made in flag["made"]]
-        last_change = max(changes, default=0)
-        return not flag["failed"] and last_change <= flag_file.stat().st_mtime_ns
-    except (OSError, ValueError):
-        return False
 
 
 def _snakemake(command: list[str | Path], folder: Path) -> int:
@@ -286,12 +267,18 @@ def _snakemake(command: list[str | Path], folder: Path) -> int:
 
 def _conclude(folder: Path, settings: dict[str, Any], code: int) -> int:
     """Say how each notebook fared, and what failed; return the exit code."""
-    errors = _errors(folder / ".flags")
+    reports = _reports(folder / LOGS, settings["began"])
+    failures = {job: report["error"] for job, report in reports.items() if "error" in report}
     print()
-    failed_cells = _print_outcomes(folder / ".flags", settings, errors, code)
+    for name in settings["notebooks"]:
+        print(f"{name:20} {_outcome(name, settings, reports, code)}")
+    for job, failure in failures.items():
+        if job.startswith("cells/"):
+            print(f"{job:20} {_failed(failure, code)}")
+    failed_cells = _failed_cells(folder, settings)
     if failed_cells:
         print(f"failed cells, dashes in the tables: {len(failed_cells)}", *failed_cells, sep="\n  ")
-    if code not in (0, INTERRUPTED) and not errors:
+    if code not in (0, INTERRUPTED) and not failures:
         log = (folder / ".snakemake.log").read_text(errors="replace")
         # On a cluster it speaks for itself, and its log is empty.
         print("the batch engine stopped:", log[-3000:] or "what it said is above", sep="\n")
@@ -308,34 +295,44 @@ def _conclude(folder: Path, settings: dict[str, Any], code: int) -> int:
     return 1
 
 
-def _print_outcomes(
-    flags: Path, settings: dict[str, Any], errors: dict[str, str], code: int
-) -> list[str]:
-    """Print a line for each notebook and each job that failed; return the cells that failed."""
-    jobs = [f"notebooks/{name}" for name in settings["notebooks"]]
-    jobs.extend(job for job in errors if job not in jobs)
-    failed_cells = []
-    for job in jobs:
-        flag_file = flags / f"{job}.done"
-        outcome = "not run"
-        if job in errors:
-            outcome = f"failed: {errors[job]}"
-            if code == INTERRUPTED and errors[job] == KILLED:
-                outcome = "interrupted"
-        elif flag_file.is_file():
-            flag = json.loads(flag_file.read_bytes())
-            failed_cells.extend(flag["failed"])
-            outcome = "up to date"
-            if flag["began"] == settings["began"]:
-                outcome = f"done, {flag['seconds']:.0f} s"
-        print(f"{job.removeprefix('notebooks/'):20} {outcome}")
-    return failed_cells
+def _reports(logs: Path, began: str) -> dict[str, dict[str, Any]]:
+    """How the jobs of a run fared, by their names."""
+    reports = {}
+    for file in sorted(logs.rglob("*.json")):
+        report = json.loads(file.read_bytes())
+        if report["began"] == began:
+            reports[str(file.relative_to(logs).with_suffix(""))] = report
+    return reports
 
 
-def _errors(flags: Path) -> dict[str, str]:
-    """Why jobs failed, by the names of their flags."""
-    errors = {}
-    for file in sorted(flags.rglob("*.error")):
-        job = file.relative_to(flags).with_suffix("")
-        errors[str(job)] = file.read_text(encoding="utf-8")
-    return errors
+def _outcome(name: str, settings: dict[str, Any], reports: dict[str, Any], code: int) -> str:
+    """How a notebook fared."""
+    report = reports.get(f"notebooks/{name}")
+    if report is None:
+        parameters = settings["notebooks"][name]
+        if code == 0 or notebooks.is_current(name, settings["profile"], parameters):
+            return "up to date"
+        return "not run"
+    if "error" in report:
+        return _failed(report["error"], code)
+    return f"done, {report['seconds']:.0f} s"
+
+
+def _failed(error: str, code: int) -> str:
+    if code == INTERRUPTED and error == KILLED:
+        return "interrupted"
+    return f"failed: {error}"
+
+
+def _failed_cells(folder: Path, settings: dict[str, Any]) -> list[str]:
+    """The failed cells of what a run shows, each with the reason."""
+    failed = []
+    shown = dict.fromkeys(unit for name in settings["notebooks"] for unit in units_of(name))
+    for unit in shown:
+        for model in settings["models"][unit]:
+            listing = list_file(folder / unit, model)
+            for entry in read_lines(listing) if listing.is_file() else ():
+                if "failed" in entry:
+                    about = "/".join(map(str, entry["about"].values()))
+                    failed.append(f"{unit}/{about}: {entry['failed']}")
+    return failed

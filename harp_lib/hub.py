@@ -44,7 +44,7 @@ def datasets_of_hub(profile: dict[str, Any]) -> list[Repository]:
 
 def _corpora(profile: dict[str, Any]) -> list[str]:
     """The corpora of a profile that the hub has."""
-    names = [*profile["corpora"], profile["frontier"]["third"]]
+    names = [*profile["corpora"], profile["frontier"]["unseen"]]
     return [name for name in names if "hub" in CORPORA[name]]
 
 

@@ -1,8 +1,9 @@
 """What one rule of Snakefile runs: cells, or a notebook.
 
-Snakemake starts ``python -m harp_lib.jobs FLAG BEGAN GPUS WHAT …`` in the folder of a profile's
-results. FLAG is the file to write at the end, BEGAN is when the run began, GPUS is how many of them
-Snakemake reserved, and WHAT is ``cells UNIT MODEL PART PARTS`` or ``notebook NAME``.
+Snakemake starts ``python -m harp_lib.jobs RUN BEGAN LOG GPUS WHAT …`` in the root of the checkout.
+RUN is the file of the run's settings, BEGAN is when the run began, GPUS is how many of them
+Snakemake reserved, and WHAT is ``units UNIT …``, ``cells UNIT MODEL [PART PARTS]`` or
+``notebook NAME``. How the job fared is said in a JSON file beside LOG.
 """
 
 import itertools
@@ -13,121 +14,89 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 from filelock import AcquireReturnProxy, Timeout
 
 from harp_lib import config, locks, notebooks, streams
-from harp_lib.experiments import compute, models_of
+from harp_lib.experiments import compute, models_of, run
 from harp_lib.notebooks import KILLED, NotebookFailed
-from harp_lib.results import BEGAN, files_of, list_file, listed, write_json
-from harp_lib.units import NOTEBOOKS
+from harp_lib.results import BEGAN, write_json
+from harp_lib.units import units_of
 
 RUN_FILE = ".run.json"
 """Settings of a run, for Snakefile and jobs; in the folder of a profile's results."""
+LOGS = ".jobs"
+"""The folder there, of what jobs print and how they fared."""
 
 _held_locks: list[AcquireReturnProxy] = []  # a lock that nobody refers to is released
-
-
-class Made(NamedTuple):
-    """What a job made."""
-
-    files: list[Path]
-    failed_cells: list[str]  # each with the reason, where it is known
 
 
 def main(arguments: list[str]) -> int:
     """Do a job and return the exit code.
 
-    The flag, a JSON file, says which files the job made, how long it took and which cells failed.
-    A job that does not come to its end leaves the reason in a file ``.error`` beside the flag.
+    The file beside its log has ``began``, the time of the run, and ``seconds``, or ``error``, the
+    reason why the job did not come to its end.
     """
-    flag_name, began, reserved, what, *names = arguments
-    run_file = Path(RUN_FILE).absolute()  # papermill changes the working directory
+    run_file, began, log, reserved, what, *names = arguments
+    run_file = Path(run_file).absolute()  # papermill changes the working directory
     settings = json.loads(run_file.read_bytes())
     if settings["began"] != began:
         return 1  # this job's run was killed, and another has begun
     threading.Thread(target=_die_with_run, args=(settings, run_file), daemon=True).start()
     begin = time.monotonic()
-    flag = Path(flag_name).absolute()
-    error_file = flag.with_suffix(".error")
-    error_file.write_text(KILLED, encoding="utf-8")  # true until something else is written
+    report = Path(log).with_suffix(".json").absolute()
+    write_json(report, {"began": began, "error": KILLED})  # true until something else is written
     os.environ[BEGAN] = began  # cells that failed in this run are not tried again in it
     if not os.isatty(1):
         os.environ["TQDM_MININTERVAL"] = "30"  # each update of a progress bar is a line of the log
     try:
         print("──", *(names or [what]), flush=True)
         _take_gpus(settings["gpus"], int(reserved))
-        made = JOBS[what](settings, *names)
-        contents = {
-            "began": began,
-            "seconds": time.monotonic() - begin,
-            "failed": made.failed_cells,
-            "made": [os.path.relpath(file, config.ROOT) for file in made.files],
-        }
-        write_json(flag, contents)
-        error_file.unlink()
+        JOBS[what](settings, *names)
+        write_json(report, {"began": began, "seconds": time.monotonic() - begin})
         return 0
     except KeyboardInterrupt:
         return 130
     except NotebookFailed as failure:
-        error_file.write_text(str(failure), encoding="utf-8")
-    except (Exception, SystemExit) as error:
+        error = str(failure)
+    except (Exception, SystemExit) as failure:
         traceback.print_exc()
-        error_file.write_text(f"{type(error).__name__}: {error}".strip(), encoding="utf-8")
+        error = f"{type(failure).__name__}: {failure}".strip()
+    write_json(report, {"began": began, "error": error})
     return 1
 
 
-def _cells(settings: dict[str, Any], unit: str, model_slug: str, part: str, parts: str) -> Made:
+def _units(settings: dict[str, Any], *units: str) -> None:
+    """Compute the cells of some units for all their models."""
+    profile = config.load_profile(settings["profile"], **settings["overrides"])
+    run(*units, profile=profile, seed=settings["seed"], force=settings["force"])
+
+
+def _cells(
+    settings: dict[str, Any], unit: str, model_slug: str, part: str = "1", parts: str = "1"
+) -> None:
     """Compute the cells of one unit for one model, of one of ``parts`` groups of its tasks."""
     profile = config.load_profile(settings["profile"], **settings["overrides"])
     (model,) = (name for name in models_of(profile, unit) if config.slug(name) == model_slug)
-    shown = any(unit in NOTEBOOKS.get(name[:2], ()) for name in settings["notebooks"])
+    shown = any(unit in units_of(name) for name in settings["notebooks"])
     force = settings["force"] and shown
     counts = compute(unit, profile, model, settings["seed"], force, (int(part) - 1, int(parts)))
     print(", ".join(f"{number} {outcome}" for outcome, number in counts.items()))
-    made = _made_of(settings, [unit], [model])
-    failed = []
-    if counts["failed"]:
-        failed.append(f"{unit} of {model}: {counts['failed']}")
-    return Made(made.files, failed)
 
 
-def _notebook(settings: dict[str, Any], name: str) -> Made:
-    """Execute a notebook; what it made includes the cells that it shows."""
-    profile = settings["profile"]
+def _notebook(settings: dict[str, Any], name: str) -> None:
+    """Execute a notebook."""
     parameters = dict(settings["notebooks"][name])
     if settings["force"]:
         parameters["force"] = True
-    executed = notebooks.execute(name, profile, parameters)
-    made = _made_of(settings, NOTEBOOKS.get(name[:2], ()))
-    return Made([executed, *made.files], made.failed_cells)
+    notebooks.execute(name, settings["profile"], parameters)
 
 
-def _made_of(
-    settings: dict[str, Any], units: Iterable[str], models: Sequence[str] | None = None
-) -> Made:
-    """The lists of some units and what these name; all models of the run, or some."""
-    made = Made([], [])
-    for unit in units:
-        folder = config.RESULTS / settings["profile"] / unit
-        for model in models or settings["models"][unit]:
-            listing = list_file(folder, model)
-            if not listing.is_file():  # the notebook has nothing of it, or parts are missing
-                continue
-            made.files.extend(files_of(listing))
-            for cell in listed(listing):
-                if "failed" in cell["result"]:
-                    about = "/".join(map(str, cell["about"].values()))
-                    made.failed_cells.append(f"{unit}/{about}: {cell['result']['failed']}")
-    return made
-
-
-JOBS = {"cells": _cells, "notebook": _notebook}
+JOBS = {"units": _units, "cells": _cells, "notebook": _notebook}
 
 
 def _take_gpus(gpus: list[str], number: int) -> None:

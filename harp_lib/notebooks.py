@@ -97,6 +97,17 @@ def execute(name: str, profile: str, parameters: dict[str, Any]) -> Path:
     return output
 
 
+def is_current(name: str, profile: str, parameters: dict[str, Any]) -> bool:
+    """Whether an executed notebook shows what a run with these parameters would show."""
+    file = executed_file(name, profile)
+    if not file.is_file():
+        return False
+    folders = _names_of_local_folders(parameters.get("datasets"))
+    stamp = nbformat.read(file, as_version=4).metadata["harp"]["digest"]
+    shown = cells_shown(profile, name)
+    return stamp == digest_of(read(name), _portable(parameters, folders), shown)
+
+
 def draw_all(profile: str) -> Iterator[tuple[str, str]]:
     """Run all notebooks without the cells that load a model, for the files that they write.
 

@@ -171,27 +171,20 @@ def fill(
     """Compute what is missing of a unit for one model, and list its cells.
 
     The list is written at the end, so a unit that has one is complete. ``part`` ``(i, n)`` is the
-    i-th, from 0, of n parts that several processes compute; whoever finds all of them joins them.
+    i-th, from 0, of n parts that several processes compute; each has a list of its own.
     """
     lines = []
     for cell in cells:
-        store.get(cell, force)
+        result = store.get(cell, force)
         entry = {"about": {"model": model, **cell.about}, "cell": cell.digest}
+        if "failed" in result:
+            entry["failed"] = result["failed"]
         lines.append(f"{json.dumps(entry)}\n")
-    lines = list(dict.fromkeys(lines))  # several parts of a unit may ask for a cell
     file = list_file(folder, model)
     number, total = part
     if total > 1:
-        parts = [
-            file.with_suffix(".parts") / f"{one}of{total}.jsonl" for one in range(1, total + 1)
-        ]
-        write_text(parts[number], "".join(lines))
-        if not all(part_file.is_file() for part_file in parts):
-            return
-        lines = [part_file.read_text(encoding="utf-8") for part_file in parts]
-    text = "".join(lines)
-    if not file.is_file() or file.read_text(encoding="utf-8") != text:  # else others are up to date
-        write_text(file, text)
+        file = file.with_suffix(".parts") / f"{number + 1}of{total}.jsonl"
+    write_text(file, "".join(dict.fromkeys(lines)))  # a unit may ask for a cell more than once
 
 
 def list_file(folder: Path, model: str) -> Path:
@@ -270,10 +263,22 @@ def listed(file: Path) -> list[StoredCell]:
     return cells
 
 
-def files_of(listing: Path) -> list[Path]:
-    """A list of this checkout, and the results that it names."""
+def incomplete_lists(profile: str) -> list[Path]:
+    """The lists of a profile that name a cell which failed, is gone or was made anew since."""
+    files = sorted((config.RESULTS / profile).glob("*/**/*.jsonl"))
+    return [file for file in files if not _is_complete(file)]
+
+
+def _is_complete(listing: Path) -> bool:
     store = Store()
-    return [listing, *(store.file(entry["cell"]) for entry in read_lines(listing))]
+    written = listing.stat().st_mtime_ns
+    try:
+        for entry in read_lines(listing):
+            if "failed" in entry or store.file(entry["cell"]).stat().st_mtime_ns > written:
+                return False
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def listed_cells(profile: str, unit: str) -> list[str]:

@@ -45,5 +45,12 @@ def _by_notebook() -> dict[str, tuple[str, ...]]:
 
 NOTEBOOKS = _by_notebook()
 """The units that each notebook shows; the units that these need are computed by themselves."""
+
+
+def units_of(notebook: str) -> tuple[str, ...]:
+    """The units that a notebook shows, which is given by its name."""
+    return NOTEBOOKS.get(notebook[:2], ())
+
+
 IN_PARTS = tuple(name for name, unit in UNITS.items() if unit.section)
 """Units whose tasks several jobs may share."""

@@ -64,6 +64,7 @@ class Checkout:
 
     def __init__(self, root, notebooks=None):
         self.root = root
+        self.code = CHECKOUT
         self.python = sys.executable
         self.results = root / "data" / "results" / "smoke"
         self.shown = root / "shown.txt"
@@ -103,7 +104,7 @@ class Checkout:
         environment = {
             **os.environ,
             "HARP_ROOT": str(self.root),
-            "PYTHONPATH": str(CHECKOUT),
+            "PYTHONPATH": str(self.code),
             "OMP_NUM_THREADS": "1",
         }
         with self.shown.open("a") as shown:  # a pipe that nobody reads would hold the run up

@@ -61,7 +61,7 @@ def hub(tmp_path_factory):
             "alpha_search": {"extra_models": []},
             "datasets": "hub",
             "corpora": ["python-docs", "scipy-docs"],
-            "frontier": {"third": "gov_report", **tasks},
+            "frontier": {"unseen": "gov_report", **tasks},
             **dict.fromkeys(("evaluation", "likelihoods", "longbench"), tasks),
         }
         environment = {

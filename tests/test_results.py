@@ -18,6 +18,7 @@ from harp_lib.results import (
     Store,
     drop_others,
     fill,
+    incomplete_lists,
     list_file,
     listed_cells,
     read_unit,
@@ -327,32 +328,38 @@ def test_the_last_list_of_a_unit_is_read_and_forced_cells_are_computed_again():
         read_unit("mini", UNIT)
 
 
-def test_a_list_that_stays_as_it_is_is_not_written_again(results):
-    """What was made of it stays up to date."""
-    file = list_file(results / "mini" / UNIT, MODEL)
-    fill_unit(cell_of({}))
-    os.utime(file, (0, 0))
-    fill_unit(cell_of({}))
-    assert file.stat().st_mtime == 0
-    fill_unit(cell_of({}), cell_of({}, seed=1))
-    assert file.stat().st_mtime > 0
-
-
 def test_a_failed_cell_is_listed():
     assert fill_unit(cell_of({"failed": "no memory"})).counts == {"failed": 1}
     (cell,) = read_unit("mini", UNIT)
     assert cell["result"] == {"failed": "no memory"}
+    assert [file.stem for file in incomplete_lists("mini")] == ["owner--model"]
+    fill_unit(cell_of(score_of(1)))
+    assert incomplete_lists("mini") == []
 
 
-def test_who_comes_last_joins_the_parts_of_a_unit():
-    tasks = ["piqa", "boolq", "gsm8k"]
-    cells = [cell_of({}, seed=task, about={"task": task}) for task in tasks]
-    for number in (1, 0):
-        assert not list_file(config.RESULTS / "mini" / UNIT, MODEL).exists()
-        fill_unit(*cells[number::2], part=(number, 2))
-    assert [about["task"] for about in abouts()] == ["piqa", "gsm8k", "boolq"]
-    fill_unit(cells[0], part=(0, 3))
-    assert len(abouts()) == 3, "a part of another number of parts"
+def test_a_list_whose_cells_are_gone_or_newer_is_incomplete(results):
+    cells = [cell_of({}, seed=seed) for seed in (0, 1)]
+    fill_unit(*cells, part=(0, 2))
+    fill_unit(*cells)
+    assert incomplete_lists("mini") == []
+    both = [
+        results / "mini" / UNIT / f"owner--model{end}" for end in (".jsonl", ".parts/1of2.jsonl")
+    ]
+    Store().get(cells[1], force=True)
+    assert incomplete_lists("mini") == both
+    fill_unit(*cells)
+    assert incomplete_lists("mini") == both[1:]
+    Store().file(cells[0].digest).unlink()
+    assert incomplete_lists("mini") == both
+
+
+def test_the_lists_of_parts_are_no_list_of_the_unit(results):
+    """Who runs the parts joins them."""
+    fill_unit(cell_of({}), part=(0, 2))
+    fill_unit(cell_of({}, seed=1), part=(1, 2))
+    assert files_in(results / "mini") == ["1of2.jsonl", "2of2.jsonl"]
+    with pytest.raises(FileNotFoundError):
+        read_unit("mini", UNIT)
 
 
 def test_models_are_read_in_the_registry_s_order_and_others_dropped():

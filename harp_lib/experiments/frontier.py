@@ -98,12 +98,12 @@ def _cells_of(context: Context, changes: Sequence[Change]) -> Iterator[Cell]:
 
 def frontier_scores(context: Context) -> Iterator[Cell]:
     """Benchmarks by likelihood for a third of the layers: dense, HARP, and the chosen layers."""
-    third = _third(context)
+    count = _a_third(context)
     change = partial(Change, context)
-    changes = [change(DENSE), change(HARP, _top(context, third), TOP, texts=1)]
+    changes = [change(DENSE), change(HARP, _top(context, count), TOP, texts=1)]
     for ranking in (EXPLAINED, INFLUENCE):
         if ranking == EXPLAINED or ranking in _of_model(context, "rankings", ()):
-            layers = chosen_layers(context, ranking, 0, third)
+            layers = chosen_layers(context, ranking, 0, count)
             changes.append(change(REFIT, layers, ranking, texts=2, samples=_samples(context)))
     evaluator = Evaluator(context.profile, context.seed, "frontier")
     for change in changes:
@@ -132,7 +132,7 @@ class _Evaluation:
         size = settings["held_out"]
         self.context = context
         self.texts = {name: context.unsearched(name, *size) for name in context.corpora}
-        self.texts[settings["third"]] = context.text(settings["third"], HELD_OUT, size)
+        self.texts[settings["unseen"]] = context.text(settings["unseen"], HELD_OUT, size)
         keys = settings["passkey"]
         if keys["lengths"]:
             self.texts[PASSKEY], self.places = passkeys(
@@ -179,7 +179,7 @@ class _Evaluation:
         """Names of the texts; few changes are given pass keys, which take as long as all others."""
         if change.without is not None:
             return tuple(name for name in self.texts if name == PASSKEY)
-        is_third = len(change.layers) in (0, _third(self.context))
+        is_third = len(change.layers) in (0, _a_third(self.context))
         usual_texts = ((0, 0), (1, 0), (2, _samples(self.context)))  # nothing, HARP's search, a fit
         is_usual = change.seed == 0 and (change.texts, change.samples) in usual_texts
         if is_third and is_usual and (change.method, change.ranking) in WITH_PASS_KEYS:
@@ -213,7 +213,7 @@ def _counted(change: Change) -> Result:
     return {"rows": scalar_rows(**change.costs_left())}
 
 
-def _third(context: Context) -> int:
+def _a_third(context: Context) -> int:
     """The number of layers nearest to a third, among those that are changed."""
     return min(counts(context), key=lambda count: abs(count - context.num_layers / 3))
 
@@ -244,7 +244,7 @@ def _changes(context: Context) -> Iterator[Change]:
                 yield Change(context, method, layers, ranking, texts=2, samples=_samples(context))
         if count in layers_of(context, _of_model(context, "searched", ())):
             yield Change(context, ALPHA_SEARCH, top, TOP, texts=2, samples=_samples(context))
-        if count == _third(context):
+        if count == _a_third(context):
             yield from _closer(context, count)
 
 

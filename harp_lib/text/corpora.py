@@ -68,7 +68,7 @@ def load_corpus(name: str, split: str, datasets: str = "embedded") -> Corpus:
         split of a task than ``validation``, or a missing or damaged file.
     """
     if name in EMBEDDED:
-        return Corpus(name, split, "embedded", _third(_embedded_documents(name), split))
+        return Corpus(name, split, "embedded", _every_third(_embedded_documents(name), split))
     is_of_task = "task" in CORPORA.get(name, ())
     if name not in CORPORA or (datasets == "embedded" and not is_of_task):
         others = [other for other in CORPORA if {"hub", "task"} & {*CORPORA[other]} == {"hub"}]
@@ -177,7 +177,7 @@ def detokenize(page: str) -> str:
     return wikitext_detokenizer({"page": page})
 
 
-def _third(documents: Sequence[str], split: str) -> tuple[str, ...]:
+def _every_third(documents: Sequence[str], split: str) -> tuple[str, ...]:
     """Every third document, in an order that mixes topics and is the same in every process."""
 
     def order(text: str) -> tuple[bool, bytes]:
@@ -196,7 +196,7 @@ def _hub_documents(name: str, split: str) -> tuple[str, ...]:
     published_split = "train" if one_split else split
     documents = load_dataset(*corpus["hub"], split=published_split)[corpus["field"]]
     if one_split:
-        return _third(documents, split)
+        return _every_third(documents, split)
     return tuple(documents)
 
 
