@@ -36,7 +36,7 @@ CELLS = {
     "similarity": 3,
     "search": 4,
     "alpha": 22,
-    "norms": 6,
+    "norms": 7,
     "plans": 39,
     "baselines": 28,
     "scores": 24,
@@ -475,6 +475,9 @@ def test_norms_are_followed_under_the_alphas_of_every_rule():
     searched = searched_alphas(context_of(), FIRST)
     assert alphas["searched"] == {str(layer): alpha for layer, alpha in searched.items()}
     assert alphas["dense"] == {}
+    fitted = of_quantity(result_of("reasons", "fit", method="alpha-norm"), "alpha")
+    by_layer = {str(int(row.layer)): row.value for row in fitted.itertuples()}
+    assert alphas["alpha-norm"] == by_layer, "of the same fit as notebook 02's perplexities"
     branches = result_of("norms", "branches", corpus=FIRST)
     product, square = (
         of_quantity(branches, f"product {pair}").groupby("layer")["value"].sum()

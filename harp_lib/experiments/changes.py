@@ -301,6 +301,10 @@ class Change:
             rows = layer_rows("alpha", fitted)
         return {"rows": rows + scalar_rows(seconds=seconds, **self.costs_left())}
 
+    def fit_cell(self) -> Cell:
+        """The cell of :meth:`fit`, which other units may read."""
+        return Cell({"what": "fit", **self.inputs}, self.fit, self.about)
+
     def costs_left(self) -> dict[str, float]:
         """Shares of the dense model's costs that are left, counted; see :func:`costs_left`."""
         tokens = self.context.profile["baselines"]["cost_tokens"]

@@ -145,7 +145,7 @@ class _Evaluation:
         if change.method == ALPHA_SINGLE:
             yield change.grid_cell()
         if change.method in WITH_FIT:
-            yield Cell({"what": "fit", **change.inputs}, change.fit, change.about)
+            yield change.fit_cell()
         if change.method in (HARP, *COUNTED_RIVALS):
             inputs = {"what": "costs", **change.inputs}
             inputs["cost_tokens"] = self.context.profile["baselines"]["cost_tokens"]
@@ -287,7 +287,13 @@ def _reasons(context: Context, count: int) -> Iterator[Change]:
     for method in CONSTANT:
         if method != NO_ATTENTION:  # which is there for every number of layers
             yield Change(context, method, top, TOP)
-    yield Change(context, ALPHA_NORM, top, TOP, texts=2, samples=_samples(context))
+    yield norm_keeping(context, count)
+
+
+def norm_keeping(context: Context, count: int) -> Change:
+    """The alpha of the top layers that keeps the norm of the residual stream."""
+    samples = _samples(context)
+    return Change(context, ALPHA_NORM, _top(context, count), TOP, texts=2, samples=samples)
 
 
 def _rivals(context: Context, count: int) -> Iterator[Change]:

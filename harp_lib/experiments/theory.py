@@ -11,8 +11,10 @@ from transformers import PreTrainedModel
 
 from harp_lib import theory as measures
 from harp_lib.evaluation.probe import LayerView, observe_layers
+from harp_lib.experiments.changes import ALPHA_NORM
 from harp_lib.experiments.context import HELD_OUT, SEARCHED, Context
-from harp_lib.experiments.search import searched_alphas
+from harp_lib.experiments.frontier import norm_keeping
+from harp_lib.experiments.search import alphas_of, searched_alphas
 from harp_lib.experiments.texts import Text
 from harp_lib.names import DENSE
 from harp_lib.pruning.architecture import decoder_layers
@@ -50,9 +52,11 @@ def norms(context: Context) -> Iterator[Cell]:
     yield from behind_bar("branches", cells)
     reconstructing = reconstructing_alphas(context.store.get(cells[0]))
     searched = searched_alphas(context, context.corpora[0])
+    norm_fit = norm_keeping(context, context.num_pruned).fit_cell()  # of notebook 02's perplexities
     plans: dict[str, dict[int, float]] = {
         DENSE: {},
         "alpha-1": dict.fromkeys(searched, 1.0),
+        ALPHA_NORM: alphas_of(context.store.get(norm_fit)),
         "searched": searched,
         "reconstructing": {layer: reconstructing[layer] for layer in searched},
     }
