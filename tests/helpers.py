@@ -1,5 +1,6 @@
 """What several test files share, fixtures apart, which are in conftest.py."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -134,6 +135,15 @@ class Checkout:
             cell = json.loads(file.read_text(encoding="utf-8"))
             cells[file.name] = _without_times(cell)
         return cells
+
+
+def link_results(source, target):
+    """Add the cells and refitted weights of a folder of results to those of another one."""
+    for name in ("cells", "refits"):
+        (target / name).mkdir(parents=True, exist_ok=True)
+        for file in (source / name).glob("[!.]*"):
+            with contextlib.suppress(FileExistsError):
+                os.link(file, target / name / file.name)
 
 
 def _without_times(value):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import link_results
 
 from harp_lib import config, load_model
 from harp_lib.experiments import changes, run
@@ -28,9 +29,10 @@ FITTED = ("alpha-fit", "nbl", "harp+refit")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def root(tmp_path_factory):
+def root(tmp_path_factory, known_results):
     """A folder with the results of one tiny model."""
     root = tmp_path_factory.mktemp("results")
+    link_results(known_results, root)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "RESULTS", root)
         run("frontier", "reasons", "frontier_scores", profile=profile())
