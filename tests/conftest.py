@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
-from helpers import FAMILIES, ODD_NAME, SHARED, Checkout, link_results
+from helpers import ODD_NAME, SHARED, Checkout, link_results
 
 from harp_lib import config
 
@@ -49,7 +49,7 @@ def pytest_testnodedown(node, error):
 
 def pytest_terminal_summary(terminalreporter, config):
     for mark, count in config.stash.get(LEFT_OUT, {}).items():
-        line = f"{count} tests were left out: ./run_all.sh test -m {mark} runs them"
+        line = f"left out: {count} tests of ./run_all.sh test -m {mark}"
         terminalreporter.write_line(line)
 
 
@@ -90,7 +90,7 @@ def shared():
 
 @pytest.fixture(scope="session")
 def _tiny_models():
-    from harp_lib.models.registry import tiny_model
+    from harp_lib.models.registry import FAMILIES, tiny_model
 
     return {name: tiny_model(name) for name in FAMILIES}
 
