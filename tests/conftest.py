@@ -34,8 +34,8 @@ def pytest_deselected(items):
     config = items[0].config
     if config.option.keyword:  # somebody chose by name
         return
-    left_out = Counter(mark for item in items for mark in MARKS if item.get_closest_marker(mark))
-    config.stash[LEFT_OUT] = left_out
+    left_out = config.stash.setdefault(LEFT_OUT, Counter())
+    left_out.update(mark for item in items for mark in MARKS if item.get_closest_marker(mark))
     if hasattr(config, "workeroutput"):  # of pytest-xdist
         config.workeroutput["left_out"] = dict(left_out)
 

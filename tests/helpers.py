@@ -205,6 +205,13 @@ def small_model(model_type, **particulars):
     return model.eval()
 
 
+def model_of(tiny, family):
+    """A tiny model of the registry, or a small one of ``OTHER_FAMILIES``, of 512 tokens."""
+    if family in OTHER_FAMILIES:
+        return small_model(family, vocab_size=512, **OTHER_FAMILIES[family])
+    return tiny(family)
+
+
 SHAPES = {
     "own heads": ("llama", {"num_key_value_heads": 4}),
     "one group": ("llama", {"num_key_value_heads": 1}),

@@ -4,8 +4,6 @@ Scores of choices by hand are in notebook 05.
 """
 
 import json
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -44,12 +42,6 @@ def write_rows(folder, **splits):
     for split, rows in splits.items():
         lines = [json.dumps(row) for row in rows]
         (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def test_benchmarks_are_listed_without_torch():
-    code = "import sys, harp_lib.evaluation.benchmarks; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 class TestBenchmarks:
