@@ -51,12 +51,12 @@ def random_text(rng, words):
 def choices(rng):
     """Contexts and continuations.
 
-    Five questions after the same examples, with choices of several tokens; one with choices of a
+    Three questions after the same examples, with choices of several tokens; one with choices of a
     single token; a context to be cut; and pairs that begin like others.
     """
     examples = random_text(rng, 30)
     pairs = []
-    for _ in range(5):
+    for _ in range(3):
         question = f"{examples}\n\nQ: {random_text(rng, rng.randint(3, 12))}\nA:"
         for _ in range(3):
             pairs.append((question, f" {random_text(rng, rng.randint(1, 4))}"))
@@ -81,10 +81,10 @@ def prompts(rng):
         "eos_token_id": [2, *range(10, 200)],
     }
     pairs = []
-    for _ in range(5):
+    for _ in range(3):
         prompt = f"{examples}\n{random_text(rng, rng.randint(1, 30))}"
         pairs.append((prompt, with_stop_strings))
-    for _ in range(4):
+    for _ in range(2):
         pairs.append((random_text(rng, rng.randint(1, 60)), with_end_tokens))
     pairs.append(pairs[0])
     return pairs
@@ -290,7 +290,7 @@ def test_each_token_is_read_once_and_logits_are_few(tiny):
         lambda module, args, output: num_logits.append(output.shape[1])
     )
     _, ours = with_tokenizer(model)
-    requests = requests_of("loglikelihood", *choices(random.Random(0))[:15])
+    requests = requests_of("loglikelihood", *choices(random.Random(0))[:9])
     ours.loglikelihood(requests, disable_tqdm=True)  # and compares the model with its own pass
     num_read.clear()
     num_logits.clear()
