@@ -3,12 +3,16 @@
 import copy
 import os
 import signal
+from collections import Counter
 
 import pytest
 import torch
-from helpers import FAMILIES, ODD_NAME, SHARED, Checkout
+from helpers import ODD_NAME, SHARED, Checkout, link_results
 
 from harp_lib import config
+
+ORDER = {"test_smoke.py": 0, "test_frontier.py": 2, "test_experiments.py": 2}
+MARKS = ("slow", "release")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may depend on the hub
 
@@ -18,15 +22,55 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the tests of the smoke run, the longest file: a worker takes whole files."""
-    items.sort(key=lambda item: item.path.name != "test_smoke.py")
+    """The smoke run is the longest, and comes first; who reads its cells comes last."""
+    items.sort(key=lambda item: ORDER.get(item.path.name, 1))
+
+
+LEFT_OUT = pytest.StashKey()
+"""How many tests with a mark are left out, by mark."""
+
+
+def pytest_deselected(items):
+    config = items[0].config
+    if config.option.keyword:  # somebody chose by name
+        return
+    left_out = config.stash.setdefault(LEFT_OUT, Counter())
+    left_out.update(mark for item in items for mark in MARKS if item.get_closest_marker(mark))
+    if hasattr(config, "workeroutput"):  # of pytest-xdist
+        config.workeroutput["left_out"] = dict(left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    """Every worker leaves out the same."""
+    output = getattr(node, "workeroutput", {})  # which a worker that crashed has not
+    node.config.stash[LEFT_OUT] = output.get("left_out", {})
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    for mark, count in config.stash.get(LEFT_OUT, {}).items():
+        line = f"left out: {count} tests of ./run_all.sh test -m {mark}"
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")
-def smoke(tmp_path_factory):
+def known_results(tmp_path_factory):
+    """A folder of all workers, with the cells of the smoke run once it has come to its end.
+
+    Who computes some of the same cells links them into a store of its own.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    return folder / "known_results"
+
+
+@pytest.fixture(scope="session")
+def smoke(tmp_path_factory, known_results):
     """The one run of all notebooks on tiny models: a Checkout with its exit code and its output."""
     checkout = Checkout(tmp_path_factory.mktemp("smoke") / ODD_NAME)
     checkout.code, checkout.log = checkout.run()
+    link_results(checkout.results.parent, known_results)
     return checkout
 
 
@@ -46,7 +90,7 @@ def shared():
 
 @pytest.fixture(scope="session")
 def _tiny_models():
-    from harp_lib.models.registry import tiny_model
+    from harp_lib.models.registry import FAMILIES, tiny_model
 
     return {name: tiny_model(name) for name in FAMILIES}
 

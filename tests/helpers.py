@@ -1,5 +1,6 @@
 """What several test files share, fixtures apart, which are in conftest.py."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -17,7 +18,7 @@ from harp_lib.pruning.architecture import decoder_layers, output_norm
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 SHARED = CHECKOUT.parent / "shared"
-FAMILIES = ("tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-gemma2")
+FAMILIES = ("tiny-llama", "tiny-qwen2", "tiny-gemma2")  # tiny-mistral computes as tiny-llama does
 
 ODD_NAME = "a {b} $c 'd' \"e\" `f` #1 %41 [g]* é\th"
 """The name of a folder, which shells, templates and patterns would read as something else."""
@@ -137,6 +138,15 @@ class Checkout:
         return cells
 
 
+def link_results(source, target):
+    """Add the cells and refitted weights of a folder of results to those of another one."""
+    for name in ("cells", "refits"):
+        (target / name).mkdir(parents=True, exist_ok=True)
+        for file in (source / name).glob("[!.]*"):
+            with contextlib.suppress(FileExistsError):
+                os.link(file, target / name / file.name)
+
+
 def _without_times(value):
     if isinstance(value, list):
         return [_without_times(item) for item in value]
@@ -196,6 +206,13 @@ def small_model(model_type, **particulars):
     return model.eval()
 
 
+def model_of(tiny, family):
+    """A tiny model of the registry, or a small one of ``OTHER_FAMILIES``, of 512 tokens."""
+    if family in OTHER_FAMILIES:
+        return small_model(family, vocab_size=512, **OTHER_FAMILIES[family])
+    return tiny(family)
+
+
 SHAPES = {
     "own heads": ("llama", {"num_key_value_heads": 4}),
     "one group": ("llama", {"num_key_value_heads": 1}),
@@ -212,7 +229,7 @@ def make(tiny, name):
 
     It is in float64, so that twins whose sums run in another order agree on every processor.
     """
-    if name in FAMILIES:
+    if name.startswith("tiny-"):
         return in_float64(tiny(name))
     model_type, particulars = SHAPES.get(name, (name, {}))
     return in_float64(small_model(model_type, **particulars))
@@ -227,6 +244,31 @@ def in_float64(model):
 def logits(model, ids):
     with torch.no_grad():
         return model(ids).logits
+
+
+@contextlib.contextmanager
+def unchanged(model):
+    """Context behind which weights, gradients, modules, their modes and hooks are as before."""
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    others = _all_but_weights(model)
+    yield
+    assert _all_but_weights(model) == others
+    after = model.state_dict()
+    assert list(after) == list(weights)
+    for name, weight in weights.items():
+        assert torch.equal(after[name], weight), name
+
+
+def _all_but_weights(model):
+    modules = []
+    for name, module in model.named_modules():
+        hooks = [*module._forward_hooks, *module._forward_pre_hooks]
+        modules.append((name, type(module), module.training, hooks, vars(module).get("forward")))
+    gradients = []
+    for name, weight in model.named_parameters():
+        place = None if weight.grad is None else weight.grad.data_ptr()
+        gradients.append((name, weight.requires_grad, place))
+    return modules, gradients, model.config._attn_implementation
 
 
 def with_twins(model, alphas):

@@ -15,6 +15,8 @@ import harp_lib
 for package in ("myst_nb", "numpydoc", "sphinx_book_theme"):
     pytest.importorskip(package)
 
+pytestmark = pytest.mark.slow
+
 NAMES_OF_ROOMS = (
     "harp_lib.accounting.removed_fraction",
     "harp_lib.theory.distance_to_consensus",

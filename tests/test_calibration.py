@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import FAMILIES, ROUNDING, with_embeddings_everywhere
+from helpers import FAMILIES, ROUNDING, unchanged, with_embeddings_everywhere
 
 from harp_lib.methods import make_plan
 from harp_lib.methods.calibration import InputStatistics, LayerStream, input_statistics
@@ -57,14 +57,14 @@ def test_activations_that_are_not_finite_name_the_layer_and_leave_the_model_whol
     model = tiny().train()
     layers = decoder_layers(model)
     layers[1].self_attn.v_proj.weight.data[0, 0] = torch.inf
-    with pytest.raises(ValueError, match=r"layer 1: activations .* not finite"):
-        input_statistics(model, tokens, {i: layers[i].self_attn.o_proj for i in (0, 1, 4)})
-    with pytest.raises(ValueError, match=r"layer 1: activations .* not finite"):
-        make_plan("wanda-sp", model, tokens, kv_groups=6)
+    projections = {i: layers[i].self_attn.o_proj for i in (0, 1, 4)}
+    for read in (
+        lambda: input_statistics(model, tokens, projections),
+        lambda: make_plan("wanda-sp", model, tokens, kv_groups=6),
+    ):
+        with unchanged(model), pytest.raises(ValueError, match=r"1: activations .* not finite"):
+            read()
     assert decoder_layers(model) is layers
-    assert model.training
-    assert not any(module._forward_pre_hooks for module in model.modules())
-    assert not any(module._forward_hooks for module in model.modules())
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """Every causal family of transformers is right, or refused by name; docs/library.md has the table.
 
-``pytest -m slow`` goes through all of them, in about fifteen minutes.
+``pytest -m release`` goes through all of them, in about fifteen minutes.
 """
 
 import copy
@@ -48,7 +48,7 @@ def test_no_row_says_that_something_is_wrong():
             assert not cell.startswith(("WRONG", "CRASH")), family
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("family", families.all_rows())
 def test_all_rows_of_the_table(family):
     try:

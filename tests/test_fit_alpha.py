@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import FAMILIES, unchanged
 
 from harp_lib import fit_alphas, load_model
 from harp_lib.methods.calibration import LayerStream
@@ -10,7 +11,6 @@ from harp_lib.methods.norm_alpha import norm_alpha_by_layer
 from harp_lib.pruning.architecture import branch_exit, decoder_layers, first_of
 from harp_lib.pruning.surgery import apply_plan, temporarily_value_only
 
-FAMILIES = ["tiny-llama", "tiny-gemma2", "tiny-qwen2"]
 both_rules = pytest.mark.parametrize("fit", [fit_alpha_by_layer, norm_alpha_by_layer])
 
 
@@ -76,8 +76,7 @@ def norm_after_attention(model, ids, index, alphas):
     return (stream + branch)[:, 1:].norm().item()
 
 
-@pytest.mark.parametrize("layers", [(3, 4, 5), (1, 4)])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "layers"), [("tiny-gemma2", (3, 4, 5)), ("tiny-llama", (1, 4))])
 def test_the_stream_is_as_long_as_the_dense_one_after_each_layer(family, layers, ids):
     model, _ = load_model(family)
     alphas = norm_alpha_by_layer(model, LayerStream(model, ids), layers)
@@ -87,11 +86,11 @@ def test_the_stream_is_as_long_as_the_dense_one_after_each_layer(family, layers,
         dense = norm_after_attention(model, ids, index, {})
         kept = norm_after_attention(model, ids, index, below)
         if kept == pytest.approx(dense, rel=1e-6):
-            grid = torch.linspace(alpha + 0.01, alpha + 3, 60).tolist()
+            grid = torch.linspace(alpha + 0.01, alpha + 3, 20).tolist()
             norms = [norm_after_attention(model, ids, index, below | {index: a}) for a in grid]
             assert min(norms) > dense, "the larger of two solutions"
         else:
-            grid = torch.linspace(0, 2, 101).tolist()
+            grid = torch.linspace(0, 2, 21).tolist()
             norms = [norm_after_attention(model, ids, index, below | {index: a}) for a in grid]
             assert abs(kept - dense) <= min(abs(norm - dense) for norm in norms) * (1 + 1e-6)
 
@@ -122,9 +121,8 @@ def test_a_branch_without_values_has_alpha_zero(fit, ids):
 @both_rules
 def test_the_model_is_unchanged(fit, ids):
     model, _ = load_model("tiny-llama")
-    before = model(ids).logits
-    fit(model, LayerStream(model, ids), [4, 5])
-    assert torch.equal(model(ids).logits, before)
+    with unchanged(model):
+        fit(model, LayerStream(model, ids), [4, 5])
 
 
 def test_bad_input_is_named(ids):

@@ -105,8 +105,9 @@ def counted(model, **inputs):
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2", "tiny-gemma2"])
-@pytest.mark.parametrize("fold", [False, True], ids=["as it is", "folded"])
+@pytest.mark.parametrize(
+    ("name", "fold"), [("tiny-llama", True), ("tiny-qwen2", False), ("tiny-gemma2", True)]
+)
 def test_flops_of_a_pruned_model_are_what_pytorch_counts(tiny, name, plan, fold):
     model = tiny(name)
     config = model.config

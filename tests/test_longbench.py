@@ -171,28 +171,22 @@ def test_a_newline_ends_samsum_from_the_second_token_on(folder, tiny):
     assert max(num_logits) <= 2, "the last token alone, of both prompts in a pass"
 
 
+def f1(precision, recall):
+    return 2 * precision * recall / (precision + recall)
+
+
 # Scores by hand, from the definitions of the official metrics.
 @pytest.mark.parametrize(
     ("task", "answer", "references", "score"),
     [
         # F1 of bags of words: "The" and the comma go; 2 words in common, 4 written, 2 wanted
-        (
-            "qasper",
-            "The river, stone and sand",
-            ["river stone"],
-            2 * (2 / 4) * (2 / 2) / (2 / 4 + 2 / 2),
-        ),
+        ("qasper", "The river, stone and sand", ["river stone"], f1(2 / 4, 2 / 2)),
         ("qasper", "nothing", ["river", "Nothing."], 1.0),  # the best reference counts
         ("qasper", "", ["river"], 0.0),
         ("triviaqa", "\n\nriver stone\nQuestion: more", ["river stone"], 1.0),
-        ("qasper", "\n\nriver stone\nQuestion: more", ["river stone"], 2 * (2 / 4) / (2 / 4 + 1)),
+        ("qasper", "\n\nriver stone\nQuestion: more", ["river stone"], f1(2 / 4, 1)),
         # ROUGE-L: longest common subsequence "the river runs" of 4 written and 5 wanted words
-        (
-            "gov_report",
-            "the river runs fast",
-            ["the cold river runs west"],
-            2 * (3 / 4) * (3 / 5) / (3 / 4 + 3 / 5),
-        ),
+        ("gov_report", "the river runs fast", ["the cold river runs west"], f1(3 / 4, 3 / 5)),
         ("gov_report", "", ["the river"], 0.0),
         ("samsum", "the river runs\nDialogue: x", ["the river runs"], 1.0),
         ("passage_retrieval_en", "Paragraph 7, not 12", ["Paragraph 7"], 1 / 2),

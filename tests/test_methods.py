@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import CHECKOUT, small_model
+from helpers import CHECKOUT, small_model, unchanged
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from harp_lib import PruningPlan, apply_plan, config, perplexity, search_alphas
@@ -97,28 +97,12 @@ def num_removed_groups(plan, model):
 @pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-gemma2"])  # biases, norms after attention
 def test_every_method_plans_what_surgery_can_do_and_changes_nothing(tiny, tokens, name, method):
     model = tiny(name)
-    plan = make_plan(method, model, tokens, kv_groups=6)
+    with unchanged(model):
+        plan = make_plan(method, model, tokens, kv_groups=6)
     assert plan.method == method
     assert num_removed_groups(plan, model) == 6
-    assert_same_model(model, tiny(name))
     assert make_plan(method, model, tokens, kv_groups=6) == plan
     assert np.isfinite(perplexity(apply_plan(model, plan), tokens))
-
-
-def assert_same_model(model, before):
-    """Modules, weights and what training asks of them are as before, and there are no hooks."""
-    assert not model.training
-    for module, module_before in zip(model.modules(), before.modules(), strict=True):
-        assert type(module) is type(module_before)
-        assert not module._forward_pre_hooks
-        assert not module._forward_hooks
-    weights_before = before.state_dict()
-    assert list(model.state_dict()) == list(weights_before)
-    for key, weight in model.state_dict().items():
-        assert torch.equal(weight, weights_before[key]), key
-    for parameter in model.parameters():
-        assert parameter.requires_grad
-        assert parameter.grad is None
 
 
 @pytest.mark.parametrize("method", BASELINES)
@@ -180,35 +164,22 @@ def test_a_method_reads_text_as_it_says(tiny, method):
             "choose from mag-sp, llm-pruner, wanda-sp, flap, harp.flap, harp",
         ),
         (
-            "harp",
-            {"layers": [4, 5]},
-            "harp does not take layers; it takes alphas$",
-        ),
-        (
             "harp+flap",
             {"squared": True},
             r"harp\+flap does not take squared; it takes alphas, target_fraction, evenly$",
         ),
         ("flap", {"alphas": [0.1]}, "flap does not take alphas; it takes layers, squared$"),
-        ("harp", {"target_fraction": 0.1}, "harp does not take target_fraction"),
-        ("mag-sp", {"squared": True}, "mag-sp does not take squared; it takes layers$"),
         (
             "harp",
             {"kv_groups": 5},
             "5 key/value groups are no whole number of layers.* from 2, 4, 6, 8, 10, 12",
         ),
-        ("harp+flap", {"kv_groups": 14}, "14 key/value groups are no whole number of layers"),
         ("harp", {"alphas": [0.1]}, r"1 alphas for 2 layers \(4 key/value groups\)"),
         (
             "mag-sp",
             {},
             "4 key/value groups cannot go in equal parts from 6 layers; "
             "a multiple of 6 can, 12 at most",
-        ),
-        (
-            "llm-pruner",
-            {"kv_groups": 5, "layers": [1, 2]},
-            "5 .* in equal parts from 2 layers; .* 4 at most",
         ),
         ("flap", {"kv_groups": 0}, "0 key/value groups cannot go: the layers hold 12"),
         ("flap", {"layers": []}, "layers is empty"),

@@ -106,12 +106,14 @@ def test_the_check_refuses_a_wrong_answer(tmp_path):
 
 
 @pytest.mark.parametrize("read", CHOICE_TASKS, ids=lambda read: read.__name__)
-def test_whoever_sees_only_the_answers_is_at_chance(read):
+def test_no_question_comes_twice_and_whoever_sees_only_the_answers_is_at_chance(read):
     """Within each set of answers every one is right equally often; positions are balanced.
 
     BoolQ's answers are always no and yes; there the sets belong to a passage.
     """
     task = read.__name__
+    texts = [read(row).text for row in read_rows(f"{task}*")]
+    assert len(set(texts)) == len(texts)
     num_choices = BENCHMARKS[task].choices
     times_right = defaultdict(Counter)  # set of answers → answer → how often it is right
     positions = Counter()
@@ -124,12 +126,6 @@ def test_whoever_sees_only_the_answers_is_at_chance(read):
         assert len(counts) == num_choices
         assert len(set(counts.values())) == 1
     assert max(positions.values()) - min(positions.values()) <= 1
-
-
-@pytest.mark.parametrize("read", CHOICE_TASKS, ids=lambda read: read.__name__)
-def test_no_question_is_asked_twice(read):
-    texts = [read(row).text for row in read_rows(f"{read.__name__}*")]
-    assert len(set(texts)) == len(texts)
 
 
 def word_runs(rows, length=8):

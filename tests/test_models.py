@@ -143,26 +143,7 @@ def test_a_tiny_model_is_reproducible(name):
             assert weight.std() > 0.01, key
 
 
-@pytest.mark.parametrize(
-    ("dtype", "expected"),
-    [
-        ("float32", torch.float32),
-        ("bfloat16", torch.bfloat16),
-        ("float16", torch.float16),
-        (torch.bfloat16, torch.bfloat16),
-        (torch.float64, torch.float64),
-    ],
-)
-def test_a_model_has_the_dtype_that_was_asked_for(dtype, expected):
-    model, tokenizer = load_model("tiny-llama", dtype=dtype, device_map="cpu")
-    assert model.dtype == expected
-    assert not model.training
-    assert len(tokenizer) == model.config.vocab_size
-
-
-@pytest.mark.parametrize(
-    "name", ["smollm2-135", "gpt2", "./nowhere/model", "/nowhere", "a/b/c", ""]
-)
+@pytest.mark.parametrize("name", ["smollm2-135", "./nowhere/model", "a/b/c", ""])
 def test_an_unknown_name_is_refused_with_the_known_ones(name):
     message = r"unknown model .*smollm2-135m.*folder.*owner/name"
     with pytest.raises(ValueError, match=message) as caught:
@@ -183,6 +164,7 @@ def test_a_folder_is_loaded_without_messages(saved, capfd):
     verbosity = logging.get_verbosity()
     model, tokenizer = load_model(saved, device_map="cpu")
     assert capfd.readouterr() == ("", "")
+    assert not model.training
     assert logging.is_progress_bar_enabled() == bars
     assert logging.get_verbosity() == verbosity
     expected = tiny_model("tiny-llama").state_dict()

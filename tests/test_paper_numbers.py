@@ -129,26 +129,20 @@ def test_tables_are_those_of_the_paper(table, source):
     assert typed == printed_numbers(source, LABELS[table])
 
 
-def test_robustness_of_alpha_is_as_in_the_text(source):
+def test_alphas_are_as_in_the_text(source):
     for value in paper("alpha_robustness")["value"]:
         assert f"{value:.2f}" in source
-
-
-def test_alphas_are_as_in_the_text(source):
     alphas = paper("alpha_search").query("model in ('LLaMA3.1-8B', 'LLaMA3.1-70B')")
     for _, rows in alphas.groupby(["model", "task"]):
         from_the_top_down = ",".join(f"{alpha:.1f}" for alpha in rows["value"])
         assert from_the_top_down in source
 
 
-def test_selected_layers_are_as_in_the_text(source):
+def test_layers_are_as_in_the_text(source):
     selected = paper("selected_layers").query("method not in ('top', 'bottom')")
     for method, rows in selected.groupby("method"):
         metric = "Hessian" if method == "hessian" else method
         assert f"{list(rows['layer'])} based on the {metric}-based metric" in source
-
-
-def test_layer_ranges_are_those_of_the_paper(source):
     for row in paper("layer_ranges").itertuples():
         assert f"{METHOD_TITLES[row.method]} & {row.start} & {row.end} " in source
 

@@ -22,8 +22,6 @@ from harp_lib.prefix_lm.reader import TreeReader
 SHORT_CONTEXT = 24
 
 SETTINGS = [
-    {"backend": "causal"},
-    {"truncation": True},
     {"logits_cache": False},
     {"max_length": SHORT_CONTEXT},
     {"softmax_dtype": "float64"},
@@ -34,7 +32,7 @@ SETTINGS = [
     {"think_end_token": "a"},
 ]
 """What PrefixLM reads of HFLM's arguments, and one that it leaves to HFLM."""
-ELSEWHERE = {"tp_plan": "auto", "peft": "adapter", "autogptq": True, "gptqmodel": True}
+ELSEWHERE = {"tp_plan", "peft", "autogptq", "gptqmodel"}
 """Arguments for which more than one processor or another package is needed: HFLM follows them."""
 
 
@@ -55,16 +53,11 @@ def trees_read(monkeypatch):
 def test_each_argument_of_hflm_is_known():
     signature = inspect.signature(HFLM)
     names = set(signature.parameters)
-    assert names == FOLLOWED_ARGUMENTS | ELSEWHERE.keys() | {"mixed_precision_dtype", "kwargs"}
+    assert names == FOLLOWED_ARGUMENTS | ELSEWHERE | {"mixed_precision_dtype", "kwargs"}
     given = signature.bind("model", attn_implementation="eager").arguments
     assert unfollowed_argument(signature, given) is None
-
-
-@pytest.mark.parametrize("name", ELSEWHERE)
-def test_arguments_for_other_machines_are_left_to_stock(name):
-    signature = inspect.signature(HFLM)
-    given = signature.bind("model", **{name: ELSEWHERE[name]}).arguments
-    assert unfollowed_argument(signature, given) == f"{name}={ELSEWHERE[name]!r} was given"
+    given = signature.bind("model", peft="adapter").arguments
+    assert unfollowed_argument(signature, given) == "peft='adapter' was given"
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: next(iter(settings)))
@@ -81,12 +74,9 @@ def test_arguments_are_followed_as_by_stock(tiny, caplog, trees_read, settings):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"until": "e"},
         {"until": ["e", "<eos>"]},
         {"until": [""]},
         {"max_gen_toks": None, "max_new_tokens": 3},
-        {"max_tokens": 2},
-        {"max_gen_toks": 1},
         {"temperature": 0.7},
         {"min_new_tokens": 4, "eos_token_id": [*range(3, 400)]},
         {"eos_token_id": 5},
@@ -104,13 +94,8 @@ def test_settings_of_requests_are_followed(tiny, trees_read, caplog, changes):
         {"until": None},
         {"until": ["e", 3]},
         {"do_sample": True, "temperature": 2.0},
-        {"do_sample": None, "temperature": 2.0},
         {"num_beams": 3},
-        {"repetition_penalty": 1.5},
-        {"no_repeat_ngram_size": 1},
-        {"max_length": 20},
         {"eos_token_id": [5, 600]},
-        {"min_new_tokens": None},
         {"until": ["e"], "stop": "a"},
     ],
 )
@@ -127,16 +112,11 @@ def test_settings_beyond_greedy_decoding_are_left_to_stock(tiny, trees_read, cap
     [
         ({"temperature": 0.3, "do_sample": True, "top_k": 3}, True),
         ({"num_beams": 1, "repetition_penalty": 1.0, "output_scores": False}, True),
-        ({"max_new_tokens": 3}, True),
         ({"max_new_tokens": 12}, True),  # more than the request allows
-        ({"cache_implementation": "dynamic"}, True),
         ({"cache_implementation": "static"}, True),
         ({"cache_implementation": "quantized"}, False),
         ({"min_new_tokens": 1, "eos_token_id": [*range(3, 400)]}, False),
-        ({"no_repeat_ngram_size": 1}, False),
         ({"repetition_penalty": 1.5}, False),
-        ({"forced_eos_token_id": 1}, False),
-        ({"return_dict_in_generate": True}, False),
     ],
 )
 def test_defaults_of_the_model_are_followed_or_left_to_stock(
@@ -150,11 +130,10 @@ def test_defaults_of_the_model_are_followed_or_left_to_stock(
     assert ("generation config has" in caplog.text) != is_followed
 
 
-@pytest.mark.parametrize("cache", ["hybrid", "sliding_window"])
-def test_caches_that_gemma_2_asks_for(tiny, trees_read, caplog, cache):
-    """Answers are stock ones in the repositories of Gemma-2, too, whose entry is ``hybrid``."""
+def test_the_cache_that_gemma_2_asks_for(tiny, trees_read, caplog):
+    """As in its repositories."""
     model = tiny("tiny-gemma2")
-    model.generation_config.cache_implementation = cache
+    model.generation_config.cache_implementation = "hybrid"
     stock, ours = with_tokenizer(model)
     assert_same_outcome(stock, ours, "loglikelihood", *PAIRS)
     assert trees_read
@@ -178,7 +157,7 @@ def tokens_as_text(number):
     raise AssertionError("no such text")
 
 
-@pytest.mark.parametrize("length", [SHORT_CONTEXT + beyond for beyond in (-2, -1, 0, 1, 30)])
+@pytest.mark.parametrize("length", [SHORT_CONTEXT + beyond for beyond in (-1, 0, 1, 30)])
 def test_the_edge_of_the_context(tiny, trees_read, length):
     """Texts that fit exactly, have a token of room, or are cut; and texts written after them."""
     text = tokens_as_text(length)
@@ -190,7 +169,7 @@ def test_the_edge_of_the_context(tiny, trees_read, length):
     assert trees_read
 
 
-@pytest.mark.parametrize("max_new_tokens", [SHORT_CONTEXT, SHORT_CONTEXT + 9, 0, -1])
+@pytest.mark.parametrize("max_new_tokens", [SHORT_CONTEXT, 0])
 def test_more_new_tokens_than_the_context_holds_are_refused_as_by_stock(tiny, max_new_tokens):
     stock, ours = with_tokenizer(tiny(), max_length=SHORT_CONTEXT)
     prompts = requests_of("generate_until", (PROMPT, GREEDY | {"max_gen_toks": max_new_tokens}))
@@ -216,8 +195,6 @@ def test_a_prompt_without_tokens_is_left_to_stock(tiny, caplog):
             {},
             "the continuation '' of 'a b' has no token to score: leave the request",
         ),
-        ([("a b", ""), ("x", "y")], {}, "the continuation '' of 'a b'"),
-        ([("x", "y"), ("", "")], {}, "the continuation '' of '' has no token"),
         ([("a", "b"), ("a", "")], {"logits_cache": False}, "the continuation '' of 'a'"),
     ],
 )

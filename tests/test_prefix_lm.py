@@ -51,12 +51,12 @@ def random_text(rng, words):
 def choices(rng):
     """Contexts and continuations.
 
-    Five questions after the same examples, with choices of several tokens; one with choices of a
+    Three questions after the same examples, with choices of several tokens; one with choices of a
     single token; a context to be cut; and pairs that begin like others.
     """
     examples = random_text(rng, 30)
     pairs = []
-    for _ in range(5):
+    for _ in range(3):
         question = f"{examples}\n\nQ: {random_text(rng, rng.randint(3, 12))}\nA:"
         for _ in range(3):
             pairs.append((question, f" {random_text(rng, rng.randint(1, 4))}"))
@@ -81,10 +81,10 @@ def prompts(rng):
         "eos_token_id": [2, *range(10, 200)],
     }
     pairs = []
-    for _ in range(5):
+    for _ in range(3):
         prompt = f"{examples}\n{random_text(rng, rng.randint(1, 30))}"
         pairs.append((prompt, with_stop_strings))
-    for _ in range(4):
+    for _ in range(2):
         pairs.append((random_text(rng, rng.randint(1, 60)), with_end_tokens))
     pairs.append(pairs[0])
     return pairs
@@ -104,10 +104,8 @@ def assert_same_answers(model, seed):
     ("family", "plan", "tokens"),
     [
         *(("tiny-llama", plan, 32) for plan in PLANS),
-        ("tiny-qwen2", "dense", 32),
         ("tiny-qwen2", "dense", 1024),
         ("tiny-gemma2", "dense", 32),
-        ("tiny-gemma2", "dense", 1024),
         ("tiny-gemma2", "thinned", 1024),
     ],
 )
@@ -145,9 +143,7 @@ TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     [
         ("mistral", {"sliding_window": 9}),
         ("gemma3", GEMMA_3),
-        ("gemma3_text", {"sliding_window": 9, "query_pre_attn_scalar": 16}),
         ("gpt_oss", {"sliding_window": 9, "head_dim": 16, **EXPERTS}),
-        ("cohere2", {"sliding_window": 9}),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}),
         ("phi3", TOKENS),  # without a ``k_proj``, but with attention all the same
@@ -191,7 +187,6 @@ LONG_ROPE = {
     [
         ("phi3", {"rope_parameters": LONG_ROPE, **TOKENS}, "'longrope' depend on a text's length"),
         ("gpt_neo", {"attention_types": [[["local"], 3]], "num_layers": 3}, "no layers with"),
-        ("qwen3_next", {"head_dim": 16, "num_experts": 4}, "no layers with self_attn"),
         (
             "granitemoehybrid",
             {"layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8},
@@ -295,7 +290,7 @@ def test_each_token_is_read_once_and_logits_are_few(tiny):
         lambda module, args, output: num_logits.append(output.shape[1])
     )
     _, ours = with_tokenizer(model)
-    requests = requests_of("loglikelihood", *choices(random.Random(0))[:15])
+    requests = requests_of("loglikelihood", *choices(random.Random(0))[:9])
     ours.loglikelihood(requests, disable_tqdm=True)  # and compares the model with its own pass
     num_read.clear()
     num_logits.clear()

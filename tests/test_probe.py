@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import FAMILIES
+from helpers import FAMILIES, unchanged
 
 from harp_lib import theory
 from harp_lib.evaluation.probe import observe_layers
@@ -62,22 +62,14 @@ class TestViews:
 
     def test_looking_changes_nothing(self, tiny, tokens, family):
         model = tiny(family).train()
-        implementation = model.config._attn_implementation
-        before = {name: value.clone() for name, value in model.state_dict().items()}
 
         def fail(view):
             raise RuntimeError("stop")
 
-        views_of(model, tokens)
-        with pytest.raises(RuntimeError, match="stop"):
+        with unchanged(model):
+            views_of(model, tokens)
+        with unchanged(model), pytest.raises(RuntimeError, match="stop"):
             observe_layers(model, tokens, fail)
-        assert model.training
-        assert model.config._attn_implementation == implementation
-        for name, value in model.state_dict().items():
-            assert torch.equal(before[name], value)
-        for module in model.modules():
-            assert not module._forward_hooks
-            assert not module._forward_pre_hooks
 
 
 def test_windows_are_seen(tiny, tokens):

@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from helpers import ROUNDING
+from helpers import FAMILIES, ROUNDING, unchanged
 
 from harp_lib import apply_plan, load_pruned, refit_values, save_pruned
 from harp_lib.methods import refit
 from harp_lib.models.registry import tiny_tokenizer
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.surgery import temporarily_pruned
-
-FAMILIES = ("tiny-llama", "tiny-qwen2", "tiny-gemma2")
 
 
 @torch.no_grad()
@@ -68,11 +66,9 @@ def test_the_refit_is_the_best_map_of_its_rank(tiny, tokens, monkeypatch):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_refit_is_closer_than_the_weights_it_replaces_and_changes_no_model(family, tiny, tokens):
     model = tiny(family)
-    before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    result = refit_values(model, tokens, 3)
+    with unchanged(model):
+        result = refit_values(model, tokens, 3)
     assert list(result.weights) == [3, 4, 5]
-    for name, weight in model.state_dict().items():
-        assert torch.equal(weight, before[name]), name
     _, dense = attention_in_and_out(model, 3, tokens)
     with temporarily_pruned(model, result.plan):
         _, kept = attention_in_and_out(model, 3, tokens)

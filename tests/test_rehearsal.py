@@ -1,7 +1,6 @@
 """The rehearsal of the profile ``paper``: what it changes, what it is served, and that it ends."""
 
 import fnmatch
-import json
 import os
 import subprocess
 import sys
@@ -142,35 +141,23 @@ def test_a_rehearsal_leaves_the_users_hub_alone(monkeypatch):
 
 @pytest.fixture
 def hub(tmp_path):
-    """A hub of one data set and one model, which is a file: its folder and its address."""
+    """The address of a hub of one data set."""
     make_hub.add_dataset(tmp_path, "owner/rows", "first", {"test": [{"n": 1}, {"n": 2}]})
     make_hub.add_dataset(tmp_path, "owner/rows", "second", {"test": [{"n": 3}]})
-    (tmp_path / "models" / "owner" / "model").mkdir(parents=True)
-    (tmp_path / "models" / "owner" / "model" / "config.json").write_text("{}")
     server = start.start_hub(tmp_path)
-    yield tmp_path, server.stdout.readline().strip()
+    yield server.stdout.readline().strip()
     server.kill()
     server.wait()
 
 
-def status(address, path, **headers):
-    request = urllib.request.Request(f"{address}{path}", headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return answer.status, dict(answer.headers)
-    except urllib.error.HTTPError as error:
-        return error.code, dict(error.headers)
-
-
 def test_the_library_reads_data_sets_from_the_double(hub, tmp_path):
-    _, address = hub
     code = """
 from datasets import load_dataset
 for name in ("first", "second"):
     print(load_dataset("owner/rows", name, split="test")["n"][:])
 """
     environment = start.without_hub_settings() | {
-        "HF_ENDPOINT": address,
+        "HF_ENDPOINT": hub,
         "HF_HOME": str(tmp_path / "home"),
     }
     environment.pop("HF_HUB_OFFLINE", None)
@@ -178,35 +165,6 @@ for name in ("first", "second"):
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.split("\n") == ["[1, 2]", "[3]", ""]
-
-
-def test_the_double_misbehaves_as_it_is_told(hub):
-    folder, address = hub
-    file = "/owner/model/resolve/main/config.json"
-    api = "/api/models/owner/model"
-    token = {"Authorization": "Bearer made-up"}
-    assert status(address, file)[0] == status(address, api)[0] == 200
-
-    def misbehave(**faults):
-        (folder / "faults.json").write_text(json.dumps(faults))
-
-    misbehave(gated=["owner/model"])
-    refused, headers = status(address, file)
-    assert (refused, headers["X-Error-Code"]) == (401, "GatedRepo")
-    assert (
-        status(address, file, **token)[0] == status(address, f"{api}/auth-check", **token)[0] == 403
-    )
-    assert status(address, api)[0] == 200, "a gated repository is described to everybody"
-    misbehave(missing=["owner/model"])
-    assert status(address, api)[0] == 401
-    assert status(address, api, **token)[0] == 404
-    misbehave(once={"config.json": 429})
-    assert status(address, file)[0] == 429
-    assert status(address, file)[0] == 200
-    misbehave(down=True)
-    with pytest.raises((urllib.error.URLError, ConnectionError)):
-        status(address, api)
-    assert "GET /api/models/owner/model HTTP/1.1" in (folder / "requests.log").read_text()
 
 
 def test_the_double_ends_with_who_started_it(tmp_path):
@@ -222,7 +180,9 @@ print(server.stdout.readline().strip())
     address = done.stdout.strip()
     for _ in range(100):
         try:
-            status(address, "/")
+            urllib.request.urlopen(address, timeout=20).close()
+        except urllib.error.HTTPError:
+            continue
         except urllib.error.URLError:
             return
     raise AssertionError("it still answers")
@@ -259,7 +219,7 @@ def test_the_double_of_slurm_runs_jobs_and_may_end_one(tmp_path):
 # ---- the rehearsal itself
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_profile_paper_comes_to_its_end(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE")  # which is set for all other tests
     work = Checkout(tmp_path / "work")

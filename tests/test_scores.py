@@ -165,8 +165,9 @@ def lowest_evenly(scores, count):
     return lowest_places
 
 
-@pytest.mark.parametrize("evenly", [False, True])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "evenly"), [("tiny-llama", True), *((name, False) for name in FAMILIES)]
+)
 def test_harp_flap_measures_channels_in_the_pruned_model(tiny, tokens, name, evenly):
     model = tiny(name)
     options = {"alphas": [0.3, 0.0], "target_fraction": 0.2}

@@ -4,14 +4,13 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import time
 
 import nbformat
 import psutil
 import pytest
 import yaml
-from helpers import CHECKOUT, Checkout
+from helpers import CHECKOUT, Checkout, link_results
 from matplotlib import pyplot as plt
 
 from harp_lib import config, notebooks
@@ -84,7 +83,7 @@ def run_without(smoke, tmp_path, monkeypatch):
     monkeypatch.setattr(config, "FIGURES", tmp_path / "figures")
     monkeypatch.setattr(config, "PROFILES", tmp_path)
     monkeypatch.chdir(config.NOTEBOOKS)
-    shutil.copytree(smoke.results.parent / "cells", tmp_path / "results" / "cells")
+    link_results(smoke.results.parent, config.RESULTS)
 
     def run(sections, numbers):
         profile = yaml.safe_load((CHECKOUT / "data" / "profiles" / "smoke.yaml").read_text())
@@ -129,7 +128,7 @@ def test_a_profile_may_leave_everything_out(run_without, capsys):
     assert "Nothing was timed: the profile asks for nothing, or llama.cpp cannot" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("section", LEFT_OUT)
 def test_a_profile_may_leave_a_section_out(section, run_without, capsys):
     run_without([section], LEFT_OUT[section])  # which raises if a cell does

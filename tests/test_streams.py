@@ -32,7 +32,7 @@ def run_with(redirection, code, **variables):
 
 @pytest.mark.parametrize(
     "redirection",
-    [">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full", "2>/dev/full", "| true", "2>&1 | true"],
+    [">&-", "<&- >&- 2>&-", ">/dev/full 2>&1", "2>&1 | true"],
 )
 def test_what_cannot_be_written_is_dropped(redirection):
     assert run_with(redirection, PRINTS)[0] == 0
@@ -46,7 +46,7 @@ def test_a_pipe_that_does_not_block_is_waited_for():
     assert shown.decode().splitlines()[-1] == "α 8999"
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "ascii:strict", "latin-1"])
+@pytest.mark.parametrize("encoding", ["ascii:strict", "latin-1"])
 def test_characters_that_an_encoding_lacks_are_escaped(encoding):
     child = 'subprocess.run([sys.executable, "-c", "print(chr(945))"], check=True)'
     returncode, shown = run_with("2>/dev/null", f"{PRINTS}{child}", PYTHONIOENCODING=encoding)

@@ -8,10 +8,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import lm_eval
 import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
 from tokenizers.processors import TemplateProcessing
 
 from harp_lib import perplexity, word_perplexity
@@ -210,15 +213,12 @@ class TestPerplexity:
     )
     def test_word_perplexity_equals_lm_eval(self, shared, tiny, tmp_path, max_length, tokenizer):
         """lm-eval runs its own ``wikitext`` task, without a second BOS token."""
-        import lm_eval.tasks
-        from lm_eval.models.huggingface import HFLM
-
         rows = (shared / "benchmarks" / "wikitext" / "test.jsonl").read_text().split("\n")[:3]
         pages = [json.loads(row)["page"][:3000] for row in rows]
         file = tmp_path / "test.jsonl"
         file.write_text("\n".join(json.dumps({"page": page}) for page in pages))
         overlay = {
-            "include": str(Path(lm_eval.tasks.__file__).parent / "wikitext" / "wikitext.yaml"),
+            "include": str(Path(lm_eval.__file__).parent / "tasks" / "wikitext" / "wikitext.yaml"),
             "task": "wikitext",
             "dataset_path": "json",
             "dataset_name": None,
@@ -226,8 +226,7 @@ class TestPerplexity:
             "training_split": None,
             "validation_split": None,
         }
-        (tmp_path / "overlay").mkdir()
-        (tmp_path / "overlay" / "wikitext.yaml").write_text(yaml.safe_dump(overlay))
+        (tmp_path / "wikitext.yaml").write_text(yaml.safe_dump(overlay))
         model = tiny()
         model.config.max_position_embeddings = max_length
         lm = HFLM(
@@ -237,11 +236,11 @@ class TestPerplexity:
             batch_size=1,
             add_bos_token=False,
         )
-        manager = lm_eval.tasks.TaskManager(
-            include_path=str(tmp_path / "overlay"), include_defaults=False
-        )
         evaluation = lm_eval.simple_evaluate(
-            lm, tasks=["wikitext"], task_manager=manager, bootstrap_iters=0
+            lm,
+            tasks=["wikitext"],
+            task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
+            bootstrap_iters=0,
         )
         expected = evaluation["results"]["wikitext"]["word_perplexity,none"]
         assert word_perplexity(model, tokenizer, pages) == pytest.approx(expected, rel=1e-4)

@@ -109,28 +109,15 @@ class TestEntropy:
     ("measure", "arguments", "message"),
     [
         (theory.similarity, [[[1.0, 2.0]]], "H has one row"),
-        (theory.similarity, [[[1.0, 0.0], [0.0, 0.0]]], r"row \[1\] of H is zero"),
         (theory.similarity, [[[[1.0], [2.0]], [[0.0], [2.0]]]], r"row \[1, 0\] of H is zero"),
         (theory.similarity, [[[1.0, math.nan], [1.0, 2.0]]], "H has to be finite"),
         (theory.similarity, [[1.0, 2.0]], r"H has to be finite numbers \(..., N, d\)"),
-        (
-            theory.norm_ratio,
-            [[[0.5, 0.4], [0.5, 0.5]], [[1.0], [1]]],
-            "row-stochastic, got .* row sums from 0.9 to 1",
-        ),
-        (
-            theory.norm_ratio,
-            [[[1.5, -0.5], [0.5, 0.5]], [[1.0], [1]]],
-            "row-stochastic, got .* entries from -0.5",
-        ),
+        (theory.norm_ratio, [[[0.5, 0.4], [0.5, 0.5]], [[1.0], [1]]], "row sums from 0.9 to 1"),
+        (theory.norm_ratio, [[[1.5, -0.5], [0.5, 0.5]], [[1.0], [1]]], "entries from -0.5"),
         (theory.norm_ratio, [[[0.5, 0.5]], [[1.0], [1]]], r"A has to be \(..., N, N\)"),
         (theory.norm_ratio, [[[1.0, 0], [0, 1]], [[0.0], [0]]], "H is zero"),
         (theory.attention_entropies, [[[1.0]], [1]], "one position only"),
-        (
-            theory.attention_entropies,
-            [[[0.5, 0.5], [0.5, 0.5]], [1, 2]],
-            "more positions than it sees",
-        ),
+        (theory.attention_entropies, [[[0.5, 0.5]] * 2, [1, 2]], "more positions than it sees"),
     ],
 )
 def test_what_has_no_measure_is_refused(measure, arguments, message):

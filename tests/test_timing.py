@@ -30,7 +30,6 @@ PLANS = {
         3: LayerPlan(removed_groups=(1,)),
     },
 }
-FAMILIES = ("tiny-llama", "tiny-qwen2", "tiny-gemma2")
 
 
 class Bar:
@@ -158,9 +157,8 @@ def test_a_filled_cache_is_like_that_of_a_prefill(tiny, tokens, family, plan):
     torch.testing.assert_close(one_by_one, output.logits[:, -1], **ROUNDING)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_repetition_begins_with_the_same_cache(tiny, tokens, family):
-    model = pruned(tiny, family, "value-only")
+def test_every_repetition_begins_with_the_same_cache(tiny, tokens):
+    model = pruned(tiny, "tiny-gemma2", "value-only")
     filled = filled_cache(model, 40)
     keys_before = [layer.keys.clone() for layer in filled.layers]
     first = decode(model, continued(filled), tokens[:1, :4])

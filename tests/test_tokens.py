@@ -39,26 +39,15 @@ def left_padded():
 
 
 FORMS = {
-    "1-D tensors": lambda: [ids_of(text) for text in TEXTS],
     "int32": lambda: [ids_of(text).int() for text in TEXTS],
     "(1, N) tensors": lambda: [ids_of(text)[None] for text in TEXTS],
     "NumPy arrays": lambda: [ids_of(text).numpy() for text in TEXTS],
-    "a tuple": lambda: tuple(ids_of(text) for text in TEXTS),
-    "lists": lambda: TOKENIZER(TEXTS).input_ids,
     "lists and an empty piece": lambda: [*TOKENIZER(TEXTS).input_ids, [], [7]],
-    "an encoding of lists": lambda: TOKENIZER(TEXTS),
-    "a dictionary": lambda: dict(TOKENIZER(TEXTS, padding=True, return_tensors="pt")),
     "encodings": lambda: [TOKENIZER(text) for text in TEXTS],
-    "encodings of tensors": lambda: [TOKENIZER(text, return_tensors="pt") for text in TEXTS],
     "padded": lambda: TOKENIZER(TEXTS, padding=True, return_tensors="pt"),
     "padded on the left": left_padded,
-    "padded, NumPy": lambda: TOKENIZER(TEXTS, padding=True, return_tensors="np"),
-    "padded, no mask": lambda: TOKENIZER(TEXTS, padding=True, return_tensors="pt").input_ids,
-    "padded on the left, no mask": lambda: left_padded().input_ids,
     "padded lists, no mask": lambda: TOKENIZER(TEXTS, padding=True).input_ids,
-    "padded rows, no mask": lambda: list(
-        TOKENIZER(TEXTS, padding="max_length", max_length=40, return_tensors="pt").input_ids
-    ),
+    "padded on the left, no mask": lambda: left_padded().input_ids,
     "windows": lambda: [Window(ids_of(text).int(), len(ids_of(text)) - 1) for text in TEXTS],
 }
 
@@ -81,36 +70,26 @@ def test_one_sequence_in_each_form(tiny):
     model = tiny()
     ids = ids_of(TEXTS[0])
     expected = perplexity(model, ids[None])
-    forms = (ids, ids.int(), ids.tolist(), ids.numpy(), list(ids.numpy()), [ids.tolist()])
-    for form in (*forms, TOKENIZER(TEXTS[0]), Window(ids, len(ids) - 1)):
+    for form in (ids, ids.tolist(), TOKENIZER(TEXTS[0]), Window(ids, len(ids) - 1)):
         assert perplexity(model, form) == expected
 
 
-REFUSED = {
-    "a text": (TEXTS[0], "'the value of x is an object' is not whole numbers"),
-    "texts": (TEXTS, "'the value of x is an object' is not whole numbers"),
-    "numbers with a point": (torch.rand(2, 5), "is not whole numbers"),
-    "a list of them": ([[0.5, 1.0]], "0.5 is not whole numbers"),
-    "a mask": (torch.ones(2, 5, dtype=torch.bool), "is not whole numbers"),
-    "three dimensions": (torch.ones(1, 2, 5, dtype=torch.long), r"\(N,\) or \(B, N\)"),
-    "a number": (5, "5 is not whole numbers"),
-    "None": (None, "None is not whole numbers"),
-    "a generator": ((ids_of(text) for text in TEXTS), "is not whole numbers"),
-    "an empty mapping": ({"text": TEXTS}, "has to hold input_ids, and no labels, .* got text"),
-    "a mask of floats": (
-        {"input_ids": [[5, 6]], "attention_mask": [[0.0, 0.0]]},
-        "0.0 is not whole",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_holds_no_tokens_is_refused_with_the_call(tiny, name):
-    tokens, message = REFUSED[name]
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (TEXTS, "'the value of x is an object' is not whole numbers"),
+        (torch.rand(2, 5), "is not whole numbers"),
+        (torch.ones(2, 5, dtype=torch.bool), "is not whole numbers"),
+        (torch.ones(1, 2, 5, dtype=torch.long), r"\(N,\) or \(B, N\)"),
+        (None, "None is not whole numbers"),
+        ({"text": TEXTS}, "has to hold input_ids, and no labels, .* got text"),
+    ],
+    ids=["texts", "floats", "a mask", "three dimensions", "None", "no ids"],
+)
+def test_what_holds_no_tokens_is_refused_with_the_call(tiny, tokens, message):
     with pytest.raises(ValueError, match=message) as refusal:
         perplexity(tiny(), tokens)
     assert HOW_TO_CALL in str(refusal.value)
-    assert np.isfinite(perplexity(tiny(), [TOKENIZER(text) for text in TEXTS]))
 
 
 def test_masks_and_labels_that_cannot_be_followed_are_refused(tiny):

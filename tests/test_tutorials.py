@@ -15,6 +15,8 @@ import sys
 import pytest
 from helpers import CHECKOUT
 
+pytestmark = pytest.mark.slow
+
 BLOCK = re.compile(r"<!-- (file|append): (\S+) -->\n```\w+\n(.*?)```", re.DOTALL)
 ADDED = "first-groups"  # the tutorial's method
 PARTS = re.split(r"^## ", (CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.M)
