@@ -42,13 +42,14 @@ class Corpus:
             return [detokenize(page) for page in self.documents]
         return list(self.documents)
 
-    @property
+    @functools.cached_property
     def sha256(self) -> str:
         return hashlib.sha256("\0".join(self.documents).encode()).hexdigest()
 
 
+@functools.lru_cache(maxsize=8)
 def load_corpus(name: str, split: str, datasets: str = "embedded") -> Corpus:
-    """Documents of one split of a corpus; no document is in two splits.
+    """Documents of one split of a corpus; no document is in two splits. Read once in a process.
 
     Parameters
     ----------
