@@ -113,6 +113,7 @@ class Context:
     depth: int | None = None
     # The calibration text of notebook 09's changes, on its way up the dense layers.
     calibrated: dict[tuple[bool, int, int], LayerStream] = field(default_factory=dict)
+    _corpora: dict[tuple[str, str], Corpus] = field(default_factory=dict)
 
     # The model, and what the profile says of it
 
@@ -167,7 +168,10 @@ class Context:
         return self.profile["corpora"]
 
     def corpus(self, name: str, split: str = CALIBRATION) -> Corpus:
-        return load_corpus(name, split, self.profile["datasets"])
+        """A corpus, which is read once."""
+        if (name, split) not in self._corpora:
+            self._corpora[name, split] = load_corpus(name, split, self.profile["datasets"])
+        return self._corpora[name, split]
 
     @cached_property
     def pieces_begin_with_bos(self) -> bool:

@@ -47,9 +47,8 @@ class Corpus:
         return hashlib.sha256("\0".join(self.documents).encode()).hexdigest()
 
 
-@functools.lru_cache(maxsize=8)
 def load_corpus(name: str, split: str, datasets: str = "embedded") -> Corpus:
-    """Documents of one split of a corpus; no document is in two splits. Read once in a process.
+    """Documents of one split of a corpus; no document is in two splits.
 
     Parameters
     ----------
