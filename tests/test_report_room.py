@@ -14,7 +14,7 @@ from harp_lib.report import intervals, judge, ledger, save
 from harp_lib.report.frames import Results, with_plain_types
 from harp_lib.report.intervals import Interval
 from harp_lib.report.paired import paired
-from harp_lib.report.style import dot_panels, model_colours, use_style
+from harp_lib.report.style import dot_panels, dots, model_colours, use_style
 from harp_lib.results import Cell, Store, digest, fill
 
 ABOVE = Interval(0.2, 0.1, 0.3, 9, p=0.001)
@@ -340,6 +340,22 @@ def test_rows_are_judged_as_their_effects_are_and_said_in_words(results, capsys)
     assert of_smollm2 == "  – SmolLM2: not run"
 
 
+def test_a_baseline_with_an_equal_plan_is_left_out(results):
+    frame = pd.DataFrame({"model": "Gemma", "method": ["dense", "mag-sp", "wanda-sp", "harp"]})
+    distinct = results.distinct_plans(frame.assign(value=[1, 2, 3, 4]))
+    assert distinct["method"].tolist() == ["dense", "Mag-sp = LLM-Pruner = Wanda-sp", "HARP"]
+    assert distinct["value"].tolist() == [1, 2, 4]
+    assert list(distinct) == ["model", "method", "value"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [((1.0, 0.5, 2.0), "+1.0 [+0.5, +2.0]"), ((1.0, np.nan, np.nan), "+1.0"), ((np.nan,) * 3, "–")],
+)
+def test_an_interval_without_ends_is_its_value(ends, text):
+    assert f"{Interval(*ends):+.1f}" == text
+
+
 # The rule
 
 
@@ -537,6 +553,23 @@ def test_dots_stand_at_their_values_and_reach_to_the_ends():
     assert list(dots_drawn.get_xdata()) == [3.0, 4.0]
     assert [(start[0], end[0]) for start, end in bars.get_segments()] == [(2.0, 7.0), (1.0, 5.0)]
     plt.close(axes[0].figure)
+
+
+def test_a_dot_is_hollow_where_its_interval_holds_no_effect_and_panels_share_lines():
+    columns = {"task": ["a", "b", "b"], "kind": ["x", "x", "y"], "rival": ["M", "F", "M"]}
+    ends = {"value": [1.0, 2.0, 3.0], "low": [-1.0, 1.0, 2.0], "high": [3.0, 4.0, 5.0]}
+    frame = pd.DataFrame(columns | ends).assign(model="Gemma")
+    first, second = dot_panels(frame, "task", "model", "kind", no_effect=0)
+    (white,) = first.collections[1:]  # after the intervals
+    assert white.get_offsets().data.tolist() == [[1.0, 0.0]]
+    assert [text.get_text() for text in second.get_yticklabels()] == ["a", "b"]
+    ((dot, _, _),) = second.containers
+    assert dot.get_ydata().tolist() == [1.0], "b stands in the second line, though a is absent"
+    plt.close(first.figure)
+    _, ax = plt.subplots()
+    dots(ax, frame, "task", "model", text="rival")
+    assert [text.get_text() for text in ax.texts] == ["M", "F", "M"]
+    plt.close(ax.figure)
 
 
 def test_panels_of_nothing_are_one_empty_panel():

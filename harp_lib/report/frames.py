@@ -189,6 +189,18 @@ class Results:
         plans.loc[baselines.index, "first"] = equal.cumcount() == 0
         return plans
 
+    def distinct_plans(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Rows of models and methods, with those of equal plans once.
+
+        A baseline with the plan of an earlier one is left out, and methods have their titles in
+        :meth:`plans` in place of their names.
+        """
+        plans = self.plans()[["model", "method", "title", "first"]]
+        titled = frame.merge(plans, on=["model", "method"], how="left")
+        titled["method"] = titled["title"].fillna(titled["method"])
+        repeated = titled["first"].eq(False)
+        return titled[~repeated].drop(columns=["title", "first"])
+
     # What a notebook leaves
 
     def save(self, figure: Any, name: str, numbers: pd.DataFrame) -> None:
