@@ -562,7 +562,7 @@ def test_a_dot_is_hollow_where_its_interval_holds_no_effect_and_panels_share_lin
     first, second = dot_panels(frame, "task", "model", "kind", no_effect=0)
     (white,) = first.collections[1:]  # after the intervals
     assert white.get_offsets().data.tolist() == [[1.0, 0.0]]
-    assert [text.get_text() for text in second.get_yticklabels()] == ["a", "b"]
+    assert [text.get_text() for text in first.get_yticklabels()] == ["a", "b"]
     ((dot, _, _),) = second.containers
     assert dot.get_ydata().tolist() == [1.0], "b stands in the second line, though a is absent"
     plt.close(first.figure)
