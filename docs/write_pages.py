@@ -16,7 +16,6 @@ from harp_lib.report import judge
 from harp_lib.report.ledger import counted, verdicts
 from harp_lib.theory import counterexamples
 
-MOST_EFFECTS = 6  # of a claim on a model that are shown one by one
 BLOCK = re.compile(r"(<!-- begin (\w+) of (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 """A part of a page that is written from what a profile's notebooks left."""
 
@@ -68,36 +67,12 @@ def _claim(claim: str, entry: dict[str, Any], judged: pd.DataFrame) -> str:
     text += f"Effect: {entry['effect'].strip()}\n\n"
     rows = []
     for model, part in judged.groupby("model", sort=False):
-        row = {"model": model, "mark": part["mark"].iloc[0], "effect": _effects(part)}
+        words = judge.in_words(part.to_dict("records"))
+        row = {"model": model, "mark": part["mark"].iloc[0], "effect": words}
         rows.append(row)
     if not rows:
         return f"{text}Not yet judged.\n"
     return f"{text}{_markdown(pd.DataFrame(rows))}\n"
-
-
-def _effects(judged: pd.DataFrame) -> str:
-    """The effects of a claim on a model with their intervals, or why there is none."""
-    if judged["value"].isna().all():
-        return judged["reason"].iloc[0]
-    words = [_effect(effect) for effect in judged.to_dict("records")]
-    margin = judged["within"].iloc[0]
-    within = f" (margin: {margin})" if margin else ""
-    if len(words) > MOST_EFFECTS:
-        lowest = words[int(judged["value"].to_numpy().argmin())]
-        highest = words[int(judged["value"].to_numpy().argmax())]
-        return f"{len(words)} effects, from {lowest} to {highest}{within}"
-    return "; ".join(words) + within
-
-
-def _effect(effect: dict[str, Any]) -> str:
-    """Name, value and interval of an effect, or its p value where there is no interval."""
-    number = f"{effect['value']:+.3g}"
-    if pd.notna(effect["low"]):
-        number += f" [{effect['low']:+.3g}, {effect['high']:+.3g}]"
-    elif pd.notna(effect["p"]):
-        number += f" (p = {effect['p']:.2g})"
-    number = number.replace("-", "−")
-    return f"{effect['effect']} {number}, n = {effect['n']:.0f}".strip()
 
 
 def theorems(profile: str) -> str:

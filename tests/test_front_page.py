@@ -168,16 +168,17 @@ def test_verdicts_of_all_notebooks_stand_in_the_order_of_the_claims(tmp_path, mo
 
 def test_effects_are_written_with_their_intervals():
     effect = {"effect": "Mag-sp", "value": -0.1234, "low": -0.2, "high": 0.5, "p": 0.2, "n": 12}
-    assert pages._effect(effect) == "Mag-sp −0.123 [−0.2, +0.5], n = 12"
-    assert pages._effect(effect | {"low": None}) == "Mag-sp −0.123 (p = 0.2), n = 12"
+    effect["within"] = ""
+    assert judge.in_words([effect]) == "Mag-sp −0.123 [−0.2, +0.5], n = 12"
+    assert judge.in_words([effect | {"low": None}]) == "Mag-sp −0.123 (p = 0.2), n = 12"
 
 
 def test_of_many_effects_the_lowest_and_the_highest_are_shown():
     rows = [("generation-each", "A", f"task {number}", number, "?") for number in range(-3, 9)]
-    text = pages._effects(verdicts_of(*rows).assign(within=""))
+    text = judge.in_words(verdicts_of(*rows).assign(within="").to_dict("records"))
     assert text == "12 effects, from task -3 −3, n = 9 to task 8 +8, n = 9"
     nothing = verdicts_of(("faster", "A", "", None, "–")).assign(within="")
-    assert pages._effects(nothing) == "no question"
+    assert judge.in_words(nothing.to_dict("records")) == "no question"
 
 
 # ---- what a reader sees

@@ -13,7 +13,8 @@ from harp_lib import config
 from harp_lib.report import intervals, judge, ledger, save
 from harp_lib.report.frames import Results, with_plain_types
 from harp_lib.report.intervals import Interval
-from harp_lib.report.style import dot_panels, model_colours, use_style
+from harp_lib.report.paired import paired
+from harp_lib.report.style import dot_panels, dots, model_colours, use_style
 from harp_lib.results import Cell, Store, digest, fill
 
 ABOVE = Interval(0.2, 0.1, 0.3, 9, p=0.001)
@@ -262,6 +263,99 @@ def test_p_values_are_adjusted_as_by_hand():
     assert intervals.holm([0.02, np.nan])[0] == pytest.approx(0.02)
 
 
+# Pairs
+
+
+def asked(method, task, values, measure="bits"):
+    """Rows of a method's answers to the first questions of a task."""
+    questions = range(len(values))
+    frame = pd.DataFrame({"method": method, "task": task, "subtask": task, "question": questions})
+    return frame.assign(model="Gemma", **{measure: values})
+
+
+def test_pairs_are_of_the_same_questions_and_tasks_weigh_alike():
+    """By hand: +1 and +2 on the first task, where a third question was asked of one method alone;
+
+    +3, +4, +5 on the second. Means 1.5 and 4, so 2.75 on average; squared errors 1/4 and 1/3, so
+    the error is half of the root of 7/12, on 3.0 degrees of freedom (Welch).
+    """
+    frame = pd.concat(
+        [
+            asked("harp", "a", [5, 7, 100]),
+            asked("flap", "a", [4, 5]),
+            asked("flap", "b", [0, 0, 0]),
+            asked("harp", "b", [3, 4, 5])[::-1],
+        ]
+    )
+    pairs = [("harp", "flap"), ("flap", "harp"), ("harp", "absent")]
+    rows = paired(frame, ["model"], pairs, "bits")
+    columns = ["model", "method", "against", "value", "low", "high", "n", "p"]
+    assert rows.columns.tolist() == columns
+    assert rows["against"].tolist() == ["flap", "harp"]
+    assert rows["value"].tolist() == [2.75, -2.75]
+    assert rows["n"].tolist() == [5, 5]
+    freedom = (7 / 12) ** 2 / ((1 / 4) ** 2 / 1 + (1 / 3) ** 2 / 2)
+    reach = stats.t.ppf(0.975, freedom) * np.sqrt(7 / 12) / 2
+    assert rows["low"].tolist() == pytest.approx([2.75 - reach, -2.75 - reach])
+    by_task = paired(frame, ["model", "task"], pairs[:1], "bits")
+    assert dict(zip(by_task["task"], by_task["value"], strict=True)) == {"a": 1.5, "b": 4.0}
+
+
+def test_scores_are_paired_in_points_and_likelihoods_as_ratios():
+    scores = pd.concat(
+        [asked("harp", "a", [1, 1, 0, 1], "score"), asked("flap", "a", [1, 0, 0, 0], "score")]
+    )
+    (points,) = paired(scores, ["model"], [("harp", "flap")], "score").to_dict("records")
+    by_hand = intervals.paired_scores([([1, 1, 0, 1], [1, 0, 0, 0])])
+    assert points["value"] == 50
+    assert (points["low"], points["p"]) == pytest.approx((100 * by_hand.low, by_hand.p))
+
+    nll = {"method": ["harp", "harp", "dense", "dense"], "document": [0, 1, 1, 0]}
+    texts = pd.DataFrame(nll | {"nll": [30, 50, 40, 20], "tokens": [10, 30, 30, 10]})
+    texts["text"] = "News"
+    (ratio,) = paired(texts, ["text"], [("harp", "dense")], "nll").to_dict("records")
+    assert ratio["value"] == pytest.approx(np.exp((30 + 50 - 20 - 40) / 40))
+    assert ratio["n"] == 2
+
+
+def test_two_values_of_a_question_are_refused():
+    frame = pd.concat([asked("harp", "a", [1, 2]), asked("harp", "a", [3])])
+    with pytest.raises(ValueError, match=r"two rows have model Gemma, .*question 0, method harp"):
+        paired(frame, ["model"], [("harp", "flap")], "bits")
+
+
+def test_rows_are_judged_as_their_effects_are_and_said_in_words(results, capsys):
+    frame = pd.concat([asked("harp", "a", [5, 7, 8]), asked("flap", "a", [4, 5, 7])])
+    rows = paired(frame, ["model"], [("harp", "flap")], "bits")
+    (effect,) = judge.effects_of(rows)
+    assert effect == intervals.paired_means([([5, 7, 8], [4, 5, 7])]).named("flap")
+    assert judge.effects_of(rows.iloc[0]) == [effect]
+    assert judge.effects_of(rows.assign(effect="FLAP")) == [effect.named("FLAP")]
+
+    results.judge("alpha-beats-one", "Gemma", rows)
+    results.judge("alpha-beats-one", "SmolLM2", reason="not run")
+    statement, of_gemma, of_smollm2 = capsys.readouterr().out.splitlines()
+    assert statement == judge.claims()["alpha-beats-one"]["statement"].strip()
+    assert of_gemma == "  ? Gemma: flap +1.33 [−0.101, +2.77], n = 3"
+    assert of_smollm2 == "  – SmolLM2: not run"
+
+
+def test_a_baseline_with_an_equal_plan_is_left_out(results):
+    frame = pd.DataFrame({"model": "Gemma", "method": ["dense", "mag-sp", "wanda-sp", "harp"]})
+    distinct = results.distinct_plans(frame.assign(value=[1, 2, 3, 4]))
+    assert distinct["method"].tolist() == ["dense", "Mag-sp = LLM-Pruner = Wanda-sp", "HARP"]
+    assert distinct["value"].tolist() == [1, 2, 4]
+    assert list(distinct) == ["model", "method", "value"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [((1.0, 0.5, 2.0), "+1.0 [+0.5, +2.0]"), ((1.0, np.nan, np.nan), "+1.0"), ((np.nan,) * 3, "–")],
+)
+def test_an_interval_without_ends_is_its_value(ends, text):
+    assert f"{Interval(*ends):+.1f}" == text
+
+
 # The rule
 
 
@@ -394,6 +488,7 @@ def test_what_a_profile_leaves_out_is_a_sentence_and_its_claims_are_not_run(
     monkeypatch.setattr(config, "FIGURES", tmp_path)
     results = Results("small", "08")
     results.judge("faster", "Gemma", ABOVE)
+    capsys.readouterr()
     for _ in range(2):
         results.leave_out("efficiency.split")
     sentence = "The profile small leaves out efficiency.split: there is nothing to show.\n"
@@ -458,6 +553,23 @@ def test_dots_stand_at_their_values_and_reach_to_the_ends():
     assert list(dots_drawn.get_xdata()) == [3.0, 4.0]
     assert [(start[0], end[0]) for start, end in bars.get_segments()] == [(2.0, 7.0), (1.0, 5.0)]
     plt.close(axes[0].figure)
+
+
+def test_a_dot_is_hollow_where_its_interval_holds_no_effect_and_panels_share_lines():
+    columns = {"task": ["a", "b", "b"], "kind": ["x", "x", "y"], "rival": ["M", "F", "M"]}
+    ends = {"value": [1.0, 2.0, 3.0], "low": [-1.0, 1.0, 2.0], "high": [3.0, 4.0, 5.0]}
+    frame = pd.DataFrame(columns | ends).assign(model="Gemma")
+    first, second = dot_panels(frame, "task", "model", "kind", no_effect=0)
+    (white,) = first.collections[1:]  # after the intervals
+    assert white.get_offsets().data.tolist() == [[1.0, 0.0]]
+    assert [text.get_text() for text in first.get_yticklabels()] == ["a", "b"]
+    ((dot, _, _),) = second.containers
+    assert dot.get_ydata().tolist() == [1.0], "b stands in the second line, though a is absent"
+    plt.close(first.figure)
+    _, ax = plt.subplots()
+    dots(ax, frame, "task", "model", text="rival")
+    assert [text.get_text() for text in ax.texts] == ["M", "F", "M"]
+    plt.close(ax.figure)
 
 
 def test_panels_of_nothing_are_one_empty_panel():

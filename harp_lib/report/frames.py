@@ -189,6 +189,18 @@ class Results:
         plans.loc[baselines.index, "first"] = equal.cumcount() == 0
         return plans
 
+    def distinct_plans(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Rows of models and methods, with those of equal plans once.
+
+        A baseline with the plan of an earlier one is left out, and methods have their titles in
+        :meth:`plans` in place of their names.
+        """
+        plans = self.plans()[["model", "method", "title", "first"]]
+        titled = frame.merge(plans, on=["model", "method"], how="left")
+        titled["method"] = titled["title"].fillna(titled["method"])
+        repeated = titled["first"].eq(False)
+        return titled[~repeated].drop(columns=["title", "first"])
+
     # What a notebook leaves
 
     def save(self, figure: Any, name: str, numbers: pd.DataFrame) -> None:
@@ -238,14 +250,32 @@ class Results:
         self,
         claim: str,
         model: str,
-        *effects: Interval,
+        *effects: Interval | pd.DataFrame | pd.Series,
         within: tuple[float, float] | None = None,
         reason: str = "",
     ) -> None:
-        """Judge a claim of the paper on one model; see :func:`.judge.judgement`."""
+        """Judge a claim of the paper on one model, and print what came out.
+
+        An effect may be an interval, or the rows of a frame (:func:`.judge.effects_of`). For the
+        other arguments see :func:`.judge.judgement`. The claim's words are printed above its first
+        model.
+        """
         full_names = {short: name for name, short in self._names.items()}
         full_name = full_names.get(model, model)
-        self._judgements += judge.judgement(claim, full_name, effects, within, reason)
+        intervals = []
+        for effect in effects:
+            if isinstance(effect, Interval):
+                intervals.append(effect)
+            else:
+                intervals += judge.effects_of(effect)
+        judged = judge.judgement(claim, full_name, intervals, within, reason)
+        entry = judge.claims()[claim]
+        if claim not in {row["claim"] for row in self._judgements[-1:]}:
+            ours = " (ours, without a mark)" if entry["kind"] == "ours" else ""
+            print(f"{entry['statement'].strip()}{ours}")
+        line = f"{judged[0]['mark']} {model}: {judge.in_words(judged)}"
+        print(f"  {line.strip()}")
+        self._judgements += judged
 
     def leave_out(self, section: str) -> None:
         """Say once that there is nothing to show, because the profile leaves out a section."""

@@ -40,6 +40,10 @@ class Interval:
     effect: str = ""
 
     def __format__(self, spec: str) -> str:
+        if np.isnan(self.value):
+            return "–"
+        if np.isnan(self.low):
+            return f"{self.value:{spec}}"
         return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 
     def mapped(self, rising: Callable[[float], float]) -> "Interval":

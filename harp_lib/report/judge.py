@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import yaml
 
 from harp_lib import config
@@ -22,6 +23,7 @@ INCONCLUSIVE = "?"
 NOT_RUN = "–"
 UNMARKED = ""  # a statement of ours, which is shown beside a claim
 LEVEL = 0.05
+MOST_EFFECTS = 6  # of a claim on a model that are written one by one
 COLUMNS = ["claim", "model", "effect", "value", "low", "high", "n", "p", "within", "mark", "reason"]
 
 
@@ -129,3 +131,50 @@ def judgement(
     for effect, p in zip(effects, adjusted, strict=True):
         rows.append(about | vars(effect) | {"p": p, "within": margin})
     return rows
+
+
+def effects_of(rows: pd.DataFrame | pd.Series) -> list[Interval]:
+    """The effects that stand in the rows of a frame, or in one row, as :func:`.paired` makes them.
+
+    An effect has the name that is in the column ``effect``, or else in ``against``.
+    """
+    if isinstance(rows, pd.Series):
+        rows = rows.to_frame().T
+    effects = []
+    for row in rows.to_dict("records"):
+        name = row.get("effect", row.get("against", ""))
+        ends = [float(row[column]) for column in ("value", "low", "high")]
+        effects.append(Interval(*ends, int(row["n"]), float(row.get("p", np.nan)), name))
+    return effects
+
+
+def in_words(judged: Sequence[dict[str, Any]]) -> str:
+    """The effects of a claim on a model with their intervals, or why there is none.
+
+    Parameters
+    ----------
+    judged : sequence of dict
+        The rows that :func:`judgement` returns.
+    """
+    first = judged[0]
+    values = [row["value"] for row in judged]
+    if pd.isna(values).all():
+        return first["reason"]
+    words = [_effect_in_words(row) for row in judged]
+    within = f" (margin: {first['within']})" if first["within"] else ""
+    if len(words) > MOST_EFFECTS:
+        lowest = words[int(np.argmin(values))]
+        highest = words[int(np.argmax(values))]
+        return f"{len(words)} effects, from {lowest} to {highest}{within}"
+    return "; ".join(words) + within
+
+
+def _effect_in_words(effect: dict[str, Any]) -> str:
+    """Name, value and interval of an effect, or its p value where there is no interval."""
+    number = f"{effect['value']:+.3g}"
+    if not pd.isna(effect["low"]):
+        number += f" [{effect['low']:+.3g}, {effect['high']:+.3g}]"
+    elif not pd.isna(effect["p"]):
+        number += f" (p = {effect['p']:.2g})"
+    number = number.replace("-", "−")
+    return f"{effect['effect']} {number}, n = {effect['n']:.0f}".strip()

@@ -27,6 +27,8 @@ RULE_COLOURS = {
     "α = 0": "#000000",
 }
 """A colour for each way to choose α."""
+BESIDE = {"textcoords": "offset points", "va": "center", "fontsize": 7}
+"""How letters stand beside a point, for ``annotate``."""
 _COLOURS_OF_MODELS = ("#482173", "#2e8b8b", "#7ab648", "#c8a415")  # rising with size
 
 
@@ -59,7 +61,13 @@ def model_colours(models: Iterable[str]) -> dict[str, Any]:
 
 
 def dots(
-    ax: Axes, data: pd.DataFrame, y: str, hue: str, palette: Mapping[str, Any] | None = None
+    ax: Axes,
+    data: pd.DataFrame,
+    y: str,
+    hue: str,
+    palette: Mapping[str, Any] | None = None,
+    no_effect: float | None = None,
+    text: str | None = None,
 ) -> None:
     """Draw a dot and its interval for each row, since seaborn has no plot of given ends.
 
@@ -70,20 +78,42 @@ def dots(
     data : DataFrame
         Has the columns value, low and high, which are drawn along x.
     y, hue : str
-        Columns: what stands in each line of the axis, and what has a colour.
+        Columns: what stands in each line of the axis, and what has a colour. The lines are the
+        categories of ``y``, or its values in their order.
     palette : mapping, optional
         A colour for each value of ``hue``.
+    no_effect : float, optional
+        Where there is no difference: a line stands there, and a dot whose interval holds it is
+        hollow.
+    text : str, optional
+        Column: a few letters at the upper end of each interval.
     """
-    lines = list(dict.fromkeys(data[y]))
+    if no_effect is not None:
+        ax.axvline(no_effect, color=DENSE, linestyle=":", linewidth=1, zorder=0)
+    lines = _lines(data[y])
     groups = data.groupby(hue, sort=False)
     for number, (name, part) in enumerate(groups):
         shift = 0.6 * ((number + 0.5) / len(groups) - 0.5)
-        places = part[y].map(lines.index) + shift
+        places = np.array([lines.index(line) for line in part[y]]) + shift
         reach = np.array([part["value"] - part["low"], part["high"] - part["value"]])  # (2, rows)
-        colour = palette[name] if palette else None
+        colour = palette[name] if palette else f"C{number}"
         ax.errorbar(part["value"], places, xerr=reach, fmt="o", ms=5, color=colour, label=name)
+        if no_effect is not None:
+            holds_it = (part["low"] <= no_effect) & (part["high"] >= no_effect)
+            hollow = {"marker": "o", "s": 12, "color": "white", "zorder": 3}
+            ax.scatter(part["value"][holds_it], places[holds_it], **hollow)
+        if text is not None:
+            for letters, end, place in zip(part[text], part["high"], places, strict=True):
+                ax.annotate(letters, (end, place), (3, 0), **BESIDE, color=colour)
     ax.set_yticks(range(len(lines)), lines)
     ax.set_ylim(len(lines) - 0.5, -0.5)
+
+
+def _lines(column: pd.Series) -> list[str]:
+    """The categories of a column, or its values in their order."""
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return list(column.cat.categories)
+    return list(dict.fromkeys(column))
 
 
 def dot_panels(
@@ -93,12 +123,13 @@ def dot_panels(
     col: str,
     palette: Mapping[str, Any] | None = None,
     height: float = 3.0,
+    no_effect: float | None = None,
 ) -> np.ndarray:
     """Draw :func:`dots` in a panel for each value of a column, side by side, with one legend.
 
     Parameters
     ----------
-    data, y, hue, palette
+    data, y, hue, palette, no_effect
         As :func:`dots` takes them.
     col : str
         Column: what has a panel.
@@ -110,11 +141,13 @@ def dot_panels(
     array of Axes
         The panels, from left to right; an empty one, where there is nothing to draw.
     """
+    lines = pd.Categorical(data[y], _lines(data[y]))  # of all panels, since one may lack a line
+    data = data.assign(**{y: lines})
     panels = data.groupby(col, sort=False)
     columns = max(1, len(panels))
     figure, axes = plt.subplots(1, columns, figsize=(7.5, height), sharey=True, squeeze=False)
     for ax, (name, part) in zip(axes[0], panels, strict=False):
-        dots(ax, part, y, hue, palette)
+        dots(ax, part, y, hue, palette, no_effect)
         ax.set_title(name, loc="center")
     handles = {}  # by label; a panel may lack one
     for ax in axes[0]:
