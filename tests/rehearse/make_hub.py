@@ -33,7 +33,7 @@ COLUMNS_OF_A_HEAD = 2
 VOCABULARY = 2048  # of a tokenizer
 QUESTIONS = 2  # of each task; a profile's `rows: null` asks them all
 EXAMPLES = 26  # that few shots are drawn from; ARC-Challenge shows 25
-PAGE = 1200  # characters of a document
+PAGE = 800  # characters of a document
 PILE = 60  # documents, which the library deals out to its three splits
 
 BOS = {"llama": "<|begin_of_text|>", "mistral": "<s>", "qwen2": None, "gemma2": "<bos>"}

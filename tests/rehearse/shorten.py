@@ -28,9 +28,9 @@ REHEARSAL = {
         "cost_tokens": 4096,
     },
     "evaluation": {"subtasks": 2},
-    "likelihoods": {"subtasks": 2, "context": 512},
+    "likelihoods": {"subtasks": 2, "context": 128},
     "ablations": {"calibration": [4, 128], "gain": [2, None], "single_layer": [2, 128]},
-    "longbench": {"context": 512},
+    "longbench": {"context": 128},
     "efficiency": {
         "prefill": {256: 2, 512: 2},
         "decode": {"contexts": [256], "steps": 4, "repetitions": 2},
