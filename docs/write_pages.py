@@ -1,4 +1,4 @@
-"""Write what pages show of the verdicts: all claims in docs/claims.md, marks on the front page.
+"""Write what pages show of results: claims and their marks, and the hours of computing.
 
 ``./run_all.sh figures --profile small`` runs this; so does ``python docs/write_pages.py``.
 """
@@ -13,8 +13,11 @@ import yaml
 
 from harp_lib import config
 from harp_lib.report import judge
+from harp_lib.report.frames import Results
 from harp_lib.report.ledger import counted, verdicts
+from harp_lib.results import digest, listed_cells
 from harp_lib.theory import counterexamples
+from harp_lib.units import UNITS
 
 BLOCK = re.compile(r"(<!-- begin (\w+) of (\w+) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
 """A part of a page that is written from what a profile's notebooks left."""
@@ -139,6 +142,22 @@ def counts(profile: str) -> str:
     return counted(verdicts(profile))
 
 
+def hours(profile: str) -> str:
+    """A table of the hours that cells took, by unit; one that several units share counts once."""
+    results = Results(profile)
+    records = []
+    for unit in UNITS:
+        if not listed_cells(profile, unit):
+            continue
+        for cell in results.cells(unit):
+            model = results.short_name(cell["about"]["model"])
+            about = {"unit": unit, "model": model, "cell": digest(cell["inputs"])}
+            records.append(about | {"hours": cell["seconds"] / 3600})
+    once = pd.DataFrame(records).drop_duplicates("cell")
+    table = once.pivot_table("hours", "unit", "model", aggfunc="sum", sort=False)
+    return _markdown(table.map("{:.2f}".format).replace("nan", "").reset_index())
+
+
 BLOCKS: dict[str, Callable[[str], str]] = {
     "matrix": matrix,
     "counts": counts,
@@ -146,12 +165,14 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "effects": effects,
     "theorems": theorems,
     "errata": errata,
+    "hours": hours,
 }
 
 
 def pages() -> list[Path]:
     """The pages that have such blocks."""
-    return [config.ROOT / "README.md", config.ROOT / "docs" / "claims.md"]
+    docs = config.ROOT / "docs"
+    return [config.ROOT / "README.md", docs / "claims.md", docs / "protocol.md"]
 
 
 def rendered(page: str) -> str:

@@ -92,8 +92,8 @@ def test_every_number_of_the_findings_is_compared():
 # ---- pages that are written from verdicts
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/claims.md"])
-def test_a_page_shows_the_committed_verdicts(page):
+@pytest.mark.parametrize("page", ["README.md", "docs/claims.md", "docs/protocol.md"])
+def test_a_page_shows_the_committed_results(page):
     text = (CHECKOUT / page).read_text(encoding="utf-8")
     emptied = re.sub(r"(<!-- begin [\w ]+ -->\n).*?(<!-- end)", r"\1\2", text, flags=re.DOTALL)
     assert len(emptied) < len(text)
