@@ -28,6 +28,7 @@ from harp_lib.units import NOTEBOOKS, UNITS
 
 PARAMETERS = "parameters"  # the tag of the cell whose values a run replaces
 INJECTED = "injected-parameters"  # papermill's tag of the cell behind it, which has a run's values
+OF_THE_RUN = "The values of this run, which count in place of those above"  # begins that cell
 LOADS_A_MODEL = "model"  # the tag of the cells that load one, or compute results
 NEEDS = "needs:"  # the beginning of a tag of cells that show a section of the profile
 AT_ONCE = 2  # notebooks that are drawn side by side
@@ -357,7 +358,7 @@ def _make_portable(
 
     for cell in notebook.cells:
         if INJECTED in _tags(cell):
-            cell.source = translate_parameters("python3", "python", parameters)
+            cell.source = translate_parameters("python3", "python", parameters, OF_THE_RUN)
         for output in cell.get("outputs", []):
             if output.output_type == "stream":
                 output.text = _portable(output.text, folders)
