@@ -131,7 +131,8 @@ def test_local_folders_have_names_where_outputs_are_text(toys, monkeypatch):
     assert shown["text/html"] == f"<a href='{home}/x'>~/x</a><script>'{home}/x'</script>"
     assert shown["text/markdown"] == f"~/x <img src='data:image/png;base64,{home}/x'>"
     assert executed.metadata["harp"]["parameters"] == {"models": ["~/model", "owner/name"]}
-    assert executed.cells[1].source == '# Parameters\nmodels = ["~/model", "owner/name"]\n'
+    of_run = f'# {notebooks.OF_THE_RUN}\nmodels = ["~/model", "owner/name"]\n'
+    assert executed.cells[1].source == of_run
 
 
 @pytest.mark.parametrize("home", ["/", "/root"])
