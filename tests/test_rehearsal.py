@@ -219,11 +219,20 @@ def test_the_double_of_slurm_runs_jobs_and_may_end_one(tmp_path):
 # ---- the rehearsal itself
 
 
-@pytest.mark.release
-def test_the_profile_paper_comes_to_its_end(tmp_path, monkeypatch):
+ONE_MODEL = ("--models", "meta-llama/Llama-3.1-8B")  # of which notebook 06 has ablations
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        pytest.param(ONE_MODEL, marks=pytest.mark.slow, id="one-model"),
+        pytest.param((), marks=pytest.mark.release, id="all"),  # four times as long
+    ],
+)
+def test_the_profile_paper_comes_to_its_end(models, tmp_path, monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE")  # which is set for all other tests
     work = Checkout(tmp_path / "work")
-    code, shown = work.run("--profile", "paper", "--rehearse", "--jobs", "2")
+    code, shown = work.run("--profile", "paper", "--rehearse", "--jobs", "2", *models)
     assert code == 0, shown[-3000:]
     root = work.root / "rehearsal"
     executed = sorted((root / "notebooks" / "executed" / "paper").glob("*.ipynb"))
