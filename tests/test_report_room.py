@@ -318,6 +318,17 @@ def test_scores_are_paired_in_points_and_likelihoods_as_ratios():
     assert ratio["n"] == 2
 
 
+def test_times_are_paired_by_round_and_one_slow_round_does_not_decide():
+    times = {"harp": [8, 90, 9, 7, 8, 8], "dense": [10, 10, 10, 10, 16, 10]}
+    rounds = pd.DataFrame(times).rename_axis("repetition").reset_index()
+    rounds = rounds.melt("repetition", var_name="method", value_name="seconds")[::-1]
+    rows = paired(rounds.assign(model="Gemma"), ["model"], [("harp", "dense")], "seconds")
+    (ratio,) = rows.to_dict("records")
+    assert (ratio["value"], ratio["n"]) == (0.8, 6)
+    assert (ratio["low"], ratio["high"]) == (0.5, 9)
+    assert ratio["p"] == pytest.approx(14 / 64)  # five of six are below 1
+
+
 def test_two_values_of_a_question_are_refused():
     frame = pd.concat([asked("harp", "a", [1, 2]), asked("harp", "a", [3])])
     with pytest.raises(ValueError, match=r"two rows have model Gemma, .*question 0, method harp"):

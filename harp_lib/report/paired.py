@@ -1,16 +1,18 @@
-"""Two methods compared on the same questions or documents, so that what they share cancels."""
+"""Two methods compared on the same questions, documents or rounds: what they share cancels."""
 
 from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
 
-from harp_lib.report.intervals import Interval, log_change, paired_means, paired_scores
+from harp_lib.report.intervals import Interval, log_change, paired_means, paired_scores, time_ratio
 
 QUESTION = ["task", "subtask", "question"]  # together they name a question
 DOCUMENT = ["document"]
+ROUND = ["repetition"]  # in which variants are timed in turn
 SCORE = "score"
 NLL = "nll"
+SECONDS = "seconds"
 
 
 def paired(
@@ -22,7 +24,8 @@ def paired(
     ----------
     frame : DataFrame
         A row for each method and question, with the columns method, task, subtask, question and
-        the measure; or for each method and document, with method, document, nll and tokens.
+        the measure; for each method and document, with method, document, nll and tokens; or for
+        each method and round of timing, with method, repetition and seconds.
     by : list of str
         Columns: what each group has in common, model or model and task for instance. The tasks of
         a group have equal weight.
@@ -31,18 +34,18 @@ def paired(
         no question that both were asked.
     measure : str
         A column. ``score`` is compared in points, see :func:`.paired_scores`; ``nll`` as a ratio of
-        perplexities, see :func:`.log_change`; and any other one by its mean, see
-        :func:`.paired_means`.
+        perplexities, see :func:`.log_change`; ``seconds`` as a ratio of times, see
+        :func:`.time_ratio`; and any other one by its mean, see :func:`.paired_means`.
 
     Returns
     -------
     DataFrame
         For each group and pair: the columns of ``by``, method, against, value, low, high, n, and p.
-        ``value`` is the first method's measure less the second's, or with ``nll`` the first's
-        perplexity divided by the second's.
+        ``value`` is the first method's measure less the second's, or with ``nll`` and ``seconds``
+        the first's perplexity or time divided by the second's.
     """
     pairs = list(methods)
-    items = DOCUMENT if measure == NLL else QUESTION
+    items = {NLL: DOCUMENT, SECONDS: ROUND}.get(measure, QUESTION)
     frame = frame.dropna(subset=measure)
     _refuse_doubles(frame, [*dict.fromkeys([*by, *items, "method"])])
     rows = []
@@ -74,6 +77,9 @@ def _difference(both: pd.DataFrame, part: pd.DataFrame, measure: str) -> Interva
         tokens = part.groupby("document")["tokens"].first()[both.index]
         first, second = both.to_numpy().T  # (documents,) each
         return log_change(second, first, tokens).mapped(np.exp)
+    if measure == SECONDS:
+        first, second = both.to_numpy().T  # (rounds,) each
+        return time_ratio(second, first)
     tasks = both.groupby(level="task", sort=False, observed=True)
     pairs = [table.to_numpy().T for _, table in tasks]  # (2, questions) each
     if measure == SCORE:
