@@ -54,7 +54,7 @@ def what_attention_does():
 
 def times_of_prefill():
     of_dense = table("time_of_prefill").query("against == 'dense'")
-    times = of_dense.groupby("variant")["value"].agg(["min", "max"])
+    times = of_dense.groupby("method")["value"].agg(["min", "max"])
     return *times.loc["HARP"], *times.loc["HARP, tail-only prefill"]
 
 
