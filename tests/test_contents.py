@@ -108,13 +108,13 @@ def test_the_same_command_looks_again_after_a_change(folder, tmp_path):
     rows = tmp_path / "rows" / "boolq" / "validation.jsonl"
     rows.parent.mkdir(parents=True)
     rows.write_text((config.DATA / "mini" / "boolq" / "validation.jsonl").read_text())
-    work = Checkout(tmp_path / "work", {"01_toy": "print(1)"})
-    options = ["--only", "01", "--models", str(folder), "--datasets", str(tmp_path / "rows")]
+    work = Checkout(tmp_path / "work", {"10_toy": "print(1)"})
+    options = ["--only", "10", "--models", str(folder), "--datasets", str(tmp_path / "rows")]
 
     def outcome():
         code, shown = work.run(*options)
         assert code == 0, shown
-        return shown.split("01_toy")[-1].split(",")[0].split("\n")[0].strip()
+        return shown.split("10_toy")[-1].split(",")[0].split("\n")[0].strip()
 
     assert outcome() == "done"
     assert outcome() == "up to date"
