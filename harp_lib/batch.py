@@ -331,7 +331,9 @@ def _failed_cells(folder: Path, settings: dict[str, Any]) -> list[str]:
     for unit in shown:
         for model in settings["models"][unit]:
             listing = list_file(folder / unit, model)
-            for entry in read_lines(listing) if listing.is_file() else ():
+            if not listing.is_file():  # its job did not come to its end
+                continue
+            for entry in read_lines(listing):
                 if "failed" in entry:
                     about = "/".join(map(str, entry["about"].values()))
                     failed.append(f"{unit}/{about}: {entry['failed']}")

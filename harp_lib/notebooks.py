@@ -104,9 +104,10 @@ def is_current(name: str, profile: str, parameters: dict[str, Any]) -> bool:
     if not file.is_file():
         return False
     folders = _names_of_local_folders(parameters.get("datasets"))
-    stamp = nbformat.read(file, as_version=4).metadata["harp"]["digest"]
+    stamp = nbformat.read(file, as_version=4).metadata.get("harp", {})
     shown = cells_shown(profile, name)
-    return stamp == digest_of(read(name), _portable(parameters, folders), shown)
+    current = digest_of(read(name), _portable(parameters, folders), shown)
+    return stamp.get("digest") == current
 
 
 def draw_all(profile: str) -> Iterator[tuple[str, str]]:

@@ -270,7 +270,7 @@ class Results:
                 intervals += judge.effects_of(effect)
         judged = judge.judgement(claim, full_name, intervals, within, reason)
         entry = judge.claims()[claim]
-        if claim not in {row["claim"] for row in self._judgements[-1:]}:
+        if not self._judgements or self._judgements[-1]["claim"] != claim:
             ours = " (ours, without a mark)" if entry["kind"] == "ours" else ""
             print(f"{entry['statement'].strip()}{ours}")
         line = f"{judged[0]['mark']} {model}: {judge.in_words(judged)}"
