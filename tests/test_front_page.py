@@ -42,7 +42,7 @@ def costs_of_alpha():
 
 
 def rules_against_the_search():
-    highest = table("rules_for_alpha").groupby("α")["value"].max()
+    highest = 100 * (table("rules_for_alpha").groupby("α")["value"].max() - 1)
     return highest["keep the direction"], highest["keep the norm"]
 
 
