@@ -100,8 +100,12 @@ class Checkout:
         nbformat.write(notebook, self.root / "notebooks" / f"{name}.ipynb")
 
     def start(self, *options, command="run", stdout=None):
-        """Start ``./run_all.sh run --profile smoke`` with these options, and do not wait for it."""
+        """Start ``./run_all.sh run`` with these options, and do not wait for it.
+
+        The profile is smoke, unless the options name another.
+        """
         module = [self.python, "-P", "-m", "harp_lib.cli"]
+        profile = [] if "--profile" in options else ["--profile", "smoke"]
         environment = {
             **os.environ,
             "HARP_ROOT": str(self.root),
@@ -110,7 +114,7 @@ class Checkout:
         }
         with self.shown.open("a") as shown:  # a pipe that nobody reads would hold the run up
             return subprocess.Popen(
-                [*module, command, "--profile", "smoke", *options],
+                [*module, command, *profile, *options],
                 cwd=self.root,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -190,7 +190,8 @@ def test_a_run_in_another_order_computes_nothing_and_force_only_its_own(
     shutil.copytree(finished, copy)
     monkeypatch.setattr(config, "RESULTS", copy)
     run("norms", profile=settings(), force=True)
-    assert capsys.readouterr().out == "6 cells computed, 1 read\n", "the search is read"
+    shown = capsys.readouterr().out
+    assert shown == "7 cells computed, 2 read\n", "the search and the fit that unit reasons lists"
 
 
 @pytest.mark.parametrize(("split", "windows"), [("test", 2), ("validation", 6)])
