@@ -17,6 +17,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
+from harp_lib import without_grammar  # noqa: F401
+
+# isort: split
+
 import nbformat
 from nbformat import NotebookNode
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 
 import matplotlib.pyplot as plt
 import nbformat
@@ -42,6 +43,11 @@ def test_an_executed_notebook_is_of_its_source(name, only_committed):
     for cell in executed.cells:
         for output in cell.get("outputs", []):
             assert output.output_type != "error"
+
+
+def test_nbformat_starts_without_compiling_a_grammar():
+    """Which would take longer than all else that a job imports."""
+    assert "lark" not in sys.modules
 
 
 def prose_of(notebook):

@@ -8,7 +8,7 @@ import sys
 from helpers import CHECKOUT
 
 ORDER = (
-    ("config", "locks", "prefix_lm", "streams"),
+    ("config", "locks", "prefix_lm", "streams", "without_grammar"),
     ("circumstances", "names", "pruning", "theory", "units"),
     ("results",),
     ("accounting",),

@@ -27,7 +27,12 @@ RULE_COLOURS = {
     "α = 0": "#000000",
 }
 """A colour for each way to choose α."""
-BESIDE = {"textcoords": "offset points", "va": "center", "fontsize": 7}
+BESIDE = {
+    "textcoords": "offset points",
+    "va": "center",
+    "fontsize": 7,
+    "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.3},  # hides the line of no effect
+}
 """How letters stand beside a point, for ``annotate``."""
 _COLOURS_OF_MODELS = ("#482173", "#2e8b8b", "#7ab648", "#c8a415")  # rising with size
 
