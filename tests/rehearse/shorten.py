@@ -27,8 +27,8 @@ REHEARSAL = {
         },
         "cost_tokens": 4096,
     },
-    "evaluation": {"subtasks": 2},
-    "likelihoods": {"subtasks": 2, "context": 64},
+    "evaluation": {"subtasks": 1},
+    "likelihoods": {"subtasks": 1, "context": 64},
     "ablations": {"calibration": [4, 64], "gain": [2, None], "single_layer": [2, 64]},
     "longbench": {"context": 64},
     "efficiency": {
