@@ -109,7 +109,7 @@ def processes_of(checkout):
     return ids
 
 
-def wait_until(holds, seconds=120):
+def wait_until(holds, seconds=300):
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "waited in vain"
@@ -309,8 +309,7 @@ def test_a_run_needs_no_home_no_plain_name_of_its_folder_and_no_reader(jobs, tmp
     assert running.wait() == 0, work.shown.read_text()
     executed = work.root / "notebooks" / "executed" / "smoke" / "10_prints.ipynb"
     printed = nbformat.read(executed, 4).cells[-1].outputs[0].text
-    assert printed.startswith("α ")
-    assert printed.endswith("/.venv/bin/python\n")
+    assert printed == "α <environment>/bin/python\n"
 
 
 def test_results_that_cannot_be_written_are_named(tmp_path, monkeypatch, capsys):
