@@ -60,14 +60,6 @@ def test_frozen_weights_are_scored_like_others(frozen, tiny, tokens):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_what_a_frozen_model_becomes_is_frozen(tiny):
-    all_groups = PruningPlan(
-        6, {**PLAN.layers, 2: LayerPlan(removed_groups=(0, 1), group_means=[0.1] * 64)}
-    )
-    model = apply_plan(tiny().requires_grad_(False), all_groups)
-    assert not any(parameter.requires_grad for parameter in model.parameters())
-
-
 @pytest.mark.parametrize(
     ("method", "mode"),
     [("llm-pruner", torch.no_grad), *((method, torch.inference_mode) for method in METHODS)],
