@@ -164,7 +164,7 @@ def in_batches(model, ids):
     return torch.tensor([output.generated_tokens for output in outputs.values()])
 
 
-@pytest.mark.parametrize("which", ["top", *HARD])
+@pytest.mark.parametrize("which", HARD)
 def test_continuous_batching_is_right_or_refused(tiny, tokens, which):
     model = pruned(tiny, "tiny-llama", which)
     if "groups" in which:
