@@ -11,7 +11,12 @@ from helpers import ODD_NAME, SHARED, Checkout, link_results
 
 from harp_lib import config
 
-ORDER = {"test_smoke.py": 0, "test_frontier.py": 2, "test_experiments.py": 2}
+ORDER = {
+    "test_rehearsal.py": 0,
+    "test_smoke.py": 0,
+    "test_frontier.py": 2,
+    "test_experiments.py": 2,
+}
 MARKS = ("slow", "release")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may depend on the hub
@@ -22,7 +27,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items):
-    """The smoke run is the longest, and comes first; who reads its cells comes last."""
+    """The two longest runs come first; who reads the cells of the smoke run comes last."""
     items.sort(key=lambda item: ORDER.get(item.path.name, 1))
 
 

@@ -155,14 +155,15 @@ def test_a_length_that_fails_is_kept_and_tried_again(profile, monkeypatch):
         return prefill(model, ids)
 
     end = config_of("llama").max_position_embeddings
+    profile["efficiency"] |= {"prefill": {16: 1, 48: 1}, "split": []}
     # After the second one the model has no room for three more tokens.
     profile["efficiency"]["decode"]["contexts"] = [end - 3, end - 2]
     with monkeypatch.context() as patch:
         patch.setattr(timing, "prefill", out_of_memory)
-        assert compute("efficiency", profile, MODEL) == {"computed": 4, "read": 0, "failed": 2}
+        assert compute("efficiency", profile, MODEL) == {"computed": 3, "read": 0, "failed": 1}
     reason = "RuntimeError: DefaultCPUAllocator: not enough memory"
     assert read("prefill-48")["result"] == {"failed": reason}
-    assert compute("efficiency", profile, MODEL) == {"computed": 2, "read": 4, "failed": 0}
+    assert compute("efficiency", profile, MODEL) == {"computed": 1, "read": 3, "failed": 0}
 
 
 def test_a_profile_may_time_nothing_or_little(profile):
@@ -262,6 +263,8 @@ def test_thinning_is_even_and_does_the_same_work_on_pairs(model, layers, pruned)
 
 
 def test_a_shape_is_left_out_where_it_cannot_be_timed(profile, monkeypatch, capsys):
+    profile["efficiency"] |= {"prefill": {16: 1}, "split": []}
+    profile["efficiency"]["decode"]["contexts"] = []
     with monkeypatch.context() as patch:
         patch.setattr("harp_lib.experiments.variants.multiplies_bfloat16", lambda: False)
         assert compute("efficiency", profile, MODEL)["computed"] == 0
@@ -272,11 +275,11 @@ def test_a_shape_is_left_out_where_it_cannot_be_timed(profile, monkeypatch, caps
         patch.setattr("harp_lib.experiments.variants.psutil.virtual_memory", lambda: memory)
         assert compute("efficiency", profile, MODEL)["computed"] == 0
         assert "GiB of memory, and 0.0 GiB are free" in capsys.readouterr().out
-    assert compute("efficiency", profile, MODEL)["computed"] == 7
+    assert compute("efficiency", profile, MODEL)["computed"] == 2
     assert list(read("counted")["inputs"]["plans"]) == VARIANTS
     with monkeypatch.context() as patch:
         patch.setattr("harp_lib.experiments.variants.psutil.virtual_memory", lambda: memory)
-        assert compute("efficiency", profile, MODEL)["read"] == 7, "they are read without weights"
+        assert compute("efficiency", profile, MODEL)["read"] == 2, "they are read without weights"
 
 
 def test_a_random_shape_has_the_published_alphas(profile):

@@ -25,7 +25,6 @@ from harp_lib.evaluation.benchmarks import (
     available_tasks,
     check_rows,
     rows_digest,
-    task_title,
 )
 from harp_lib.evaluation.evaluator import Evaluator
 from harp_lib.evaluation.runner import Runner, load_tasks
@@ -58,10 +57,6 @@ class TestBenchmarks:
         assert set(BENCHMARKS) == in_tables - {"all", "average"}
         assert set(LONGBENCH) <= set(paper("longbench")["task"])
         assert [len(tasks) for tasks in CATEGORIES.values()] == [3, 3, 3, 3, 2, 2]
-
-    def test_embedded_rows_have_a_title_of_their_own(self):
-        assert task_title("triviaqa", "hub") == "TriviaQA"
-        assert task_title("longbench_trec", "embedded") == "mini-TREC"
 
     def test_the_hub_has_every_official_task(self):
         counts = {

@@ -183,26 +183,24 @@ def test_cells_and_columns_are_those_of_the_reference(unit):
 def test_a_run_in_another_order_computes_nothing_and_force_only_its_own(
     capsys, finished, tmp_path, monkeypatch
 ):
-    run("search", "plans", "baselines", "scores", "norms", profile=settings())
+    run("search", "plans", "baselines", "norms", profile=settings())
     assert capsys.readouterr().out.startswith("0 cells computed, ")
     assert not context._load.cache_info().currsize, "no model stays in memory"
-    copy = tmp_path / "copy"
-    shutil.copytree(finished, copy)
-    monkeypatch.setattr(config, "RESULTS", copy)
+    link_results(finished, tmp_path)
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
     run("norms", profile=settings(), force=True)
     shown = capsys.readouterr().out
     assert shown == "7 cells computed, 2 read\n", "the search and the fit that unit reasons lists"
 
 
-@pytest.mark.parametrize(("split", "windows"), [("test", 2), ("validation", 6)])
-def test_likelihoods_are_those_of_the_whole_model_document_by_document(split, windows):
+def test_likelihoods_are_those_of_the_whole_model_document_by_document():
     """What lies below a plan's lowest layer is run once for all plans: no number shows it."""
     this = context_of()
     setting = Setting(this)
     model = this.model
-    text = this.text(FIRST, split)
-    assert len(text.windows) == windows, "held-out documents are longer, and cut in two"
-    of_text = {"corpus": FIRST, "split": split}
+    text = this.text(FIRST, "validation")
+    assert len(text.windows) == 6, "three documents that are cut in two"
+    of_text = {"corpus": FIRST, "split": "validation"}
 
     def whole_model(plan):
         with this.pruned(plan):
@@ -545,8 +543,9 @@ def test_a_search_that_is_interrupted_goes_on_where_it_was(tmp_path, monkeypatch
 
     monkeypatch.setattr(config, "RESULTS", tmp_path)
     monkeypatch.setattr(alpha_search, "total_nll_with", stopping)
+    profile = settings(corpora=[FIRST])
     with pytest.raises(KeyboardInterrupt):
-        compute("search", settings(), MODEL)
-    assert compute("search", settings(), MODEL) == {"computed": 4, "read": 0, "failed": 0}
-    assert len(candidates) == 1 + 4 * 2 * 11, "one candidate of four searches is begun again"
+        compute("search", profile, MODEL)
+    assert compute("search", profile, MODEL) == {"computed": 2, "read": 0, "failed": 0}
+    assert len(candidates) == 1 + 2 * 2 * 11, "one candidate of two searches is begun again"
     assert not list(tmp_path.rglob("*.partial"))

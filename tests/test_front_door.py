@@ -13,7 +13,7 @@ import pytest
 import yaml
 from helpers import CHECKOUT, Checkout
 
-from harp_lib import PruningPlan, __version__, config, names
+from harp_lib import PruningPlan, __version__
 
 COUNT_HOURS = str(CHECKOUT / "data" / "costs" / "paper_hours.py")
 PAGES = sorted(str(file.relative_to(CHECKOUT)) for file in (CHECKOUT / "docs").glob("*.md"))
@@ -91,21 +91,6 @@ def test_the_page_on_full_size_gives_the_stored_hours():
     page = " ".join(text_of("docs/full-size.md").split())
     on_front_page = [float(number) for number in re.search(sentence, page).groups()]
     assert on_front_page == [*hours[["05", "07", "06"]], round(hours[["03", "04", "08"]].sum())]
-
-
-def test_hours_grow_with_the_catalogue(monkeypatch):
-    profile = config.load_profile("paper")
-    model = profile["models"][0]
-    before = runpy.run_path(COUNT_HOURS)["hours"](profile, model)
-    titles = {**names.METHOD_TITLES, "another": "Another"}
-    monkeypatch.setattr(names, "METHOD_TITLES", titles)
-    after = runpy.run_path(COUNT_HOURS)["hours"](profile, model)
-    num_plans = len(titles)  # one for each method, and the dense model
-    for notebook in ("05", "07"):
-        ratio = after[notebook].total() / before[notebook].total()
-        assert ratio == pytest.approx(num_plans / (num_plans - 1))
-    assert after["04"]["perplexities"] > before["04"]["perplexities"]
-    assert after["06"] == before["06"]
 
 
 def test_git_keeps_pictures_and_numbers_of_small_alone():

@@ -184,13 +184,6 @@ def test_of_many_effects_the_lowest_and_the_highest_are_shown():
 # ---- what a reader sees
 
 
-def test_the_front_page_is_in_order():
-    order = ["figures/harp.svg", "result.png", "begin matrix", "./run_all.sh test", "search_alphas"]
-    order += ["## Five findings", "## Notebooks", "## Limits", "@misc"]
-    places = [README.index(text) for text in order]
-    assert places == sorted(places)
-
-
 def test_the_code_of_the_front_page_runs(tmp_path, monkeypatch):
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert '"smollm2-135m"' in block

@@ -155,8 +155,8 @@ def test_llama_cpp_agrees(name, tolerance, answers):
         assert num_tokens == ids.shape[1], text
         for token, logprob in logprobs.items():
             assert abs(ours[int(token)] - logprob) < tolerance, text
-        if tolerance <= 0.01:
-            assert {int(token) for token in logprobs} == set(ours.topk(5).indices.tolist())
+        fifth = ours.topk(5).values[-1]
+        assert min(ours[int(token)] for token in logprobs) > fifth - 2 * tolerance, text
 
 
 def test_the_cache_shrinks(answers):
@@ -170,18 +170,14 @@ def test_the_cache_shrinks(answers):
 def test_smollm2_writes_the_same(smollm2, tmp_path):
     """Six value-only layers: the same 16 tokens, and for 8,192 tokens 144 MiB instead of 180."""
     model, tokenizer = smollm2
-    save_gguf(model, tokenizer, tmp_path / "dense", "f32")
     apply_plan(model, PruningPlan.value_only(30, [0.3, 0.5, 0.7, 0.1, 0.3, 0.6]))
     save_gguf(model, tokenizer, tmp_path / "harp", "f32")
     prompt = "The capital of France is"
     ids = tokenizer(prompt, return_tensors="pt").input_ids
     written = model.generate(ids, max_new_tokens=16, do_sample=False)[0, ids.shape[1] :]
-    files = [tmp_path / "dense", tmp_path / "harp"]
-    dense, harp = llama_cpp(files, [prompt], 8192, "F16")
-    _, dense_mib = dense
-    harp_answers, harp_mib = harp
-    assert (dense_mib, harp_mib) == (180, 144)
-    _, logprobs, text = harp_answers[0]
+    [(answers, cache_mib)] = llama_cpp([tmp_path / "harp"], [prompt], 8192, "F16")
+    assert cache_mib == 144
+    _, logprobs, text = answers[0]
     assert text == tokenizer.decode(written)
     ours = model(ids).logits[0, -1].log_softmax(-1)  # (vocabulary,)
     for token, logprob in logprobs.items():

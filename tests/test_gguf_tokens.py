@@ -135,14 +135,6 @@ def nfc(state):
     state["normalizer"] = {"type": "NFC"}
 
 
-def prefix_space(state):
-    state["pre_tokenizer"]["add_prefix_space"] = True
-
-
-def dropout(state):
-    state["model"]["dropout"] = 0.05
-
-
 def missing_bytes(state):
     """Without some letters of the alphabet, and with a token for what is unknown."""
     vocabulary = state["model"]["vocab"]
@@ -160,8 +152,6 @@ def unreachable_token(state):
 
 CHANGES = {
     "NFC": nfc,
-    "prefix space": prefix_space,
-    "dropout": dropout,
     "missing bytes": missing_bytes,
     "unreachable token": unreachable_token,
     "other end": template("A", "<bos>"),
@@ -197,10 +187,6 @@ def regular_expression(state):
     state["normalizer"]["normalizers"].append(step)
 
 
-def punctuation(state):
-    state["pre_tokenizer"] = {"type": "Punctuation", "behavior": "Isolated"}
-
-
 def no_token_for_a_byte(state):
     del state["model"]["vocab"]["<0x41>"]
 
@@ -211,7 +197,6 @@ def test_sentencepiece(model, tmp_path):
     messages = {
         first_only: "PreTrainedTokenizerFast.from_pretrained",
         regular_expression: "changes or splits text by .*'Replace'",
-        punctuation: "changes or splits text by .*'Punctuation'",
         no_token_for_a_byte: "cannot be written as GGUF",
     }
     for change, message in messages.items():

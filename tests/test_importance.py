@@ -216,12 +216,6 @@ def test_of_equal_scores_the_higher_layer_is_among_the_lowest():
     assert lowest_layers([0.5, 0.1, 0.3, 0.3, 0.3, 0.9], 3) == [1, 3, 4]
 
 
-@pytest.mark.parametrize("strategy", SCORED)
-def test_layers_of_a_bfloat16_model_are_scored(tiny, tokens, strategy):
-    model = tiny("tiny-mistral").to(torch.bfloat16)
-    assert all(isinstance(score, float) for score in layer_scores(strategy, model, tokens))
-
-
 def test_an_unknown_score_is_refused(tiny, tokens):
     with pytest.raises(ValueError, match="no scores for 'top'; choose from hessian"):
         layer_scores("top", tiny(), tokens)

@@ -207,7 +207,7 @@ def test_answers_are_scored_by_the_official_metrics(task, answer, references, sc
 
 
 def test_a_short_context_leaves_room_for_the_answer(folder, tiny, capfd):
-    """The tiny models read 512 tokens; 100 of them are for the answer, and nothing is printed."""
+    """The tiny models read 512 tokens; 32 of them are for the answer, and nothing is printed."""
     model = tiny()
     tokenizer = tiny_tokenizer()
     num_read = []
@@ -218,7 +218,7 @@ def test_a_short_context_leaves_room_for_the_answer(folder, tiny, capfd):
             num_read.append(num_tokens)
 
     model.model.register_forward_pre_hook(count, with_kwargs=True)
-    ours = evaluator(folder, lcc=100)
+    ours = evaluator(folder, lcc=32)
     ours.settings["context"] = 4096
     ours.settings["batch_size"] = 1
     benchmark = LONGBENCH["longbench_lcc"]
@@ -226,10 +226,10 @@ def test_a_short_context_leaves_room_for_the_answer(folder, tiny, capfd):
     num_read.clear()
     result = ours.evaluate(model, tokenizer, benchmark)
 
-    assert result["context"] == 412
+    assert result["context"] == 480
     lengths = [row["prompt_tokens"] for row in result["rows"]]
-    assert sorted(length > 412 for length in lengths) == [False, True], "one cut, one short"
-    assert sum(num_read) <= sum(min(length, 412) for length in lengths)
+    assert sorted(length > 480 for length in lengths) == [False, True], "one cut, one short"
+    assert sum(num_read) <= sum(min(length, 480) for length in lengths)
     for row, answer in zip(result["rows"], result["answers"]["longbench_lcc"], strict=True):
         assert row["score"] == longbench.score(benchmark, question_row(0), [answer])["score"]
     assert capfd.readouterr() == ("", "")

@@ -97,6 +97,7 @@ def num_removed_groups(plan, model):
 @pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-gemma2"])  # biases, norms after attention
 def test_every_method_plans_what_surgery_can_do_and_changes_nothing(tiny, tokens, name, method):
     model = tiny(name)
+    tokens = tokens[:, :24]
     with unchanged(model):
         plan = make_plan(method, model, tokens, kv_groups=6)
     assert plan.method == method
@@ -192,14 +193,10 @@ def test_bad_arguments_are_refused_before_any_work(tiny, method, arguments, mess
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_pruned_model_is_refused_before_any_work(tiny, method):
+def test_pruned_models_and_fused_projections_are_refused_before_any_work(tiny, method):
     pruned = apply_plan(tiny(), PruningPlan.value_only(6, [0.5]))
     with pytest.raises(ValueError, match="pruned already"):
         make_plan(method, pruned, Unread(), kv_groups=2)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_model_with_fused_projections_is_refused_before_any_work(method):
     shape = {name: value for name, value in SHAPE.items() if name != "head_dim"}
     config = AutoConfig.for_model("phi3", **shape, vocab_size=512, pad_token_id=0)
     fused = AutoModelForCausalLM.from_config(config)
@@ -228,14 +225,11 @@ def test_harp_needs_attention_in_its_own_layers_alone(tiny, tokens):
         make_plan("harp", hybrid, Unread(), kv_groups=8)
 
 
-def test_harp_refuses_offloaded_weights_before_any_work(tiny):
+def test_offloaded_weights_and_an_ffn_without_a_gate_are_refused_before_any_work(tiny):
     model = tiny()
     model.model.layers[5].self_attn.o_proj.to("meta")
     with pytest.raises(ValueError, match="weights that are offloaded"):
         make_plan("harp", model, Unread(), kv_groups=4)
-
-
-def test_harp_flap_refuses_an_ffn_without_a_gate_before_any_work():
     with pytest.raises(ValueError, match="layer 0 has no gated FFN"):
         make_plan("harp+flap", small_model("starcoder2"), Unread(), kv_groups=4)
 

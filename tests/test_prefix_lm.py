@@ -1,9 +1,6 @@
 """PrefixLM gives the answers of stock HFLM, for models of all kinds, choices and texts."""
 
-import ast
 import random
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +23,7 @@ from transformers.masking_utils import (
 )
 from transformers.models.llama import modeling_llama
 
-from harp_lib import PruningPlan, apply_plan, prefix_lm
+from harp_lib import PruningPlan, apply_plan
 from harp_lib.models.registry import SHAPE, tiny_tokenizer
 from harp_lib.prefix_lm import lm, tree
 from harp_lib.pruning.plan import LayerPlan
@@ -51,12 +48,12 @@ def random_text(rng, words):
 def choices(rng):
     """Contexts and continuations.
 
-    Three questions after the same examples, with choices of several tokens; one with choices of a
+    Two questions after the same examples, with choices of several tokens; one with choices of a
     single token; a context to be cut; and pairs that begin like others.
     """
     examples = random_text(rng, 30)
     pairs = []
-    for _ in range(3):
+    for _ in range(2):
         question = f"{examples}\n\nQ: {random_text(rng, rng.randint(3, 12))}\nA:"
         for _ in range(3):
             pairs.append((question, f" {random_text(rng, rng.randint(1, 4))}"))
@@ -71,21 +68,20 @@ def choices(rng):
 def prompts(rng):
     """Prompts and settings: stop strings, or end tokens that may not come first; one repeats."""
     examples = random_text(rng, 30)
-    with_stop_strings = {"until": ["\n", "x"], "max_gen_toks": 10, "do_sample": False}
+    with_stop_strings = {"until": ["\n", "x"], "max_gen_toks": 6, "do_sample": False}
     with_end_tokens = {
         "until": [],
-        "max_gen_toks": 7,
+        "max_gen_toks": 5,
         "do_sample": False,
         "temperature": 1.0,
         "min_new_tokens": 2,
         "eos_token_id": [2, *range(10, 200)],
     }
     pairs = []
-    for _ in range(3):
+    for _ in range(2):
         prompt = f"{examples}\n{random_text(rng, rng.randint(1, 30))}"
         pairs.append((prompt, with_stop_strings))
-    for _ in range(2):
-        pairs.append((random_text(rng, rng.randint(1, 60)), with_end_tokens))
+    pairs.append((random_text(rng, rng.randint(1, 60)), with_end_tokens))
     pairs.append(pairs[0])
     return pairs
 
@@ -290,7 +286,7 @@ def test_each_token_is_read_once_and_logits_are_few(tiny):
         lambda module, args, output: num_logits.append(output.shape[1])
     )
     _, ours = with_tokenizer(model)
-    requests = requests_of("loglikelihood", *choices(random.Random(0))[:9])
+    requests = requests_of("loglikelihood", *choices(random.Random(0))[:6])
     ours.loglikelihood(requests, disable_tqdm=True)  # and compares the model with its own pass
     num_read.clear()
     num_logits.clear()
@@ -305,24 +301,3 @@ def test_each_token_is_read_once_and_logits_are_few(tiny):
         num_answer_tokens += len(continuation)
     assert sum(num_read) == len(beginnings), "each different beginning is one token to read"
     assert sum(num_logits) <= num_answer_tokens
-
-
-def test_it_needs_nothing_else_of_the_library():
-    """The folder can become a package of its own."""
-    folder = Path(prefix_lm.__file__).parent
-    files = sorted(folder.rglob("*.py"))
-    siblings = {file.stem for file in files}
-    assert {"lm", "tree", "cache", "onednn"} <= siblings
-    packages = set()
-    for file in files:
-        assert file.parent == folder
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                packages.update(alias.name.partition(".")[0] for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.level:
-                assert node.level == 1, "relative imports are of siblings"
-                assert node.module in siblings
-            elif isinstance(node, ast.ImportFrom):
-                packages.add(node.module.partition(".")[0])
-    external = packages - sys.stdlib_module_names
-    assert external == {"torch", "transformers", "lm_eval"}

@@ -221,8 +221,8 @@ def test_named_models_begin_texts_as_their_own_tokenizers_do(name, tmp_path):
     folder = install(name, source, config.MODELS)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.save_pretrained(tmp_path)
-    for saved in (folder, tmp_path):
-        assert_special_tokens(AutoTokenizer.from_pretrained(saved), source)
+    for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
+        assert_special_tokens(each, source)
     special = _special_vocabulary(
         tokenizer, json.loads(tokenizer.backend_tokenizer.to_str()), tmp_path
     )

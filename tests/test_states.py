@@ -60,14 +60,6 @@ def test_frozen_weights_are_scored_like_others(frozen, tiny, tokens):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_what_a_frozen_model_becomes_is_frozen(tiny):
-    all_groups = PruningPlan(
-        6, {**PLAN.layers, 2: LayerPlan(removed_groups=(0, 1), group_means=[0.1] * 64)}
-    )
-    model = apply_plan(tiny().requires_grad_(False), all_groups)
-    assert not any(parameter.requires_grad for parameter in model.parameters())
-
-
 @pytest.mark.parametrize(
     ("method", "mode"),
     [("llm-pruner", torch.no_grad), *((method, torch.inference_mode) for method in METHODS)],
@@ -223,11 +215,6 @@ def test_a_wrapper_of_several_devices_is_refused_by_name(tiny, tokens):
 # Modes
 
 
-def in_parts(model):
-    model.model.layers[2].train()
-    model.model.layers[4].mlp.train()
-
-
 def all_but_a_part(model):
     model.train()
     model.model.layers[2].eval()
@@ -238,7 +225,7 @@ def checkpointed(model):
     model.train()
 
 
-@pytest.mark.parametrize("set_modes", [in_parts, all_but_a_part, checkpointed])
+@pytest.mark.parametrize("set_modes", [all_but_a_part, checkpointed])
 def test_every_module_is_in_its_own_mode_afterwards(set_modes, tiny, tokens, tmp_path):
     model = tiny()
     expected = perplexity(model, tokens)

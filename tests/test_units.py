@@ -23,11 +23,13 @@ def test_an_unknown_unit_is_refused():
 
 
 def test_any_unit_may_be_computed_first(tmp_path, monkeypatch):
+    settings = profile()
+    settings["frontier"] |= {"searched_again": [], "without_rivals": [MODEL]}
     listed = []
     units = ["search", "reasons", "norms"]
     for order in (units, units[::-1]):
         monkeypatch.setattr(config, "RESULTS", tmp_path / order[0])
-        counts = {unit: compute(unit, profile(), MODEL) for unit in order}
+        counts = {unit: compute(unit, settings, MODEL) for unit in order}
         assert counts[order[-1]]["read"] > 0, "what an earlier unit needed, too"
         listed.append({unit: listed_cells("smoke", unit) for unit in units})
         files = {file.stem for file in (config.RESULTS / "cells").iterdir()}

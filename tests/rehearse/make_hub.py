@@ -30,10 +30,10 @@ from rehearse.hub_server import read_card
 Rows = list[dict[str, Any]]
 
 COLUMNS_OF_A_HEAD = 2
-VOCABULARY = 2048  # of a tokenizer
+VOCABULARY = 4096  # of a tokenizer
 QUESTIONS = 2  # of each task; a profile's `rows: null` asks them all
 EXAMPLES = 26  # that few shots are drawn from; ARC-Challenge shows 25
-PAGE = 800  # characters of a document
+PAGE = 500  # characters of a document
 PILE = 60  # documents, which the library deals out to its three splits
 
 BOS = {"llama": "<|begin_of_text|>", "mistral": "<s>", "qwen2": None, "gemma2": "<bos>"}
@@ -78,6 +78,8 @@ def make_hub(folder: Path, profile: dict[str, Any]) -> None:
         repo, *configuration = corpus["hub"]
         add_dataset(folder, repo, *configuration or [None], rows)
     texts = [text[:PAGE] for text in load_corpus("python-docs", "train").documents]
+    rows = sorted((config.DATA / "mini").glob("*/*.jsonl"))
+    texts += [file.read_text(encoding="utf-8") for file in rows]  # so that prompts have few tokens
     for name in [*profile["models"], *profile["alpha_search"]["extra_models"]]:
         make_model(folder / "models" / name, name, texts)
 

@@ -16,35 +16,35 @@ the limit of tokens. NQ-Open keeps lm-eval's own limit, so that a null meets the
 REHEARSAL = {
     "dtype_on_cpu": "bfloat16",  # the profile's own, though there is no GPU
     "alpha_search": {"documents": 2, "held_out": [2, None]},
-    "theory": {"documents": 2, "tokens": 128},
+    "theory": {"documents": 2, "tokens": 64},
     "baselines": {
         "calibration": {
-            "wanda-sp": [8, 128],
+            "wanda-sp": [8, 64],
             "llm-pruner": [10, 64],
-            "flap": [16, 128],
-            "harp+flap": [16, 128],
-            "harp+refit": [16, 128],
+            "flap": [16, 64],
+            "harp+flap": [16, 64],
+            "harp+refit": [16, 64],
         },
         "cost_tokens": 4096,
     },
-    "evaluation": {"subtasks": 2},
-    "likelihoods": {"subtasks": 2, "context": 128},
-    "ablations": {"calibration": [4, 128], "gain": [2, None], "single_layer": [2, 128]},
-    "longbench": {"context": 128},
+    "evaluation": {"subtasks": 1},
+    "likelihoods": {"subtasks": 1, "context": 64},
+    "ablations": {"calibration": [4, 64], "gain": [2, None], "single_layer": [2, 64]},
+    "longbench": {"context": 64},
     "efficiency": {
-        "prefill": {256: 2, 512: 2},
-        "decode": {"contexts": [256], "steps": 4, "repetitions": 2},
-        "split": [256],
+        "prefill": {64: 2, 256: 2},
+        "decode": {"contexts": [64], "steps": 2, "repetitions": 2},
+        "split": [64],
     },
     "frontier": {
-        "calibration": [16, 128],
+        "calibration": [16, 64],
         "greedy": [4, 64],
-        "held_out": [3, 128],
-        "passkey": {"lengths": [128, 256], "depths": 2, "keys": 1},
+        "held_out": [3, 64],
+        "passkey": {"lengths": [64, 128], "depths": 2, "keys": 1},
     },
 }
 SHAPE_LAYERS = 2  # of a shape with random weights; the others are as wide as the real ones
-NEW_TOKENS = 4  # of an answer
+NEW_TOKENS = 2  # of an answer
 
 OPEN_MODEL = "Qwen/Qwen2-7B"  # needs no licence
 ROWS_OF_TRIAL = 2  # of each task
