@@ -120,7 +120,7 @@ class Setting:
             )
         return self.planners[method]
 
-    def windows(self, method: str) -> list[range]:
+    def layer_ranges(self, method: str) -> list[range]:
         """The layer ranges among which a method is tuned: all of each length, from the bottom."""
         total = self.context.num_layers
         if CATALOGUE[method].one_threshold:
@@ -184,18 +184,18 @@ class Setting:
         text = self.searched_text
         cells = {}
         # What lies below a range is run once for all that begin there or higher.
-        for window in sorted(self.windows(method), key=lambda window: window.start):
+        for layers in sorted(self.layer_ranges(method), key=lambda layers: layers.start):
             inputs = {
                 "what": "layer range",
                 **self.inputs(method),
                 # Mag-sp reads no calibration text, so nothing else tells it from others.
                 "method": method,
-                "layers": [window.start, window.stop],
+                "layers": [layers.start, layers.stop],
                 "tuning_sha256": text.corpus.sha256,
                 "documents": len(text.documents),
             }
-            about = {"method": method, **text.about, "start": window.start, "end": window.stop}
-            cells[window] = Cell(inputs, partial(self._evaluated, method, window), about)
+            about = {"method": method, **text.about, "start": layers.start, "end": layers.stop}
+            cells[layers] = Cell(inputs, partial(self._evaluated, method, layers), about)
         return cells
 
     @cached_property
@@ -203,10 +203,10 @@ class Setting:
         """The text that alpha is searched on, and baselines are tuned on."""
         return self.context.text(self.corpus, SEARCHED)
 
-    def _evaluated(self, method: str, window: range) -> Result:
+    def _evaluated(self, method: str, layers: range) -> Result:
         text = self.searched_text
         plan_for = self.planner(method)
-        nll = text.nll(plan_for(self.kv_groups, window))
+        nll = text.nll(plan_for(self.kv_groups, layers))
         return {"rows": document_rows(nll, text.tokens)}
 
     def tuned_range(self, method: str) -> range | None:
@@ -219,10 +219,10 @@ class Setting:
             return None
         if baseline not in self._tuned:
             ranks = {}
-            for window, cell in self.range_cells(baseline).items():
+            for layers, cell in self.range_cells(baseline).items():
                 result = self.context.store.get(cell)
                 loss = sum(values_of(result, "nll")) / sum(values_of(result, "tokens"))
-                ranks[window] = (math.isnan(loss), loss, len(window), window.start)
+                ranks[layers] = (math.isnan(loss), loss, len(layers), layers.start)
             self._tuned[baseline] = min(ranks, key=ranks.get)
         return self._tuned[baseline]
 
