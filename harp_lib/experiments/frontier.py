@@ -74,7 +74,7 @@ def reasons(context: Context) -> Iterator[Cell]:
     changes.append(change(ALPHA_SINGLE, top, TOP, texts=1))
     changes.append(change(ALPHA_FIT_SEARCHED, top, TOP, texts=1))
     for order in range(1, 1 + ORDERS):
-        changes.append(change(ALPHA_SHUFFLED, top, TOP, texts=1, seed=order))
+        changes.append(change(ALPHA_SHUFFLED, top, TOP, texts=1, draw=order))
     return _cells_of(context, changes)
 
 
@@ -83,9 +83,9 @@ def _cells_of(context: Context, changes: Sequence[Change]) -> Iterator[Cell]:
     yield top_search_cell(context, deepest(context))  # notebooks 02 and 03 show it
     # Before anything holds the model: one of the searches loads it in float32.
     yield from [change.search_cell() for change in changes if change.method in OTHER_SEARCHES]
-    for ranking, seed in dict.fromkeys((change.ranking, change.seed) for change in changes):
+    for ranking, draw in dict.fromkeys((change.ranking, change.draw) for change in changes):
         if ranking not in ("", TOP):
-            yield ranking_cell(context, ranking, seed)
+            yield ranking_cell(context, ranking, draw)
     evaluation = _Evaluation(context)
     # A stream of hidden states moves up only, so changes that begin low come first.
     lowest_first = sorted(reversed(changes), key=lambda change: change.lowest)
@@ -181,7 +181,7 @@ class _Evaluation:
             return tuple(name for name in self.texts if name == PASSKEY)
         is_third = len(change.layers) in (0, _a_third(self.context))
         usual_texts = ((0, 0), (1, 0), (2, _samples(self.context)))  # nothing, HARP's search, a fit
-        is_usual = change.seed == 0 and (change.texts, change.samples) in usual_texts
+        is_usual = change.draw == 0 and (change.texts, change.samples) in usual_texts
         if is_third and is_usual and (change.method, change.ranking) in WITH_PASS_KEYS:
             return tuple(self.texts)
         return tuple(name for name in self.texts if name != PASSKEY)
@@ -268,13 +268,13 @@ def _of_model(context: Context, setting: str, default: Any) -> Any:
     return context.profile["frontier"].get(setting, {}).get(context.name, default)
 
 
-def _fitted(context: Context, count: int, seed: int, methods: Sequence[str]) -> Iterator[Change]:
+def _fitted(context: Context, count: int, draw: int, methods: Sequence[str]) -> Iterator[Change]:
     """The top layers and those explained best, fitted in several ways on the same text."""
-    chosen = {TOP: _top(context, count), EXPLAINED: chosen_layers(context, EXPLAINED, seed, count)}
+    chosen = {TOP: _top(context, count), EXPLAINED: chosen_layers(context, EXPLAINED, draw, count)}
     for ranking, layers in chosen.items():
         for method in methods:
             yield Change(
-                context, method, layers, ranking, texts=2, samples=_samples(context), seed=seed
+                context, method, layers, ranking, texts=2, samples=_samples(context), draw=draw
             )
 
 
@@ -309,12 +309,12 @@ def _rivals(context: Context, count: int) -> Iterator[Change]:
 
 def _closer(context: Context, count: int) -> Iterator[Change]:
     """A third of the layers: other draws, more and less calibration text, and pass keys."""
-    for seed in range(1, 1 + _of_model(context, "seeds", 0)):
-        yield from _fitted(context, count, seed, FITTED)
+    for draw in range(1, 1 + _of_model(context, "seeds", 0)):
+        yield from _fitted(context, count, draw, FITTED)
         if INFLUENCE in _of_model(context, "rankings", ()):
-            layers = chosen_layers(context, INFLUENCE, seed, count)
+            layers = chosen_layers(context, INFLUENCE, draw, count)
             samples = _samples(context)
-            yield Change(context, REFIT, layers, INFLUENCE, texts=2, samples=samples, seed=seed)
+            yield Change(context, REFIT, layers, INFLUENCE, texts=2, samples=samples, draw=draw)
     explained = chosen_layers(context, EXPLAINED, 0, count)
     for samples in _of_model(context, "curve", ()):
         yield Change(context, REFIT, explained, EXPLAINED, texts=2, samples=samples)
