@@ -102,8 +102,8 @@ def search_rows(search: AlphaSearch, tokens: int) -> list[dict[str, Any]]:
     ``tokens`` are predicted for each candidate.
     """
     rows = []
-    for depth, alpha in enumerate(search.alphas):
-        layer = search.num_model_layers - 1 - depth
+    for place, alpha in enumerate(search.alphas):
+        layer = search.num_model_layers - 1 - place
         rows.append({"quantity": "alpha", "layer": layer, "value": alpha})
     for layer, perplexities in search.perplexities.items():
         for alpha, value in perplexities.items():

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from harp_lib import theory as measures
+from harp_lib import theory
 from harp_lib.evaluation.probe import LayerView, observe_layers
 from harp_lib.experiments.changes import ALPHA_NORM
 from harp_lib.experiments.context import HELD_OUT, SEARCHED, Context
@@ -131,9 +131,9 @@ def tokens_of(model: PreTrainedModel, view: LayerView) -> Iterator[Row]:
     if view.layer == len(decoder_layers(model)) - 1:
         streams[view.layer + 1] = view.leaving
     for layer, H in streams.items():
-        yield _row("similarity", measures.similarity(H), layer=layer)
-    yield _row("projected similarity", measures.similarity(view.projected))
-    yield _row("block influence", measures.block_influence(view.entering, view.leaving))
+        yield _row("similarity", theory.similarity(H), layer=layer)
+    yield _row("projected similarity", theory.similarity(view.projected))
+    yield _row("block influence", theory.block_influence(view.entering, view.leaving))
     yield from entropies_of(model, view)
     states = view.value_states.double()  # (1, H, N, Dh)
     moved = view.attention.double() @ states - states
@@ -146,7 +146,7 @@ def tokens_of(model: PreTrainedModel, view: LayerView) -> Iterator[Row]:
 
 def entropies_of(model: PreTrainedModel, view: LayerView) -> Iterator[Row]:
     """Normalised entropy of each head's attention."""
-    entropies = measures.attention_entropies(view.attention, view.visible)[0].tolist()
+    entropies = theory.attention_entropies(view.attention, view.visible)[0].tolist()
     for head, value in enumerate(entropies):
         yield _row("entropy", value, head=head)
 
@@ -156,7 +156,7 @@ def norms_of(model: PreTrainedModel, view: LayerView) -> Iterator[Row]:
 
     Products are without the first token, whose stream is far longer than others.
     """
-    ratios = measures.norm_ratios(view.attention, view.value_states)[0].tolist()
+    ratios = theory.norm_ratios(view.attention, view.value_states)[0].tolist()
     for head, value in enumerate(ratios):
         yield _row("ratio", value, head=head)
     parts = (view.entering, view.branch, view.value_only_branch)
@@ -205,18 +205,18 @@ def repeat_tokens(model: PreTrainedModel, ids: torch.Tensor, tokens: int = 3) ->
 
 
 def follow(text: Text, alphas: Mapping[int, float]) -> Result:
-    """The norm of the residual stream at each depth, of each document.
+    """The norm of the residual stream at each layer boundary, of each document.
 
-    Depth i is what enters layer i, and the last one is what leaves the top.
+    Boundary i is what enters layer i, and the last one is what leaves the top.
     """
     plan = PruningPlan.value_only(len(decoder_layers(text.model)), alphas)
     rows = [_row("alpha", alpha, layer=layer) for layer, alpha in alphas.items()]
-    norms = []  # (depths, documents)
+    norms = []  # (boundaries, documents)
     for hidden in text.passing(0, temporarily_pruned(text.model, plan)):
         # Of each window (N, d), without its first token.
         squares = [H[1:].double().square().sum().item() for batch in hidden for H in batch]
         norms.append([total**0.5 for total in text.by_document(squares)])
-    for depth, of_documents in enumerate(norms):
+    for boundary, of_documents in enumerate(norms):
         for document, value in enumerate(of_documents):
-            rows.append(_row("stream norm", value, document=document, layer=depth))
+            rows.append(_row("stream norm", value, document=document, layer=boundary))
     return {"rows": rows}
