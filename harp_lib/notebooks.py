@@ -24,7 +24,7 @@ from harp_lib import config
 from harp_lib.evaluation.benchmarks import kind_of
 from harp_lib.experiments import models_of
 from harp_lib.results import digest, listed_cells
-from harp_lib.units import NOTEBOOKS, UNITS
+from harp_lib.units import UNITS, units_of
 
 PARAMETERS = "parameters"  # the tag of the cell whose values a run replaces
 INJECTED = "injected-parameters"  # papermill's tag of the cell behind it, which has a run's values
@@ -187,7 +187,7 @@ def cells_shown(profile: str, name: str) -> list[str]:
 
     A notebook that no experiment names may show them all.
     """
-    units = NOTEBOOKS.get(name[:2], UNITS)
+    units = units_of(name) or UNITS
     return sorted({cell for unit in units for cell in listed_cells(profile, unit)})
 
 

@@ -32,25 +32,10 @@ class Unit:
 _ENTRIES = yaml.safe_load((config.DATA / "experiments.yaml").read_text(encoding="utf-8"))
 UNITS = {name: Unit(**entry) for name, entry in _ENTRIES.items()}
 """Units in the order in which they may be computed."""
-
-
-def _by_notebook() -> dict[str, tuple[str, ...]]:
-    """The units that each notebook shows, by the notebook's number."""
-    notebooks: dict[str, tuple[str, ...]] = {}
-    for name, unit in UNITS.items():
-        for number in unit.notebooks:
-            notebooks[number] = (*notebooks.get(number, ()), name)
-    return notebooks
-
-
-NOTEBOOKS = _by_notebook()
-"""The units that each notebook shows; the units that these need are computed by themselves."""
+IN_PARTS = tuple(name for name, unit in UNITS.items() if unit.section)
+"""Units whose tasks several jobs may share."""
 
 
 def units_of(notebook: str) -> tuple[str, ...]:
-    """The units that a notebook shows, which is given by its name."""
-    return NOTEBOOKS.get(notebook[:2], ())
-
-
-IN_PARTS = tuple(name for name, unit in UNITS.items() if unit.section)
-"""Units whose tasks several jobs may share."""
+    """The units that a notebook shows, which is given by its name, or by its number alone."""
+    return tuple(name for name, unit in UNITS.items() if notebook[:2] in unit.notebooks)

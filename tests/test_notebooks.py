@@ -11,7 +11,7 @@ from helpers import Checkout
 from harp_lib import config, notebooks
 from harp_lib.report import judge
 from harp_lib.results import listed_cells
-from harp_lib.units import NOTEBOOKS
+from harp_lib.units import units_of
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_a_notebook_needs_no_model_to_draw(name, only_committed, tmp_path, monke
     """Its checks hold in the committed results, too."""
     monkeypatch.setattr(config, "FIGURES", tmp_path / "figures")
     names = run_without_models(name, "small", monkeypatch)
-    declared = set(NOTEBOOKS[name[:2]])
+    declared = set(units_of(name))
     assert set(names["results"].read) <= declared, "data/experiments.yaml says what it reads"
     assert list((tmp_path / "figures" / "small").glob("*.png"))
     assert list((tmp_path / "figures" / "small" / "tables").glob("*.csv"))

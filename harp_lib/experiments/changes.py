@@ -339,10 +339,10 @@ def top_search_cell(context: Context, count: int) -> Cell:
 
 def deepest(context: Context) -> int:
     """The most layers that are changed, or that HARP prunes."""
-    return max(*counts(context), compared(context), context.num_pruned)
+    return max(*layer_counts(context), compared(context), context.num_pruned)
 
 
-def counts(context: Context) -> list[int]:
+def layer_counts(context: Context) -> list[int]:
     """How many layers are changed, falling."""
     shares = context.profile["frontier"]["shares"].get(context.name)
     if not shares:

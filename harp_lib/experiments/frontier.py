@@ -1,8 +1,9 @@
 """Notebook 09: attention replaced in ever more layers, by HARP, a refit, and their controls.
 
 Each change is evaluated on held-out documents of the two kinds of text that things are fitted on
-and of a third kind that nothing is fitted to or ranked on. A third of the layers is looked at more
-closely: finding a pass key, other draws of the calibration text, more and less of it, benchmarks.
+and of another kind, which nothing is fitted to or ranked on. A third of the layers is looked at
+more closely: finding a pass key, other draws of the calibration text, more and less of it,
+benchmarks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,8 +32,8 @@ from harp_lib.experiments.changes import (
     WITH_FIT,
     Change,
     compared,
-    counts,
     deepest,
+    layer_counts,
     layers_of,
     top_search_cell,
 )
@@ -215,7 +216,7 @@ def _counted(change: Change) -> Result:
 
 def _a_third(context: Context) -> int:
     """The number of layers nearest to a third, among those that are changed."""
-    return min(counts(context), key=lambda count: abs(count - context.num_layers / 3))
+    return min(layer_counts(context), key=lambda count: abs(count - context.num_layers / 3))
 
 
 def _top(context: Context, count: int) -> tuple[int, ...]:
@@ -230,7 +231,7 @@ def _samples(context: Context) -> int:
 
 def _changes(context: Context) -> Iterator[Change]:
     yield Change(context, DENSE)
-    for count in counts(context):
+    for count in layer_counts(context):
         top = _top(context, count)
         yield Change(context, NO_ATTENTION, top, TOP)
         yield Change(context, HARP, top, TOP, texts=1)
@@ -281,7 +282,7 @@ def _fitted(context: Context, count: int, draw: int, methods: Sequence[str]) -> 
 def _reasons(context: Context, count: int) -> Iterator[Change]:
     """What alpha may be for: to keep the norm, or only to shrink the branch; and no alpha at all.
 
-    The third reason, that it is a projection, is alpha by least squares.
+    That it is a projection, the other reason, is alpha by least squares.
     """
     top = _top(context, count)
     for method in CONSTANT:

@@ -2,7 +2,7 @@
 
 from tqdm import tqdm
 
-from harp_lib.experiments.changes import common_inputs, counts, ranked_blocks
+from harp_lib.experiments.changes import common_inputs, layer_counts, ranked_blocks
 from harp_lib.experiments.context import Context
 from harp_lib.experiments.texts import layer_rows
 from harp_lib.methods.gate_norm import gate_norms
@@ -40,7 +40,7 @@ def ranking_cell(context: Context, ranking: str, draw: int) -> Cell:
     inputs |= context.piece_inputs
     if ranking == GREEDY:
         inputs["greedy"] = context.profile["frontier"]["greedy"]
-        inputs["layers"] = max(counts(context))
+        inputs["layers"] = max(layer_counts(context))
     return Cell(inputs, rank, {"method": DENSE, "ranking": ranking, "seed": draw, "layers": 0})
 
 
@@ -64,7 +64,7 @@ def _greedy(context: Context, draw: int) -> dict[int, float]:
     of_each_text = blocks.unflatten(0, (2, -1))[:, : samples // 2, :tokens]
     text = of_each_text.flatten(0, 1)  # (samples, tokens)
     places: dict[int, float] = {}
-    for place in tqdm(range(max(counts(context))), desc="greedy", unit="layer", leave=False):
+    for place in tqdm(range(max(layer_counts(context))), desc="greedy", unit="layer", leave=False):
         costs = {}
         for layer in range(context.num_layers):
             if layer not in places:
