@@ -26,7 +26,7 @@ from harp_lib.experiments import models_of
 from harp_lib.jobs import LOGS, RUN_FILE
 from harp_lib.notebooks import KILLED
 from harp_lib.results import digest, incomplete_lists, list_file, read_lines, write_json
-from harp_lib.units import IN_PARTS, UNITS, units_of
+from harp_lib.units import UNITS, units_of
 
 INTERRUPTED = 130  # the exit code
 ENGINE = """\
@@ -127,7 +127,11 @@ def _settings(options: Namespace) -> dict[str, Any]:
         "contents": {slug(model): found for model, found in contents_of_models(profile).items()},
         "models": {unit: models_of(profile, unit) for unit in UNITS},
         "left_out": left_out,
-        "parts": {unit: len(profile[UNITS[unit].section]["tasks"]) for unit in IN_PARTS},
+        "parts": {
+            name: len(profile[unit.section]["tasks"])
+            for name, unit in UNITS.items()
+            if unit.section
+        },
         "threads": threads,
         "cores": threads * jobs,
         "gpus": [],

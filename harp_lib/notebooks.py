@@ -194,14 +194,8 @@ def cells_shown(profile: str, name: str) -> list[str]:
 def digest_of(source: NotebookNode, parameters: dict[str, Any], cells: list[str]) -> str:
     """The stamp of an executed notebook: a digest of what its outputs depend on.
 
-    Parameters
-    ----------
-    source : NotebookNode
-        The notebook, whose prose does not matter.
-    parameters : dict
-        The values that a run gave its parameters.
-    cells : list of str
-        What :func:`cells_shown` returns.
+    These are its source's code, the values that a run gave its parameters, and the
+    :func:`cells_shown`.
     """
     return digest({"code": code_of(source), "parameters": parameters, "cells": cells})
 

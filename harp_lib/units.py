@@ -32,8 +32,6 @@ class Unit:
 _ENTRIES = yaml.safe_load((config.DATA / "experiments.yaml").read_text(encoding="utf-8"))
 UNITS = {name: Unit(**entry) for name, entry in _ENTRIES.items()}
 """Units in the order in which they may be computed."""
-IN_PARTS = tuple(name for name, unit in UNITS.items() if unit.section)
-"""Units whose tasks several jobs may share."""
 
 
 def units_of(notebook: str) -> tuple[str, ...]:

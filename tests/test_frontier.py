@@ -280,7 +280,7 @@ def test_the_search_can_be_repeated_in_float32_and_in_pairs():
     for change in repeated:
         search = expected[change.method]
         result = other.store.get(change.search_cell())
-        assert change.search() == alphas_of(result) == search.plan.alphas
+        assert change._alphas() == alphas_of(result) == search.plan.alphas
         of_layers = [value for of in search.perplexities.values() for value in of.values()]
         found = rows_of(result)
         assert found.loc[found["quantity"] == "perplexity", "value"].tolist() == of_layers

@@ -176,7 +176,7 @@ class Change:
         if self.method == DENSE:
             return {}
         if self.method in OTHER_SEARCHES:
-            return self.search()
+            return alphas_of(self.context.store.get(self.search_cell()))
         if self.method == ALPHA_SINGLE:
             return dict.fromkeys(self.layers, self.best_single())
         searched = top_alphas(self.context, len(self.layers))
@@ -204,10 +204,6 @@ class Change:
             return {"rows": rows}
 
         return Cell({"what": "grid", **self.inputs}, compute, self.about)
-
-    def search(self) -> dict[int, float]:
-        """Alpha of each layer by another search than HARP's own."""
-        return alphas_of(self.context.store.get(self.search_cell()))
 
     def search_cell(self) -> Cell:
         """The search of one of ``OTHER_SEARCHES``, which goes on where it was interrupted."""

@@ -36,7 +36,7 @@ def similarity(context: Context) -> Iterator[Cell]:
     for text in _texts(context):
         about = {"corpus": text.corpus.name}
         ids = _first_windows(text)
-        observation = partial(_observation, context.model, ids, tokens_of)
+        observation = partial(observe, context.model, ids, tokens_of)
         inputs = {"what": "layers", **_inputs(text)}
         cells.append(Cell(inputs, observation, about))
         if text.corpus.name == context.corpora[0]:
@@ -71,7 +71,7 @@ def norms(context: Context) -> Iterator[Cell]:
 
 def _branches_cell(context: Context, text: Text) -> Cell:
     """Norms and products of the branches of every layer."""
-    observation = partial(_observation, context.model, _first_windows(text), norms_of)
+    observation = partial(observe, context.model, _first_windows(text), norms_of)
     inputs = {"what": "branches", **_inputs(text)}
     return Cell(inputs, observation, {"method": DENSE, "corpus": text.corpus.name})
 
@@ -97,14 +97,9 @@ def _first_windows(text: Text) -> list[torch.Tensor]:
     return [document[0].ids[None] for document in text.documents]
 
 
-def _observation(model: PreTrainedModel, ids: list[torch.Tensor], measure: Measure) -> Result:
-    """The result of a cell: what is measured in each layer of a model."""
-    return {"rows": observe(model, ids, measure)}
-
-
 def observe(
     model: PreTrainedModel, ids: list[torch.Tensor], measure: Measure, column: str = "document"
-) -> list[Row]:
+) -> Result:
     """What ``measure`` finds in each layer as a model reads texts, each ``(1, N)``.
 
     ``column`` names the column that numbers the texts.
@@ -117,7 +112,7 @@ def observe(
                 rows.append({column: number, "layer": view.layer, **row})
 
         observe_layers(model, text, visit)
-    return rows
+    return {"rows": rows}
 
 
 def _row(quantity: str, value: float, **coordinates: int) -> Row:
@@ -184,13 +179,13 @@ def reconstructing_alphas(result: Result) -> list[float]:
 
 
 @torch.no_grad()
-def repeat_tokens(model: PreTrainedModel, ids: torch.Tensor, tokens: int = 3) -> Result:
+def repeat_tokens(model: PreTrainedModel, ids: torch.Tensor) -> Result:
     """One token of the text at every position, so that rows stay equal in every layer.
 
     What do heads do, and does it matter?
     """
     length = ids.shape[1]
-    places = [length * (number + 1) // (tokens + 1) for number in range(tokens)]
+    places = [length // 4, length * 2 // 4, length * 3 // 4]
     chosen = ids[0, places]
     repeated = [token.expand(1, length).contiguous().to(model.device) for token in chosen]
     everywhere = dict.fromkeys(range(len(decoder_layers(model))), 1.0)
@@ -201,7 +196,7 @@ def repeat_tokens(model: PreTrainedModel, ids: torch.Tensor, tokens: int = 3) ->
             pruned = model(text).logits.double()
         difference = ((pruned - dense).abs().max() / dense.std()).item()
         rows.append(_row("logit difference", difference, token=number))
-    return {"rows": rows + observe(model, repeated, entropies_of, column="token")}
+    return {"rows": rows + observe(model, repeated, entropies_of, column="token")["rows"]}
 
 
 def follow(text: Text, alphas: Mapping[int, float]) -> Result:
