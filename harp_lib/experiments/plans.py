@@ -70,14 +70,14 @@ def readings(context: Context) -> dict[str, Reading]:
     return chosen
 
 
-class Setting:
-    """How many groups one model loses, from which layer ranges, by which calibration text."""
+class Planning:
+    """The plans of one model: how many groups go, from which layer ranges, by which text."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self.settings = context.profile["baselines"]
         self.corpus = context.corpora[0]
-        self.text = context.corpus(self.corpus)
+        self.calibration_corpus = context.corpus(self.corpus)
         self.groups = num_groups(decoder_layers(context.model)[0].self_attn)  # of each layer
         self.kv_groups = context.num_pruned * self.groups  # that every method removes
         self.readings = readings(context)
@@ -108,7 +108,7 @@ class Setting:
         if size is None:
             return None
         reading = self.reading(method)
-        return self.context.blocks(self.text, *size, reading.draw, reading.bos)
+        return self.context.blocks(self.calibration_corpus, *size, reading.draw, reading.bos)
 
     def planner(self, method: str) -> Planner:
         """Plans of a baseline for any range, from statistics that are computed once."""
@@ -165,8 +165,8 @@ class Setting:
                 calibration=size,
                 calibration_split=CALIBRATION,
                 seed=self.context.seed + reading.draw,
-                source=self.text.source,
-                sha256=self.text.sha256,
+                source=self.calibration_corpus.source,
+                sha256=self.calibration_corpus.sha256,
             )
             if reading.bos:
                 inputs.update(self.context.piece_inputs)
@@ -278,17 +278,17 @@ class Setting:
 
 def plans(context: Context) -> Iterator[Cell]:
     """The tuned range of every baseline, and the plan of every method."""
-    setting = Setting(context)
-    yield from plan_cells(setting, (DENSE, *EVALUATED, *setting.readings))
+    planning = Planning(context)
+    yield from plan_cells(planning, (DENSE, *EVALUATED, *planning.readings))
 
 
-def plan_cells(setting: Setting, methods: Sequence[str]) -> Iterator[Cell]:
+def plan_cells(planning: Planning, methods: Sequence[str]) -> Iterator[Cell]:
     """The ranges that are tried for some methods, and the plans of all."""
     for method in BASELINES:
         if method in methods:
-            cells = list(setting.range_cells(method).values())
+            cells = list(planning.range_cells(method).values())
             yield from behind_bar(f"layer ranges, {method}", cells)
-    yield from behind_bar("plans", [setting.plan_cell(method) for method in methods])
+    yield from behind_bar("plans", [planning.plan_cell(method) for method in methods])
 
 
 def by_lowest_layer(plans: Mapping[str, PruningPlan]) -> list[str]:
@@ -300,13 +300,13 @@ def by_lowest_layer(plans: Mapping[str, PruningPlan]) -> list[str]:
 def baselines(context: Context) -> Iterator[Cell]:
     """Every plan on the searched text and on held-out texts, document by document."""
     first, second = context.corpora
-    setting = Setting(context)
-    plans = {method: setting.plan(method) for method in (DENSE, *EVALUATED, *setting.readings)}
+    planning = Planning(context)
+    plans = {method: planning.plan(method) for method in (DENSE, *EVALUATED, *planning.readings)}
     for corpus, split in ((first, SEARCHED), (first, HELD_OUT), (second, HELD_OUT)):
         text = context.text(corpus, split)
         cells = []
         for method in by_lowest_layer(plans):
-            if method in setting.readings and split != HELD_OUT:
+            if method in planning.readings and split != HELD_OUT:
                 continue
             cells.append(context.nll_cell(text, plans[method], method=method))
         yield from behind_bar(f"perplexities, {corpus}", cells)
