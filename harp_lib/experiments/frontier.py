@@ -157,15 +157,20 @@ class _Evaluation:
             measures.append(head_hits)  # which takes as long again
 
         @cache
-        def measured() -> list[list[float]]:
-            """Of all texts at once, because running the model takes longest."""
-            text = self.together(names)
-            return text.measured_within(change.applied(), change.lowest, *measures)
+        def measured() -> dict[str, list[list[float]]]:
+            """Each measure by text: of all at once, because running the model takes longest."""
+            together = self.together(names)
+            of_all = together.measured_within(change.applied(), change.lowest, *measures)
+            by_text = {}
+            start = 0
+            for name in names:
+                end = start + len(self.texts[name].documents)
+                by_text[name] = [values[start:end] for values in of_all]
+                start = end
+            return by_text
 
-        start = 0
         for name in names:
             text = self.texts[name]
-            end = start + len(text.documents)
             inputs = {
                 "what": "likelihood of documents",
                 **change.inputs,
@@ -173,8 +178,7 @@ class _Evaluation:
                 "documents": len(text.documents),
             }
             about = change.about | {"corpus": name, "split": text.corpus.split}
-            yield Cell(inputs, partial(self._part, measured, start, end, name), about)
-            start = end
+            yield Cell(inputs, partial(self._rows, measured, name), about)
 
     def _evaluated_on(self, change: Change) -> tuple[str, ...]:
         """Names of the texts; few changes are given pass keys, which take as long as all others."""
@@ -193,16 +197,14 @@ class _Evaluation:
         first = self.texts[names[0]]
         return Text(first.corpus, documents, first.model, first.model_inputs)
 
-    def _part(
-        self, measured: Callable[[], list[list[float]]], start: int, end: int, name: str
-    ) -> Result:
+    def _rows(self, measured: Callable[[], dict[str, list[list[float]]]], name: str) -> Result:
         """The rows of one text; for pass keys also whether all tokens of the key are found."""
         text = self.texts[name]
-        nll, *hits = measured()
-        rows = document_rows(nll[start:end], text.tokens)
+        nll, *hits = measured()[name]
+        rows = document_rows(nll, text.tokens)
         if name == PASSKEY:
             [hits_by_document] = hits
-            for document, num_hits in enumerate(hits_by_document[start:end]):
+            for document, num_hits in enumerate(hits_by_document):
                 exact = float(num_hits == text.tokens[document])
                 rows.append({"document": document, "quantity": "exact", "value": exact})
             rows = [row | self.places[row["document"]] for row in rows]
