@@ -34,6 +34,7 @@ from harp_lib.circumstances import circumstances
 
 BEGAN = "HARP_RUN_BEGAN"  # in the environment of the processes of one run: when it began
 
+Row = dict[str, Any]  # a record with a quantity, a value and their coordinates
 Result = dict[str, Any]  # "rows", and beside them what is no table: a plan, versions
 StoredCell = dict[str, Any]  # "inputs", "result", "seconds", circumstances; in a list also "about"
 

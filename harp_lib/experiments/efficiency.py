@@ -34,7 +34,7 @@ from harp_lib.names import DENSE
 from harp_lib.prefix_lm.cache import continued
 from harp_lib.pruning import surgery
 from harp_lib.pruning.plan import PruningPlan
-from harp_lib.results import Cell, Result
+from harp_lib.results import Cell, Result, Row
 
 TIMED = {
     "prefill": (DENSE, PLAIN_HARP, TAIL, FOLDED, THINNED),
@@ -52,7 +52,6 @@ CACHE_MOVES = 3
 
 Measurement = tuple[str, int, int]  # kind, tokens and repetitions
 Models = dict[str, PreTrainedModel]  # by the name of a variant
-Row = dict[str, Any]
 
 
 def efficiency(context: Context) -> Iterator[Cell]:

@@ -20,9 +20,8 @@ from harp_lib.names import DENSE
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned, temporarily_value_only
-from harp_lib.results import Cell, Result, behind_bar, rows_of
+from harp_lib.results import Cell, Result, Row, behind_bar, rows_of
 
-Row = dict[str, Any]
 Measure = Callable[[PreTrainedModel, LayerView], Iterator[Row]]
 """What is measured in one layer: rows with a quantity, a value, and a head where there is one.
 
