@@ -83,10 +83,7 @@ def _dry_run(folder: Path, settings: dict[str, Any], options: Namespace) -> int:
 def _settings(options: Namespace) -> dict[str, Any]:
     """What Snakefile and jobs need to know of a run.
 
-    Raises
-    ------
-    ValueError
-        If the run cannot be, before anything is written.
+    If the run cannot be, a ValueError is raised before anything is written.
     """
     overrides = {}
     for name in ("models", "datasets", "limit"):
@@ -156,10 +153,7 @@ def _left_out_lines(left_out: dict[str, str]) -> list[str]:
 def _parameters(options: Namespace, overrides: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Parameters to run each chosen notebook with: those that it has.
 
-    Raises
-    ------
-    ValueError
-        If none of the chosen notebooks has a parameter of that name.
+    A parameter that none of the chosen notebooks has is a ValueError.
     """
     from papermill import inspect_notebook
 

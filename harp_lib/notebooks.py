@@ -50,27 +50,9 @@ class NotebookFailed(Exception):
 def execute(name: str, profile: str, parameters: dict[str, Any]) -> Path:
     """Run a notebook in its folder, and write it with outputs but without paths of this machine.
 
-    Progress bars and warnings, which go to stderr, are for the terminal alone.
-
-    Parameters
-    ----------
-    name : str
-        The stem of its file.
-    profile : str
-        The folder of ``notebooks/executed`` that it goes to. A notebook that fails is left there as
-        ``….unfinished.ipynb``.
-    parameters : dict
-        Values for its cell of parameters.
-
-    Returns
-    -------
-    Path
-        The executed notebook.
-
-    Raises
-    ------
-    NotebookFailed
-        If a cell raises or the kernel dies.
+    Progress bars and warnings, which go to stderr, are for the terminal alone. The notebook goes to
+    ``notebooks/executed/<profile>``. If a cell raises or the kernel dies, it is left there as
+    ``….unfinished.ipynb``, and a NotebookFailed is raised.
     """
     source = read(name)
     settings = config.read_profile(profile, parameters.get("models"))
@@ -135,12 +117,8 @@ def draw_all(profile: str) -> Iterator[tuple[str, str]]:
 def copy_prose(profile: str) -> list[str]:
     """Give the executed notebooks of a profile the prose of their sources, if they have its code.
 
-    The time of a changed file stays: it is as old as its outputs.
-
-    Returns
-    -------
-    list of str
-        The names of the notebooks that changed.
+    Returned are the names of those that changed. The time of a changed file stays: it is as old as
+    its outputs.
     """
     changed = []
     for name in names():

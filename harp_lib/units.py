@@ -9,19 +9,7 @@ from harp_lib import config
 
 @dataclass(frozen=True)
 class Unit:
-    """What one job computes for one model; an entry of ``data/experiments.yaml``.
-
-    Attributes
-    ----------
-    module : str
-        The module of ``harp_lib.experiments`` with a function that has the unit's name.
-    needs : tuple of str
-        Units whose cells it asks for, so that no two jobs compute them; for scheduling alone.
-    notebooks : tuple of str
-        The numbers of the notebooks that show it.
-    section : str
-        The section of the profile that lists its tasks; several jobs may share these.
-    """
+    """What one job computes for one model; ``data/experiments.yaml`` explains the fields."""
 
     module: str
     needs: tuple[str, ...] = ()
