@@ -267,8 +267,7 @@ def prefill_layers(
 
 def _num_pairs(config: PreTrainedConfig, layer: int, tokens: int, causal: bool) -> int:
     """Number of query-key pairs in a prefill; see :func:`layer_flops`."""
-    window = attention_window(config, layer) or tokens
-    reach = min(tokens, window)  # the largest number of keys that a query sees
+    reach = min(tokens, sliding_window(config, layer) or tokens)  # keys that a query sees at most
     pairs = tokens * reach
     if causal:
         pairs -= reach * (reach - 1) // 2  # the first queries see fewer keys
@@ -298,13 +297,13 @@ def overtaking_length(config: PreTrainedConfig) -> int:
     return lengths[bisect_left(lengths, 0, key=lead_of_attention)]
 
 
-def attention_window(config: PreTrainedConfig, layer: int) -> int | None:
+def sliding_window(config: PreTrainedConfig, layer: int) -> int | None:
     """Number of keys that a token of this layer sees at most, itself included; None if unlimited.
 
     Another kind of layer than full or sliding attention is a ValueError.
     """
     kinds = getattr(config, "layer_types", None)
-    if kinds is None:  # Llama has no window; Mistral has one for all layers, or None
+    if kinds is None:  # Llama has none; Mistral has one for all layers, or None
         return getattr(config, "sliding_window", None)
     kind = kinds[layer]
     if kind == "full_attention":

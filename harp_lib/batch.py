@@ -26,7 +26,7 @@ from harp_lib.experiments import models_of
 from harp_lib.jobs import LOGS, RUN_FILE
 from harp_lib.notebooks import KILLED
 from harp_lib.results import digest, incomplete_lists, list_file, read_lines, write_json
-from harp_lib.units import IN_PARTS, UNITS, units_of
+from harp_lib.units import UNITS, units_of
 
 INTERRUPTED = 130  # the exit code
 ENGINE = """\
@@ -83,10 +83,7 @@ def _dry_run(folder: Path, settings: dict[str, Any], options: Namespace) -> int:
 def _settings(options: Namespace) -> dict[str, Any]:
     """What Snakefile and jobs need to know of a run.
 
-    Raises
-    ------
-    ValueError
-        If the run cannot be, before anything is written.
+    If the run cannot be, a ValueError is raised before anything is written.
     """
     overrides = {}
     for name in ("models", "datasets", "limit"):
@@ -127,7 +124,11 @@ def _settings(options: Namespace) -> dict[str, Any]:
         "contents": {slug(model): found for model, found in contents_of_models(profile).items()},
         "models": {unit: models_of(profile, unit) for unit in UNITS},
         "left_out": left_out,
-        "parts": {unit: len(profile[UNITS[unit].section]["tasks"]) for unit in IN_PARTS},
+        "parts": {
+            name: len(profile[unit.section]["tasks"])
+            for name, unit in UNITS.items()
+            if unit.section
+        },
         "threads": threads,
         "cores": threads * jobs,
         "gpus": [],
@@ -152,10 +153,7 @@ def _left_out_lines(left_out: dict[str, str]) -> list[str]:
 def _parameters(options: Namespace, overrides: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Parameters to run each chosen notebook with: those that it has.
 
-    Raises
-    ------
-    ValueError
-        If none of the chosen notebooks has a parameter of that name.
+    A parameter that none of the chosen notebooks has is a ValueError.
     """
     from papermill import inspect_notebook
 

@@ -17,14 +17,7 @@ PACKAGES = ("torch", "transformers", "lm_eval")  # whose versions are recorded
 
 
 def circumstances() -> dict[str, Any]:
-    """What a cell records of the process that computes it.
-
-    Returns
-    -------
-    dict
-        ``device``, ``hardware`` and ``commit`` as in the functions of these names, and ``versions``
-        of Python, this library and :data:`PACKAGES`.
-    """
+    """What a cell records of the process that computes it."""
     return {
         "device": device_name(),
         "hardware": hardware(),

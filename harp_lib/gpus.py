@@ -77,17 +77,8 @@ def shortage(
 ) -> str | None:
     """What is wrong, and the way out, where weights do not fit on GPUs; None where they do.
 
-    Parameters
-    ----------
-    model : str
-    weights : int
-        Their bytes.
-    free : sequence of int
-        Free bytes of each GPU; the model gets those with the least.
-    number : int
-        How many GPUs the model gets.
-    others : sequence of str
-        The other models of the run.
+    ``weights`` are the model's bytes and ``free`` those of each GPU, of which the model gets
+    ``number``, those with the least. ``others`` are the other models of the run.
     """
     given = sorted(free)[:number]
     if weights <= sum(given):

@@ -152,17 +152,8 @@ def _stamp(profile: dict[str, Any]) -> Path:
 def prepare(profile: dict[str, Any]) -> dict[str, str]:
     """Ask for access to all that a run reads, and fetch what is missing.
 
-    From then on this process and those that it starts work without the hub.
-
-    Parameters
-    ----------
-    profile : dict
-        As ``config.read_profile`` returns it.
-
-    Returns
-    -------
-    dict
-        Why models cannot be read, and the way out, by their names. The run leaves them out.
+    From then on this process and those that it starts work without the hub. Returned is why models
+    cannot be read, and the way out, by their names. The run leaves them out.
 
     Raises
     ------

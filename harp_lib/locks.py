@@ -12,20 +12,10 @@ UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 def take(file: Path, timeout: float = -1) -> AcquireReturnProxy:
     """Wait for the lock of a file, and hold it until the context of what is returned ends.
 
-    Where the file system has no locks, another file, ``….soft``, is the lock as long as it exists.
-    One that a killed process left is replaced on the same machine; on another it has to be deleted.
-
-    Parameters
-    ----------
-    file : Path
-        The file of the lock.
-    timeout : float
-        Seconds to wait, or -1 to wait however long it takes.
-
-    Raises
-    ------
-    filelock.Timeout
-        If another process held it all the time.
+    ``timeout`` is in seconds, or -1 to wait however long it takes. If another process has held the
+    lock all the time, a ``filelock.Timeout`` is raised. Where the file system has no locks, another
+    file, ``….soft``, is the lock as long as it exists. One that a killed process left is replaced
+    on the same machine; on another it has to be deleted.
     """
     try:
         return FileLock(file, fallback_to_soft=False).acquire(timeout)

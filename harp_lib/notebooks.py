@@ -28,7 +28,7 @@ from harp_lib import config
 from harp_lib.evaluation.benchmarks import kind_of
 from harp_lib.experiments import models_of
 from harp_lib.results import digest, listed_cells
-from harp_lib.units import NOTEBOOKS, UNITS
+from harp_lib.units import UNITS, units_of
 
 PARAMETERS = "parameters"  # the tag of the cell whose values a run replaces
 INJECTED = "injected-parameters"  # papermill's tag of the cell behind it, which has a run's values
@@ -54,27 +54,9 @@ class NotebookFailed(Exception):
 def execute(name: str, profile: str, parameters: dict[str, Any]) -> Path:
     """Run a notebook in its folder, and write it with outputs but without paths of this machine.
 
-    Progress bars and warnings, which go to stderr, are for the terminal alone.
-
-    Parameters
-    ----------
-    name : str
-        The stem of its file.
-    profile : str
-        The folder of ``notebooks/executed`` that it goes to. A notebook that fails is left there as
-        ``….unfinished.ipynb``.
-    parameters : dict
-        Values for its cell of parameters.
-
-    Returns
-    -------
-    Path
-        The executed notebook.
-
-    Raises
-    ------
-    NotebookFailed
-        If a cell raises or the kernel dies.
+    Progress bars and warnings, which go to stderr, are for the terminal alone. The notebook goes to
+    ``notebooks/executed/<profile>``. If a cell raises or the kernel dies, it is left there as
+    ``….unfinished.ipynb``, and a NotebookFailed is raised.
     """
     source = read(name)
     settings = config.read_profile(profile, parameters.get("models"))
@@ -139,12 +121,8 @@ def draw_all(profile: str) -> Iterator[tuple[str, str]]:
 def copy_prose(profile: str) -> list[str]:
     """Give the executed notebooks of a profile the prose of their sources, if they have its code.
 
-    The time of a changed file stays: it is as old as its outputs.
-
-    Returns
-    -------
-    list of str
-        The names of the notebooks that changed.
+    Returned are the names of those that changed. The time of a changed file stays: it is as old as
+    its outputs.
     """
     changed = []
     for name in names():
@@ -191,21 +169,15 @@ def cells_shown(profile: str, name: str) -> list[str]:
 
     A notebook that no experiment names may show them all.
     """
-    units = NOTEBOOKS.get(name[:2], UNITS)
+    units = units_of(name) or UNITS
     return sorted({cell for unit in units for cell in listed_cells(profile, unit)})
 
 
 def digest_of(source: NotebookNode, parameters: dict[str, Any], cells: list[str]) -> str:
     """The stamp of an executed notebook: a digest of what its outputs depend on.
 
-    Parameters
-    ----------
-    source : NotebookNode
-        The notebook, whose prose does not matter.
-    parameters : dict
-        The values that a run gave its parameters.
-    cells : list of str
-        What :func:`cells_shown` returns.
+    These are its source's code, the values that a run gave its parameters, and the
+    :func:`cells_shown`.
     """
     return digest({"code": code_of(source), "parameters": parameters, "cells": cells})
 

@@ -34,6 +34,7 @@ from harp_lib.circumstances import circumstances
 
 BEGAN = "HARP_RUN_BEGAN"  # in the environment of the processes of one run: when it began
 
+Row = dict[str, Any]  # a record with a quantity, a value and their coordinates
 Result = dict[str, Any]  # "rows", and beside them what is no table: a plan, versions
 StoredCell = dict[str, Any]  # "inputs", "result", "seconds", circumstances; in a list also "about"
 
@@ -210,21 +211,8 @@ def drop_others(profile: str, unit: str, models: Sequence[str]) -> None:
 def read_unit(profile: str, unit: str) -> list[StoredCell]:
     """The cells of a unit as this checkout has listed them, or else the committed ones.
 
-    Parameters
-    ----------
-    profile, unit : str
-        Folders: ``data/results/<profile>/<unit>``.
-
-    Returns
-    -------
-    list of dict
-        Stored cells with ``about``, in the registry's order of models; other models come behind
-        these.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there are none, or one that a list names is gone.
+    They stand in the registry's order of models; other models come behind these. If there are none,
+    or one that a list names is gone, a FileNotFoundError is raised.
     """
     for root, read in ((config.RESULTS, listed), (config.REFERENCE, read_lines)):
         files = sorted((root / profile / unit).glob("*.jsonl"), key=_place)

@@ -9,19 +9,7 @@ from harp_lib import config
 
 @dataclass(frozen=True)
 class Unit:
-    """What one job computes for one model; an entry of ``data/experiments.yaml``.
-
-    Attributes
-    ----------
-    module : str
-        The module of ``harp_lib.experiments`` with a function that has the unit's name.
-    needs : tuple of str
-        Units whose cells it asks for, so that no two jobs compute them; for scheduling alone.
-    notebooks : tuple of str
-        The numbers of the notebooks that show it.
-    section : str
-        The section of the profile that lists its tasks; several jobs may share these.
-    """
+    """What one job computes for one model; ``data/experiments.yaml`` explains the fields."""
 
     module: str
     needs: tuple[str, ...] = ()
@@ -34,23 +22,6 @@ UNITS = {name: Unit(**entry) for name, entry in _ENTRIES.items()}
 """Units in the order in which they may be computed."""
 
 
-def _by_notebook() -> dict[str, tuple[str, ...]]:
-    """The units that each notebook shows, by the notebook's number."""
-    notebooks: dict[str, tuple[str, ...]] = {}
-    for name, unit in UNITS.items():
-        for number in unit.notebooks:
-            notebooks[number] = (*notebooks.get(number, ()), name)
-    return notebooks
-
-
-NOTEBOOKS = _by_notebook()
-"""The units that each notebook shows; the units that these need are computed by themselves."""
-
-
 def units_of(notebook: str) -> tuple[str, ...]:
-    """The units that a notebook shows, which is given by its name."""
-    return NOTEBOOKS.get(notebook[:2], ())
-
-
-IN_PARTS = tuple(name for name, unit in UNITS.items() if unit.section)
-"""Units whose tasks several jobs may share."""
+    """The units that a notebook shows, which is given by its name, or by its number alone."""
+    return tuple(name for name, unit in UNITS.items() if notebook[:2] in unit.notebooks)

@@ -14,7 +14,7 @@ from harp_lib.evaluation.evaluator import Evaluator
 from harp_lib.experiments import UNITS, compute, context, run
 from harp_lib.experiments.changes import Change
 from harp_lib.experiments.context import Context
-from harp_lib.experiments.plans import WITHOUT_BOS, Setting, readings
+from harp_lib.experiments.plans import WITHOUT_BOS, Planning, readings
 from harp_lib.experiments.search import search, searched_alphas
 from harp_lib.methods import alpha_search, layer_selection, make_plan
 from harp_lib.methods.alpha_search import search_alphas
@@ -196,7 +196,7 @@ def test_a_run_in_another_order_computes_nothing_and_force_only_its_own(
 def test_likelihoods_are_those_of_the_whole_model_document_by_document():
     """What lies below a plan's lowest layer is run once for all plans: no number shows it."""
     this = context_of()
-    setting = Setting(this)
+    planning = Planning(this)
     model = this.model
     text = this.text(FIRST, "validation")
     assert len(text.windows) == 6, "three documents that are cut in two"
@@ -208,7 +208,7 @@ def test_likelihoods_are_those_of_the_whole_model_document_by_document():
 
     for method in ALL:
         result = result_of("baselines", NLL, method=method, **of_text)
-        expected = whole_model(setting.plan(method))
+        expected = whole_model(planning.plan(method))
         assert values_of(result, "nll") == pytest.approx(expected, rel=1e-4), method
         assert values_of(result, "tokens") == text.tokens
         documents = list(range(len(text.documents)))
@@ -245,13 +245,13 @@ def test_ranges_are_tuned_on_the_text_that_alpha_is_searched_on():
 
 def test_the_other_reading_of_flap():
     this = context_of()
-    setting = Setting(this)
+    planning = Planning(this)
     inputs = inputs_of("plans", "plan", method="flap-squared")
-    text = setting.calibration("flap")
+    text = planning.calibration("flap")
     budget = {"kv_groups": inputs["kv_groups"], "layers": range(*inputs["layers"])}
     squared = make_plan("flap", this.model, text, **budget, squared=True)
-    assert setting.plan("flap") == make_plan("flap", this.model, text, **budget)
-    assert setting.plan("flap-squared") == squared
+    assert planning.plan("flap") == make_plan("flap", this.model, text, **budget)
+    assert planning.plan("flap-squared") == squared
 
 
 def test_other_depths_have_plans_of_their_own():
@@ -293,13 +293,13 @@ def test_calibration_pieces_begin_with_bos_where_texts_do(monkeypatch):
     assert not set(WITHOUT_BOS) & set(readings(this))
     monkeypatch.setattr(context, "adds_bos", lambda tokenizer: True)
     other = context_of()
-    setting = Setting(other)
+    planning = Planning(other)
     bos = other.tokenizer.bos_token_id
-    assert set(WITHOUT_BOS) <= set(setting.readings)
-    assert set(setting.calibration("flap")[:, 0].tolist()) == {bos}
-    assert bos not in setting.calibration("flap-without-bos")
-    assert setting.inputs("flap") != Setting(this).inputs("flap")
-    assert setting.inputs("flap-without-bos") == Setting(this).inputs("flap")
+    assert set(WITHOUT_BOS) <= set(planning.readings)
+    assert set(planning.calibration("flap")[:, 0].tolist()) == {bos}
+    assert bos not in planning.calibration("flap-without-bos")
+    assert planning.inputs("flap") != Planning(this).inputs("flap")
+    assert planning.inputs("flap-without-bos") == Planning(this).inputs("flap")
     assert other._refit_file != this._refit_file
     assert not context_of(settings(bos_in_calibration=False)).pieces_begin_with_bos
 
@@ -307,13 +307,13 @@ def test_calibration_pieces_begin_with_bos_where_texts_do(monkeypatch):
 def test_more_draws_of_the_calibration_text_are_readings():
     profile = settings()
     profile["baselines"]["draws"] = {MODEL: 2}
-    setting = Setting(context_of(profile))
-    draws = [name for name in setting.readings if "draw" in name]
+    planning = Planning(context_of(profile))
+    draws = [name for name in planning.readings if "draw" in name]
     assert draws == ["flap-draw-1", "llm-pruner-draw-1", "flap-draw-2", "llm-pruner-draw-2"]
-    texts = [setting.calibration(name) for name in ("flap", "flap-draw-1", "flap-draw-2")]
+    texts = [planning.calibration(name) for name in ("flap", "flap-draw-1", "flap-draw-2")]
     assert not torch.equal(texts[0], texts[1])
     assert not torch.equal(texts[1], texts[2])
-    assert setting.inputs("flap-draw-2")["seed"] == 2
+    assert planning.inputs("flap-draw-2")["seed"] == 2
 
 
 def test_the_search_is_algorithm_1_on_the_stored_text():
@@ -488,7 +488,7 @@ def test_equal_plans_share_their_scores():
     top = PruningPlan.value_only(6, {4: 1.0, 5: 1.0})
     inputs = inputs_of("ablations", "scores", method="top", task="piqa")
     assert inputs["plan"] == this.plan_inputs(top)["plan"]
-    assert inputs["plan"] != this.plan_inputs(Setting(this).plan("harp"))["plan"]
+    assert inputs["plan"] != this.plan_inputs(Planning(this).plan("harp"))["plan"]
 
 
 def test_parts_are_all_of_it_and_share_nothing(only_plans, monkeypatch):

@@ -6,12 +6,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, GPT2Config
 
 from harp_lib.accounting import (
-    attention_window,
     decode_flops,
     layer_flops,
     overtaking_length,
     paper_configs,
     prefill_flops,
+    sliding_window,
 )
 from harp_lib.models.registry import SHAPE
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
@@ -62,7 +62,7 @@ def test_attention_overtakes_the_ffn_at_one_and_a_half_intermediate_sizes():
     [
         (lambda: layer_flops(GPT2Config(n_layer=1), 16), "GPT2LMHeadModel is not supported"),
         (
-            lambda: attention_window(AutoConfig.for_model("qwen3_next"), 0),
+            lambda: sliding_window(AutoConfig.for_model("qwen3_next"), 0),
             "layer 0 .* is 'linear_attention'",
         ),
         (

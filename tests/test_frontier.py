@@ -200,8 +200,8 @@ def test_shuffled_alphas_are_the_searched_ones(context, monkeypatch):
     searched = {layer: layer / 10 for layer in layers}
     monkeypatch.setattr(changes, "top_alphas", lambda context, count: searched)
     orders = set()
-    for seed in (1, 2, 3):
-        change = Change(context, "alpha-shuffled", layers, TOP, texts=1, seed=seed)
+    for draw in (1, 2, 3):
+        change = Change(context, "alpha-shuffled", layers, TOP, texts=1, draw=draw)
         shuffled = change._alphas()
         assert list(shuffled) == list(layers)
         assert sorted(shuffled.values()) == list(searched.values())
@@ -280,7 +280,7 @@ def test_the_search_can_be_repeated_in_float32_and_in_pairs():
     for change in repeated:
         search = expected[change.method]
         result = other.store.get(change.search_cell())
-        assert change.search() == alphas_of(result) == search.plan.alphas
+        assert change._alphas() == alphas_of(result) == search.plan.alphas
         of_layers = [value for of in search.perplexities.values() for value in of.values()]
         found = rows_of(result)
         assert found.loc[found["quantity"] == "perplexity", "value"].tolist() == of_layers
@@ -290,7 +290,7 @@ def test_the_search_can_be_repeated_in_float32_and_in_pairs():
 def test_what_lies_below_a_change_is_run_once_for_all_fits(context):
     """A fit from shared states is the fit on the text, to the last bit."""
     changes = [change for change in _changes(context) if change.method in WITH_FIT]
-    usual = [change for change in changes if change.samples == 4 and change.seed == 0]
+    usual = [change for change in changes if change.samples == 4 and change.draw == 0]
     rising = sorted(usual, key=lambda change: change.lowest)[::2]
     assert len(rising) > 5
     streams = set()

@@ -12,7 +12,7 @@ from helpers import Checkout
 from harp_lib import config, notebooks
 from harp_lib.report import judge, save
 from harp_lib.results import listed_cells
-from harp_lib.units import NOTEBOOKS
+from harp_lib.units import units_of
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_a_notebook_needs_no_model_to_draw(name, only_committed, tmp_path, monke
     monkeypatch.setattr(config, "FIGURES", tmp_path / "figures")
     monkeypatch.setattr(save, "FORMATS", {"png": None})  # the smoke run writes all of them
     names = run_without_models(name, "small", monkeypatch)
-    declared = set(NOTEBOOKS[name[:2]])
+    declared = set(units_of(name))
     assert set(names["results"].read) <= declared, "data/experiments.yaml says what it reads"
     assert list((tmp_path / "figures" / "small").glob("*.png"))
     assert list((tmp_path / "figures" / "small" / "tables").glob("*.csv"))

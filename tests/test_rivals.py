@@ -94,10 +94,10 @@ def test_nbl_reads_the_stream_before_the_norm_and_is_fitted_on_the_dense_model(
 def test_a_window_as_wide_as_the_text_is_the_dense_model(tiny, tokens, monkeypatch):
     model = tiny("tiny-llama")
     dense = states(model, tokens, 0)["logits"]
-    monkeypatch.setattr(rivals, "WINDOW", tokens.shape[1])
+    monkeypatch.setattr(rivals, "SLIDING_WINDOW", tokens.shape[1])
     with windowed(model, LayerStream(model, tokens), [3, 5]):
         torch.testing.assert_close(states(model, tokens, 0)["logits"], dense, **ROUNDING)
-        monkeypatch.setattr(rivals, "WINDOW", 2)
+        monkeypatch.setattr(rivals, "SLIDING_WINDOW", 2)
         narrow = states(model, tokens, 0)["logits"]
         first = rivals.SINKS + 2
         torch.testing.assert_close(narrow[:, :first], dense[:, :first], **ROUNDING)

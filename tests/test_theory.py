@@ -98,7 +98,7 @@ class TestEntropy:
             assert -1e-9 <= entropy <= 1 + 1e-9
 
     def test_in_a_sliding_window(self):
-        visible = theory.visible_positions(5, window=3)
+        visible = theory.visible_positions(5, sliding_window=3)
         assert visible.tolist() == [1, 2, 3, 3, 3]
         band = torch.ones(5, 5).tril().triu(-2)
         uniform = band / visible[:, None]

@@ -92,7 +92,7 @@ def show_added_method():
     from harp_lib import config, load_model, make_plan, notebooks
     from harp_lib.config import load_profile
     from harp_lib.experiments.context import Context
-    from harp_lib.experiments.plans import Setting
+    from harp_lib.experiments.plans import Planning
     from harp_lib.report import frames
     from harp_lib.results import Store, read_unit
 
@@ -119,10 +119,10 @@ def show_added_method():
     model, _ = load_model("tiny-llama")
     plan = make_plan(ADDED, model, torch.arange(96).view(2, 48), kv_groups=6)
     profile = load_profile("smoke", models=["tiny-llama"])
-    ranges = Setting(Context(profile, "tiny-llama", Store())).windows(ADDED)
+    ranges = Planning(Context(profile, "tiny-llama", Store())).layer_ranges(ADDED)
     return {
         "removed": {layer: part.removed_groups for layer, part in plan.layers.items()},
-        "ranges": [len(window) for window in ranges],
+        "ranges": [len(layers) for layers in ranges],
     }
 
 

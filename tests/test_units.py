@@ -8,9 +8,10 @@ import pytest
 from harp_lib import config
 from harp_lib.experiments import compute, models_of, run
 from harp_lib.results import listed_cells
-from harp_lib.units import NOTEBOOKS, UNITS
+from harp_lib.units import UNITS, units_of
 
 MODEL = "tiny-gemma2"
+NUMBERS = sorted({number for unit in UNITS.values() for number in unit.notebooks})
 
 
 def profile():
@@ -49,16 +50,16 @@ def calls(notebook, function):
     return names
 
 
-@pytest.mark.parametrize("number", [number for number in NOTEBOOKS if NOTEBOOKS[number]])
+@pytest.mark.parametrize("number", NUMBERS)
 def test_a_notebook_runs_what_is_computed_for_it(number):
     """In Jupyter it computes by itself what a run of everything computes before it."""
     (notebook,) = config.NOTEBOOKS.glob(f"{number}_*.ipynb")
-    assert calls(notebook, "experiments.run") == [NOTEBOOKS[number]]
+    assert calls(notebook, "experiments.run") == [units_of(number)]
 
 
 def test_units_and_notebooks_fit_together():
-    shown = set().union(*NOTEBOOKS.values())
-    assert set(UNITS) - shown == {"depths"}, "a notebook asks for each but what is under way"
+    unshown = [name for name, unit in UNITS.items() if not unit.notebooks]
+    assert unshown == ["depths"], "a notebook asks for each but what is under way"
     order = list(UNITS)
     for name, unit in UNITS.items():
         assert all(order.index(needed) < order.index(name) for needed in unit.needs)

@@ -153,12 +153,7 @@ def _check_files(benchmark: Benchmark, folder: Path, tasks: list[str]) -> None:
 
 
 def check_rows(datasets: str) -> None:
-    """Read every row that the benchmarks would use.
-
-    Parameters
-    ----------
-    datasets : str
-        As in :func:`available_tasks`; the hub is not checked.
+    """Read every row that the benchmarks would use, if these are not the hub's.
 
     Raises
     ------

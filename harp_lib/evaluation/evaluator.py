@@ -25,17 +25,11 @@ NO_ANSWER = ("[invalid]", "")  # what lm-eval's filters make of a reply without 
 class Evaluator:
     """Runs benchmarks as a section of a profile asks, and loads the tasks of each once.
 
-    Parameters
-    ----------
-    profile : dict
-    seed : int
-        Chooses the few-shot examples.
-    section : str
-        ``evaluation``, ``likelihoods``, or ``longbench`` for its tasks.
+    ``seed`` chooses the few-shot examples.
     """
 
     def __init__(self, profile: dict[str, Any], seed: int = 0, section: str = "evaluation") -> None:
-        self.seed = seed
+        self.shots_seed = SHOTS_SEED + seed
         self.datasets = profile["datasets"]
         self.settings = profile[section]
         self._folder = tempfile.TemporaryDirectory(prefix="harp-tasks-")
@@ -53,7 +47,7 @@ class Evaluator:
         source = self.datasets
         if source not in ("embedded", "hub"):
             source = Path(source).name
-        shots_seed = SHOTS_SEED + self.seed
+        shots_seed = self.shots_seed
         if self.settings.get("same_shots"):
             shots_seed = None
 
@@ -97,6 +91,15 @@ class Evaluator:
             )
         return self._loaded[name]
 
+    def _runner(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, benchmark: Benchmark
+    ) -> Any:
+        """The model as lm-eval asks it."""
+        from harp_lib.evaluation.runner import Runner
+
+        context = self.settings["context"] if benchmark.name in LONGBENCH else None
+        return Runner(model, tokenizer, self.settings["batch_size"], context)
+
     def evaluate(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, benchmark: Benchmark
     ) -> dict[str, Any]:
@@ -121,12 +124,12 @@ class Evaluator:
             ``versions`` of lm-eval's tasks; where answers are written ``answers``, the replies by
             subtask; on LongBench ``context``, what prompts are cut to.
         """
-        from harp_lib.evaluation.runner import Runner, evaluate
+        from harp_lib.evaluation.runner import evaluate
 
-        inputs = self.inputs(benchmark)
         loaded = self._load(benchmark)
-        runner = Runner(model, tokenizer, inputs["batch_size"], inputs.get("context"))
-        results = evaluate(runner, loaded, inputs["rows"], SHOTS_SEED + self.seed)
+        runner = self._runner(model, tokenizer, benchmark)
+        limit = self.settings["tasks"][benchmark.name]["rows"]  # of each task
+        results = evaluate(runner, loaded, limit, self.shots_seed)
         samples = {}
         for subtask, unordered in results["samples"].items():
             filtered = [sample for sample in unordered if sample["filter"] == benchmark.filter]
@@ -141,7 +144,7 @@ class Evaluator:
                     row.update(_choice(task, sample))
                 else:
                     row.update(_reply(benchmark, tokenizer, sample))
-                if "context" in inputs:
+                if benchmark.name in LONGBENCH:
                     prompt = sample["arguments"][0][0]
                     row["prompt_tokens"] = len(tokenizer(prompt).input_ids)
                 rows.append(row)
@@ -155,7 +158,7 @@ class Evaluator:
                 subtask: [_written(sample) for sample in subtask_samples]
                 for subtask, subtask_samples in samples.items()
             }
-        if "context" in inputs:
+        if benchmark.name in LONGBENCH:
             result["context"] = runner.cut_to
         return result
 
@@ -169,16 +172,8 @@ class Evaluator:
         """Likelihood of the reference answers, for a benchmark whose answers are written.
 
         The model writes nothing. The reference (``Benchmark.reference``) stands where the answer
-        would be.
-
-        Parameters
-        ----------
-        model : PreTrainedModel
-        tokenizer : PreTrainedTokenizerBase
-        benchmark : Benchmark
-        replies : mapping of str to sequence of str, optional
-            Replies by subtask, one for each question. The chain of thought of the reply then stands
-            between the prompt and the reference.
+        would be. With ``replies`` by subtask, one for each question, the chain of thought of the
+        reply stands between the prompt and the reference.
 
         Returns
         -------
@@ -187,14 +182,12 @@ class Evaluator:
             how many replies had no conclusion for the reference to stand in; these questions have
             no row.
         """
-        from harp_lib.evaluation.runner import Runner, reference_answers
+        from harp_lib.evaluation.runner import reference_answers
 
-        inputs = self.inputs(benchmark)
         loaded = self._load(benchmark)
-        runner = Runner(model, tokenizer, inputs["batch_size"], inputs.get("context"))
-        questions = reference_answers(
-            runner, loaded, benchmark, inputs["rows"], SHOTS_SEED + self.seed
-        )
+        runner = self._runner(model, tokenizer, benchmark)
+        limit = self.settings["tasks"][benchmark.name]["rows"]  # of each task
+        questions = reference_answers(runner, loaded, benchmark, limit, self.shots_seed)
         num_questions = len(questions)
         if replies is not None:
             questions = _after_reasoning(questions, replies)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from harp_lib.accounting import attention_window
+from harp_lib.accounting import sliding_window
 from harp_lib.pruning.architecture import (
     branch_exit,
     check_own_modules,
@@ -107,7 +107,7 @@ def _watch(
 ) -> None:
     """Hook onto a layer, its attention and the end of its attention branch."""
     attention = layer.self_attn
-    window = attention_window(config, index)
+    visible_at_most = sliding_window(config, index)
     multiplier = getattr(config, "residual_multiplier", 1.0)  # Granite has one
     seen: dict[str, torch.Tensor] = {}
 
@@ -133,7 +133,7 @@ def _watch(
             branch=seen["branch"],
             value_only_branch=multiplier * _value_only_branch(index, layer, projected),
             leaving=leaving,
-            visible=visible_positions(num_tokens, window),
+            visible=visible_positions(num_tokens, visible_at_most),
         )
         visit(view)
         seen.clear()

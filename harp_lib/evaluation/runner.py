@@ -53,18 +53,8 @@ class Runner(PrefixLM):
     On LongBench a prompt begins with a BOS token if the tokenizer puts one there. On all other
     tasks only Gemma's does, as in lm-eval 0.4.7, which the paper used.
 
-    Parameters
-    ----------
-    model : PreTrainedModel
-    tokenizer : PreTrainedTokenizerBase
-    batch_size : int
-    context : int, optional
-        How many tokens LongBench's prompts are cut to, in their middle; None on all other tasks.
-
-    Attributes
-    ----------
-    cut_to : int or None
-        What LongBench's prompts were cut to: less than ``context`` if the model reads less.
+    LongBench's prompts are cut in their middle to ``context`` tokens, which is None on all other
+    tasks. ``cut_to`` is what they were cut to: less than ``context`` if the model reads less.
     """
 
     @quiet_lm_eval()
@@ -139,12 +129,12 @@ class Runner(PrefixLM):
 
 @quiet_lm_eval()
 def evaluate(
-    runner: Runner, loaded: dict[str, Any], rows: int | None, shots_seed: int
+    runner: Runner, loaded: dict[str, Any], limit: int | None, shots_seed: int
 ) -> dict[str, Any]:
     """What ``lm_eval.evaluate`` returns for loaded tasks; nothing is printed."""
     for task in loaded["tasks"].values():
         task.set_fewshot_seed(shots_seed)
-    return lm_eval.evaluate(runner, loaded, limit=rows, bootstrap_iters=0)
+    return lm_eval.evaluate(runner, loaded, limit=limit, bootstrap_iters=0)
 
 
 class ReferenceAnswer(NamedTuple):
@@ -169,13 +159,13 @@ class ReferenceAnswer(NamedTuple):
 
 @quiet_lm_eval()
 def reference_answers(
-    runner: Runner, loaded: dict[str, Any], benchmark: Benchmark, rows: int | None, shots_seed: int
+    runner: Runner, loaded: dict[str, Any], benchmark: Benchmark, limit: int | None, shots_seed: int
 ) -> list[ReferenceAnswer]:
     """The reference answer of each question, after the very prompt that a model would answer."""
     questions = []
     for subtask, task in loaded["tasks"].items():
         task.set_fewshot_seed(shots_seed)
-        task.build_all_requests(limit=rows, rank=0, world_size=1)
+        task.build_all_requests(limit=limit, rank=0, world_size=1)
         for request in runner.official_requests(task.instances):
             prompt = request.args[0]
             reference = reference_answer(request.doc, benchmark.reference)

@@ -28,15 +28,8 @@ def interleaved(
     another measurement than the one before and goes the other way round, so that what a measurement
     leaves behind (heat, memory) meets all of them.
 
-    Parameters
-    ----------
-    measurements : mapping of str to callable
-    repetitions : int
-    bar : tqdm
-        Is moved after each call.
-    warm_up : bool
-        Call each measurement once before, and forget the result: the first call chooses kernels and
-        asks for memory.
+    With ``warm_up``, each measurement is called once before, and the result is forgotten: the first
+    call chooses kernels and asks for memory. The bar is moved after each call.
     """
     names = list(measurements)
     results: dict[str, list[T]] = {name: [] for name in names}

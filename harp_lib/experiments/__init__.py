@@ -74,29 +74,10 @@ def compute(
 ) -> dict[str, int]:
     """Compute one unit for one model, and what it needs of others, and list its cells.
 
-    Lists of models that the profile does not have, of earlier runs, are removed.
-
-    Parameters
-    ----------
-    unit : str
-        A key of ``UNITS``.
-    profile : dict
-        As ``config.load_profile`` returns it.
-    model : str
-        One of ``models_of(profile, unit)``.
-    seed : int
-        Seed of everything that is drawn.
-    force : bool
-        Compute every cell again, whatever is stored.
-    part : tuple of int
-        ``(i, n)`` computes the i-th, from 0, of n groups of tasks, for a unit of ``IN_PARTS``.
-    store : Store, optional
-        The store that counts what it computes and reads.
-
-    Returns
-    -------
-    dict
-        How many cells of the store were ``computed``, ``read`` and ``failed``.
+    The arguments are those of :func:`run`. ``part`` ``(i, n)`` is the i-th, from 0, of n groups of
+    tasks, for a unit with a ``section``. Lists of models that the profile does not have, of earlier
+    runs, are removed. Returned is how many cells of the store were ``computed``, ``read`` and
+    ``failed``.
     """
     from harp_lib.experiments.context import Context  # here, because it imports torch
 

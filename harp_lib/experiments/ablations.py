@@ -13,10 +13,9 @@ from harp_lib.methods.layer_selection import SCORED, layer_scores, lowest_layers
 from harp_lib.names import DENSE, HARP
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
-from harp_lib.results import Cell, Result, behind_bar
+from harp_lib.results import Cell, Result, Row, behind_bar
 from harp_lib.text.corpora import Corpus
 
-Row = dict[str, Any]
 # The paper's strategies, in its order; all of them at alpha = 1.
 STRATEGIES = ("bottom", "hessian", "similarity", "top")
 SINGLE_ALPHAS = (1.0, 0.0)  # queries and keys removed; the whole attention removed

@@ -74,8 +74,8 @@ class Change:
         Kinds of calibration text.
     samples : int
         Pieces of calibration text, of all kinds together.
-    seed : int
-        The draw of the calibration text.
+    draw : int
+        Which draw of the calibration text, or of another order of HARP's alphas.
     without : int, optional
         A layer of the ranking that keeps its attention.
     prompts : int
@@ -88,7 +88,7 @@ class Change:
     ranking: str = ""
     texts: int = 0
     samples: int = 0
-    seed: int = 0
+    draw: int = 0
     without: int | None = None
     prompts: int = 0
 
@@ -103,7 +103,7 @@ class Change:
         if self.method in ON_SEARCHED:
             searched = self.context.text(self.context.corpora[0], SEARCHED)
             return [window.ids for window in searched.windows]
-        pieces = list(fitted_blocks(self.context, self.texts, self.samples, self.seed))
+        pieces = list(fitted_blocks(self.context, self.texts, self.samples, self.draw))
         if self.prompts:
             settings = self.context.profile["frontier"]["passkey"]
             prompts, _ = passkeys(
@@ -127,9 +127,9 @@ class Change:
             "method": self.method,
             "texts": self.texts,
             "calibration_tokens": self.calibration_tokens,
-            "seed": self.seed,
+            "seed": self.draw,
             "prompts": self.prompts,
-            "layers": len(self.layers),
+            "layers": len(self.layers),  # how many; its cells' inputs say which
         }
         if self.ranking:
             about["ranking"] = self.ranking
@@ -176,13 +176,13 @@ class Change:
         if self.method == DENSE:
             return {}
         if self.method in OTHER_SEARCHES:
-            return self.search()
+            return alphas_of(self.context.store.get(self.search_cell()))
         if self.method == ALPHA_SINGLE:
             return dict.fromkeys(self.layers, self.best_single())
         searched = top_alphas(self.context, len(self.layers))
         alphas = [searched[layer] for layer in self.layers]
         if self.method == ALPHA_SHUFFLED:
-            random.Random(self.seed).shuffle(alphas)
+            random.Random(self.draw).shuffle(alphas)
         return dict(zip(self.layers, alphas, strict=True))
 
     def best_single(self) -> float:
@@ -204,10 +204,6 @@ class Change:
             return {"rows": rows}
 
         return Cell({"what": "grid", **self.inputs}, compute, self.about)
-
-    def search(self) -> dict[int, float]:
-        """Alpha of each layer by another search than HARP's own."""
-        return alphas_of(self.context.store.get(self.search_cell()))
 
     def search_cell(self) -> Cell:
         """The search of one of ``OTHER_SEARCHES``, which goes on where it was interrupted."""
@@ -252,7 +248,7 @@ class Change:
         """
         text = (self.method in ON_SEARCHED, self.texts, self.samples)
         kept = self.context.calibrated
-        if self.seed or self.prompts:
+        if self.draw or self.prompts:
             kept = {}
         if text not in kept:
             kept.clear()
@@ -339,10 +335,10 @@ def top_search_cell(context: Context, count: int) -> Cell:
 
 def deepest(context: Context) -> int:
     """The most layers that are changed, or that HARP prunes."""
-    return max(*counts(context), compared(context), context.num_pruned)
+    return max(*layer_counts(context), compared(context), context.num_pruned)
 
 
-def counts(context: Context) -> list[int]:
+def layer_counts(context: Context) -> list[int]:
     """How many layers are changed, falling."""
     shares = context.profile["frontier"]["shares"].get(context.name)
     if not shares:
@@ -367,24 +363,24 @@ def layers_of(context: Context, shares: Sequence[float]) -> list[int]:
     return sorted({max(1, round(share * context.num_layers)) for share in shares}, reverse=True)
 
 
-def ranked_blocks(context: Context, seed: int) -> torch.Tensor:
+def ranked_blocks(context: Context, draw: int) -> torch.Tensor:
     """The half of a draw of calibration text that layers are ranked on, ``(samples, tokens)``."""
     samples, _ = context.profile["frontier"]["calibration"]
-    return _blocks(context, 2, 0, samples // 2, seed)
+    return _blocks(context, 2, 0, samples // 2, draw)
 
 
-def fitted_blocks(context: Context, texts: int, samples: int, seed: int) -> torch.Tensor:
+def fitted_blocks(context: Context, texts: int, samples: int, draw: int) -> torch.Tensor:
     """Calibration text that layers are fitted on, ``(samples, tokens)``: not what ranked them."""
     whole, _ = context.profile["frontier"]["calibration"]
-    return _blocks(context, texts, whole // 4, samples, seed)
+    return _blocks(context, texts, whole // 4, samples, draw)
 
 
-def _blocks(context: Context, texts: int, begin: int, samples: int, seed: int) -> torch.Tensor:
+def _blocks(context: Context, texts: int, begin: int, samples: int, draw: int) -> torch.Tensor:
     """Equally many samples of the first ``texts`` corpora, after ``begin`` samples of each."""
     _, tokens = context.profile["frontier"]["calibration"]
     each = samples // texts
     blocks = []
     for name in context.corpora[:texts]:
-        drawn = context.blocks(context.corpus(name), begin + each, tokens, seed)
+        drawn = context.blocks(context.corpus(name), begin + each, tokens, draw)
         blocks.append(drawn[begin:])
     return torch.cat(blocks)

@@ -4,8 +4,9 @@ Prefill is of HARP's tail-only kind: a layer computes the positions that somebod
 A text has N tokens, and P layers at the top are changed.
 
 - *Value-only* layers read their own position, so the last token alone enters them.
-- A *window* of W tokens and S sinks: the j-th layer from the top is read at 1 + (j − 1)(W − 1) + S
-  positions. The cache keeps W + S tokens, whose keys are read for each new token.
+- A *sliding window* of W tokens and S sinks: the j-th layer from the top is read at
+  1 + (j − 1)(W − 1) + S positions. The cache keeps W + S tokens, whose keys are read for each new
+  token.
 - *Keys and values from below* (SwiftKV): every layer projects the N states below the lowest of
   them, and its query is the last token's. The cache, and what a new token reads, is the dense one.
 """
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedModel
 
 from harp_lib import accounting
-from harp_lib.methods.rivals import SINKS, WINDOW
+from harp_lib.methods.rivals import SINKS, SLIDING_WINDOW
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 
@@ -110,10 +111,10 @@ def _rival_costs(
         of_keys = attention.k_proj.weight.numel() + attention.v_proj.weight.numel()
         width = attention.o_proj.in_features  # H·Dh
         ffn = flops.ffn // (2 * tokens)  # weights
-        reach = accounting.attention_window(model.config, index) or tokens
+        reach = accounting.sliding_window(model.config, index) or tokens
         seen_before = min(tokens, reach)  # keys that a query of the dense layer sees
         if method == WINDOWED:
-            seen = min(seen_before, WINDOW + SINKS)
+            seen = min(seen_before, SLIDING_WINDOW + SINKS)
             queries = _positions_read(place - 1, tokens)
             keys = _positions_read(place, tokens)
             left["cache"] -= cache_of_layer * (tokens - seen) / tokens
@@ -129,7 +130,7 @@ def _rival_costs(
 
 
 def _positions_read(num_above: int, tokens: int) -> int:
-    """Positions of a stream that is read through ``num_above`` windows: the last one if by none."""
+    """Positions of a stream that ``num_above`` sliding windows read: the last one if none does."""
     if num_above == 0:
         return 1
-    return min(tokens, 1 + num_above * (WINDOW - 1) + SINKS)
+    return min(tokens, 1 + num_above * (SLIDING_WINDOW - 1) + SINKS)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from harp_lib.experiments.context import HELD_OUT, Context
-from harp_lib.experiments.plans import Setting, by_lowest_layer, plan_cells
+from harp_lib.experiments.plans import Planning, by_lowest_layer, plan_cells
 from harp_lib.experiments.scores import score_cells
 from harp_lib.experiments.search import search_cell
 from harp_lib.names import BASELINES, HARP, HARP_FLAP
@@ -34,9 +34,9 @@ def depths(context: Context) -> Iterator[Cell]:
 
 def _at(context: Context, methods: list[str], tasks: list[str]) -> Iterator[Cell]:
     """The cells of one depth."""
-    setting = Setting(context)
-    yield from plan_cells(setting, methods)
-    plans = {method: setting.plan(method) for method in methods}
+    planning = Planning(context)
+    yield from plan_cells(planning, methods)
+    plans = {method: planning.plan(method) for method in methods}
     for corpus in context.corpora:
         text = context.text(corpus, HELD_OUT)
         cells = [

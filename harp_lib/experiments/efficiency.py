@@ -27,14 +27,14 @@ from harp_lib.experiments.variants import (
     THINNED,
     Variant,
     make_variants,
-    obstacle,
     random_shape,
+    why_not_timed,
 )
 from harp_lib.names import DENSE
 from harp_lib.prefix_lm.cache import continued
 from harp_lib.pruning import surgery
 from harp_lib.pruning.plan import PruningPlan
-from harp_lib.results import Cell, Result
+from harp_lib.results import Cell, Result, Row
 
 TIMED = {
     "prefill": (DENSE, PLAIN_HARP, TAIL, FOLDED, THINNED),
@@ -52,7 +52,6 @@ CACHE_MOVES = 3
 
 Measurement = tuple[str, int, int]  # kind, tokens and repetitions
 Models = dict[str, PreTrainedModel]  # by the name of a variant
-Row = dict[str, Any]
 
 
 def efficiency(context: Context) -> Iterator[Cell]:
@@ -63,7 +62,7 @@ def efficiency(context: Context) -> Iterator[Cell]:
     settings = context.profile["efficiency"]
     shape = settings["shapes"].get(context.name)
     if shape:
-        yield from _cells_of_shape(context, **shape)
+        yield from _cells_of_shape(context, shape["config"], shape["layers"])
         return
     searched = searched_alphas(context, context.corpora[0])
     plan = PruningPlan.value_only(context.num_layers, searched)
@@ -71,7 +70,7 @@ def efficiency(context: Context) -> Iterator[Cell]:
     yield from bench.cells(_measurements(settings, context.model))
 
 
-def _cells_of_shape(context: Context, config: str, layers: int) -> list[Cell]:
+def _cells_of_shape(context: Context, name: str, num_layers: int) -> list[Cell]:
     """The cells of a model of the paper with random weights; none if it cannot be timed here.
 
     If all are stored, its weights are not made: they may take minutes, and 16 GB.
@@ -80,19 +79,19 @@ def _cells_of_shape(context: Context, config: str, layers: int) -> list[Cell]:
     dtype = context.profile["dtype"]
 
     def cells_of(model: PreTrainedModel, plan: PruningPlan) -> list[Cell]:
-        digest = f"random, {layers} layers"
+        digest = f"random, {num_layers} layers"
         inputs = {"model": context.name, "digest": digest, "dtype": str(model.dtype)}
         bench = Bench(make_variants(model, plan), inputs, context)
         return list(bench.cells(_measurements(settings, model)))
 
-    cells = cells_of(*random_shape(config, layers, dtype, context.seed, narrow=True))
+    cells = cells_of(*random_shape(name, num_layers, dtype, context.seed, narrow=True))
     if all(context.store.has(cell) for cell in cells):
         return cells
-    reason = obstacle(config, layers, dtype)
+    reason = why_not_timed(name, num_layers, dtype)
     if reason:
         print(f"{context.name} is left out: {reason}")
         return []
-    return cells_of(*random_shape(config, layers, dtype, context.seed))
+    return cells_of(*random_shape(name, num_layers, dtype, context.seed))
 
 
 def _measurements(settings: dict[str, Any], model: PreTrainedModel) -> list[Measurement]:

@@ -1,8 +1,9 @@
 """Notebook 09: attention replaced in ever more layers, by HARP, a refit, and their controls.
 
 Each change is evaluated on held-out documents of the two kinds of text that things are fitted on
-and of a third kind that nothing is fitted to or ranked on. A third of the layers is looked at more
-closely: finding a pass key, other draws of the calibration text, more and less of it, benchmarks.
+and of another kind, which nothing is fitted to or ranked on. A third of the layers is looked at
+more closely: finding a pass key, other draws of the calibration text, more and less of it,
+benchmarks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,8 +32,8 @@ from harp_lib.experiments.changes import (
     WITH_FIT,
     Change,
     compared,
-    counts,
     deepest,
+    layer_counts,
     layers_of,
     top_search_cell,
 )
@@ -74,7 +75,7 @@ def reasons(context: Context) -> Iterator[Cell]:
     changes.append(change(ALPHA_SINGLE, top, TOP, texts=1))
     changes.append(change(ALPHA_FIT_SEARCHED, top, TOP, texts=1))
     for order in range(1, 1 + ORDERS):
-        changes.append(change(ALPHA_SHUFFLED, top, TOP, texts=1, seed=order))
+        changes.append(change(ALPHA_SHUFFLED, top, TOP, texts=1, draw=order))
     return _cells_of(context, changes)
 
 
@@ -83,9 +84,9 @@ def _cells_of(context: Context, changes: Sequence[Change]) -> Iterator[Cell]:
     yield top_search_cell(context, deepest(context))  # notebooks 02 and 03 show it
     # Before anything holds the model: one of the searches loads it in float32.
     yield from [change.search_cell() for change in changes if change.method in OTHER_SEARCHES]
-    for ranking, seed in dict.fromkeys((change.ranking, change.seed) for change in changes):
+    for ranking, draw in dict.fromkeys((change.ranking, change.draw) for change in changes):
         if ranking not in ("", TOP):
-            yield ranking_cell(context, ranking, seed)
+            yield ranking_cell(context, ranking, draw)
     evaluation = _Evaluation(context)
     # A stream of hidden states moves up only, so changes that begin low come first.
     lowest_first = sorted(reversed(changes), key=lambda change: change.lowest)
@@ -156,15 +157,20 @@ class _Evaluation:
             measures.append(head_hits)  # which takes as long again
 
         @cache
-        def measured() -> list[list[float]]:
-            """Of all texts at once, because running the model takes longest."""
-            text = self.together(names)
-            return text.measured_within(change.applied(), change.lowest, *measures)
+        def measured() -> dict[str, list[list[float]]]:
+            """Each measure by text: of all at once, because running the model takes longest."""
+            together = self.together(names)
+            of_all = together.measured_within(change.applied(), change.lowest, *measures)
+            by_text = {}
+            start = 0
+            for name in names:
+                end = start + len(self.texts[name].documents)
+                by_text[name] = [values[start:end] for values in of_all]
+                start = end
+            return by_text
 
-        start = 0
         for name in names:
             text = self.texts[name]
-            end = start + len(text.documents)
             inputs = {
                 "what": "likelihood of documents",
                 **change.inputs,
@@ -172,8 +178,7 @@ class _Evaluation:
                 "documents": len(text.documents),
             }
             about = change.about | {"corpus": name, "split": text.corpus.split}
-            yield Cell(inputs, partial(self._part, measured, start, end, name), about)
-            start = end
+            yield Cell(inputs, partial(self._rows, measured, name), about)
 
     def _evaluated_on(self, change: Change) -> tuple[str, ...]:
         """Names of the texts; few changes are given pass keys, which take as long as all others."""
@@ -181,7 +186,7 @@ class _Evaluation:
             return tuple(name for name in self.texts if name == PASSKEY)
         is_third = len(change.layers) in (0, _a_third(self.context))
         usual_texts = ((0, 0), (1, 0), (2, _samples(self.context)))  # nothing, HARP's search, a fit
-        is_usual = change.seed == 0 and (change.texts, change.samples) in usual_texts
+        is_usual = change.draw == 0 and (change.texts, change.samples) in usual_texts
         if is_third and is_usual and (change.method, change.ranking) in WITH_PASS_KEYS:
             return tuple(self.texts)
         return tuple(name for name in self.texts if name != PASSKEY)
@@ -192,16 +197,14 @@ class _Evaluation:
         first = self.texts[names[0]]
         return Text(first.corpus, documents, first.model, first.model_inputs)
 
-    def _part(
-        self, measured: Callable[[], list[list[float]]], start: int, end: int, name: str
-    ) -> Result:
+    def _rows(self, measured: Callable[[], dict[str, list[list[float]]]], name: str) -> Result:
         """The rows of one text; for pass keys also whether all tokens of the key are found."""
         text = self.texts[name]
-        nll, *hits = measured()
-        rows = document_rows(nll[start:end], text.tokens)
+        nll, *hits = measured()[name]
+        rows = document_rows(nll, text.tokens)
         if name == PASSKEY:
             [hits_by_document] = hits
-            for document, num_hits in enumerate(hits_by_document[start:end]):
+            for document, num_hits in enumerate(hits_by_document):
                 exact = float(num_hits == text.tokens[document])
                 rows.append({"document": document, "quantity": "exact", "value": exact})
             rows = [row | self.places[row["document"]] for row in rows]
@@ -215,7 +218,7 @@ def _counted(change: Change) -> Result:
 
 def _a_third(context: Context) -> int:
     """The number of layers nearest to a third, among those that are changed."""
-    return min(counts(context), key=lambda count: abs(count - context.num_layers / 3))
+    return min(layer_counts(context), key=lambda count: abs(count - context.num_layers / 3))
 
 
 def _top(context: Context, count: int) -> tuple[int, ...]:
@@ -230,7 +233,7 @@ def _samples(context: Context) -> int:
 
 def _changes(context: Context) -> Iterator[Change]:
     yield Change(context, DENSE)
-    for count in counts(context):
+    for count in layer_counts(context):
         top = _top(context, count)
         yield Change(context, NO_ATTENTION, top, TOP)
         yield Change(context, HARP, top, TOP, texts=1)
@@ -268,20 +271,20 @@ def _of_model(context: Context, setting: str, default: Any) -> Any:
     return context.profile["frontier"].get(setting, {}).get(context.name, default)
 
 
-def _fitted(context: Context, count: int, seed: int, methods: Sequence[str]) -> Iterator[Change]:
+def _fitted(context: Context, count: int, draw: int, methods: Sequence[str]) -> Iterator[Change]:
     """The top layers and those explained best, fitted in several ways on the same text."""
-    chosen = {TOP: _top(context, count), EXPLAINED: chosen_layers(context, EXPLAINED, seed, count)}
+    chosen = {TOP: _top(context, count), EXPLAINED: chosen_layers(context, EXPLAINED, draw, count)}
     for ranking, layers in chosen.items():
         for method in methods:
             yield Change(
-                context, method, layers, ranking, texts=2, samples=_samples(context), seed=seed
+                context, method, layers, ranking, texts=2, samples=_samples(context), draw=draw
             )
 
 
 def _reasons(context: Context, count: int) -> Iterator[Change]:
     """What alpha may be for: to keep the norm, or only to shrink the branch; and no alpha at all.
 
-    The third reason, that it is a projection, is alpha by least squares.
+    That it is a projection, the other reason, is alpha by least squares.
     """
     top = _top(context, count)
     for method in CONSTANT:
@@ -309,12 +312,12 @@ def _rivals(context: Context, count: int) -> Iterator[Change]:
 
 def _closer(context: Context, count: int) -> Iterator[Change]:
     """A third of the layers: other draws, more and less calibration text, and pass keys."""
-    for seed in range(1, 1 + _of_model(context, "seeds", 0)):
-        yield from _fitted(context, count, seed, FITTED)
+    for draw in range(1, 1 + _of_model(context, "seeds", 0)):
+        yield from _fitted(context, count, draw, FITTED)
         if INFLUENCE in _of_model(context, "rankings", ()):
-            layers = chosen_layers(context, INFLUENCE, seed, count)
+            layers = chosen_layers(context, INFLUENCE, draw, count)
             samples = _samples(context)
-            yield Change(context, REFIT, layers, INFLUENCE, texts=2, samples=samples, seed=seed)
+            yield Change(context, REFIT, layers, INFLUENCE, texts=2, samples=samples, draw=draw)
     explained = chosen_layers(context, EXPLAINED, 0, count)
     for samples in _of_model(context, "curve", ()):
         yield Change(context, REFIT, explained, EXPLAINED, texts=2, samples=samples)

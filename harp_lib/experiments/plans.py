@@ -70,14 +70,14 @@ def readings(context: Context) -> dict[str, Reading]:
     return chosen
 
 
-class Setting:
-    """How many groups one model loses, from which layer ranges, by which calibration text."""
+class Planning:
+    """The plans of one model: how many groups go, from which layer ranges, by which text."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self.settings = context.profile["baselines"]
         self.corpus = context.corpora[0]
-        self.text = context.corpus(self.corpus)
+        self.calibration_corpus = context.corpus(self.corpus)
         self.groups = num_groups(decoder_layers(context.model)[0].self_attn)  # of each layer
         self.kv_groups = context.num_pruned * self.groups  # that every method removes
         self.readings = readings(context)
@@ -108,7 +108,7 @@ class Setting:
         if size is None:
             return None
         reading = self.reading(method)
-        return self.context.blocks(self.text, *size, reading.draw, reading.bos)
+        return self.context.blocks(self.calibration_corpus, *size, reading.draw, reading.bos)
 
     def planner(self, method: str) -> Planner:
         """Plans of a baseline for any range, from statistics that are computed once."""
@@ -120,7 +120,7 @@ class Setting:
             )
         return self.planners[method]
 
-    def windows(self, method: str) -> list[range]:
+    def layer_ranges(self, method: str) -> list[range]:
         """The layer ranges among which a method is tuned: all of each length, from the bottom."""
         total = self.context.num_layers
         if CATALOGUE[method].one_threshold:
@@ -165,8 +165,8 @@ class Setting:
                 calibration=size,
                 calibration_split=CALIBRATION,
                 seed=self.context.seed + reading.draw,
-                source=self.text.source,
-                sha256=self.text.sha256,
+                source=self.calibration_corpus.source,
+                sha256=self.calibration_corpus.sha256,
             )
             if reading.bos:
                 inputs.update(self.context.piece_inputs)
@@ -184,18 +184,18 @@ class Setting:
         text = self.searched_text
         cells = {}
         # What lies below a range is run once for all that begin there or higher.
-        for window in sorted(self.windows(method), key=lambda window: window.start):
+        for layers in sorted(self.layer_ranges(method), key=lambda layers: layers.start):
             inputs = {
                 "what": "layer range",
                 **self.inputs(method),
                 # Mag-sp reads no calibration text, so nothing else tells it from others.
                 "method": method,
-                "layers": [window.start, window.stop],
+                "layers": [layers.start, layers.stop],
                 "tuning_sha256": text.corpus.sha256,
                 "documents": len(text.documents),
             }
-            about = {"method": method, **text.about, "start": window.start, "end": window.stop}
-            cells[window] = Cell(inputs, partial(self._evaluated, method, window), about)
+            about = {"method": method, **text.about, "start": layers.start, "end": layers.stop}
+            cells[layers] = Cell(inputs, partial(self._evaluated, method, layers), about)
         return cells
 
     @cached_property
@@ -203,10 +203,10 @@ class Setting:
         """The text that alpha is searched on, and baselines are tuned on."""
         return self.context.text(self.corpus, SEARCHED)
 
-    def _evaluated(self, method: str, window: range) -> Result:
+    def _evaluated(self, method: str, layers: range) -> Result:
         text = self.searched_text
         plan_for = self.planner(method)
-        nll = text.nll(plan_for(self.kv_groups, window))
+        nll = text.nll(plan_for(self.kv_groups, layers))
         return {"rows": document_rows(nll, text.tokens)}
 
     def tuned_range(self, method: str) -> range | None:
@@ -219,10 +219,10 @@ class Setting:
             return None
         if baseline not in self._tuned:
             ranks = {}
-            for window, cell in self.range_cells(baseline).items():
+            for layers, cell in self.range_cells(baseline).items():
                 result = self.context.store.get(cell)
                 loss = sum(values_of(result, "nll")) / sum(values_of(result, "tokens"))
-                ranks[window] = (math.isnan(loss), loss, len(window), window.start)
+                ranks[layers] = (math.isnan(loss), loss, len(layers), layers.start)
             self._tuned[baseline] = min(ranks, key=ranks.get)
         return self._tuned[baseline]
 
@@ -278,17 +278,17 @@ class Setting:
 
 def plans(context: Context) -> Iterator[Cell]:
     """The tuned range of every baseline, and the plan of every method."""
-    setting = Setting(context)
-    yield from plan_cells(setting, (DENSE, *EVALUATED, *setting.readings))
+    planning = Planning(context)
+    yield from plan_cells(planning, (DENSE, *EVALUATED, *planning.readings))
 
 
-def plan_cells(setting: Setting, methods: Sequence[str]) -> Iterator[Cell]:
+def plan_cells(planning: Planning, methods: Sequence[str]) -> Iterator[Cell]:
     """The ranges that are tried for some methods, and the plans of all."""
     for method in BASELINES:
         if method in methods:
-            cells = list(setting.range_cells(method).values())
+            cells = list(planning.range_cells(method).values())
             yield from behind_bar(f"layer ranges, {method}", cells)
-    yield from behind_bar("plans", [setting.plan_cell(method) for method in methods])
+    yield from behind_bar("plans", [planning.plan_cell(method) for method in methods])
 
 
 def by_lowest_layer(plans: Mapping[str, PruningPlan]) -> list[str]:
@@ -300,13 +300,13 @@ def by_lowest_layer(plans: Mapping[str, PruningPlan]) -> list[str]:
 def baselines(context: Context) -> Iterator[Cell]:
     """Every plan on the searched text and on held-out texts, document by document."""
     first, second = context.corpora
-    setting = Setting(context)
-    plans = {method: setting.plan(method) for method in (DENSE, *EVALUATED, *setting.readings)}
+    planning = Planning(context)
+    plans = {method: planning.plan(method) for method in (DENSE, *EVALUATED, *planning.readings)}
     for corpus, split in ((first, SEARCHED), (first, HELD_OUT), (second, HELD_OUT)):
         text = context.text(corpus, split)
         cells = []
         for method in by_lowest_layer(plans):
-            if method in setting.readings and split != HELD_OUT:
+            if method in planning.readings and split != HELD_OUT:
                 continue
             cells.append(context.nll_cell(text, plans[method], method=method))
         yield from behind_bar(f"perplexities, {corpus}", cells)

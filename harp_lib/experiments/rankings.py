@@ -2,7 +2,7 @@
 
 from tqdm import tqdm
 
-from harp_lib.experiments.changes import common_inputs, counts, ranked_blocks
+from harp_lib.experiments.changes import common_inputs, layer_counts, ranked_blocks
 from harp_lib.experiments.context import Context
 from harp_lib.experiments.texts import layer_rows
 from harp_lib.methods.gate_norm import gate_norms
@@ -19,9 +19,9 @@ INFLUENCE = "influence"  # layers whose attention turns the residual stream leas
 GREEDY = "greedy"  # layers without whose attention perplexity rises least, one after the other
 
 
-def chosen_layers(context: Context, ranking: str, seed: int, count: int) -> tuple[int, ...]:
+def chosen_layers(context: Context, ranking: str, draw: int, count: int) -> tuple[int, ...]:
     """The ``count`` layers that a ranking puts first, rising."""
-    rows = rows_of(context.store.get(ranking_cell(context, ranking, seed)))
+    rows = rows_of(context.store.get(ranking_cell(context, ranking, draw)))
     scores = rows.astype({"layer": int}).set_index("layer")["value"].astype(float)
     if ranking == EXPLAINED:
         scores = -scores  # explained best is least important
@@ -29,42 +29,42 @@ def chosen_layers(context: Context, ranking: str, seed: int, count: int) -> tupl
     return tuple(lowest_layers(ranked.tolist(), count))
 
 
-def ranking_cell(context: Context, ranking: str, seed: int) -> Cell:
+def ranking_cell(context: Context, ranking: str, draw: int) -> Cell:
     """The score of each layer by a ranking."""
     quantity = EXPLAINED if ranking == EXPLAINED else "score"
 
     def rank() -> Result:
-        return {"rows": layer_rows(quantity, _scores(context, ranking, seed))}
+        return {"rows": layer_rows(quantity, _scores(context, ranking, draw))}
 
-    inputs = {"what": "ranking", **common_inputs(context), "ranking": ranking, "draw": seed}
+    inputs = {"what": "ranking", **common_inputs(context), "ranking": ranking, "draw": draw}
     inputs |= context.piece_inputs
     if ranking == GREEDY:
         inputs["greedy"] = context.profile["frontier"]["greedy"]
-        inputs["layers"] = max(counts(context))
-    return Cell(inputs, rank, {"method": DENSE, "ranking": ranking, "seed": seed, "layers": 0})
+        inputs["layers"] = max(layer_counts(context))
+    return Cell(inputs, rank, {"method": DENSE, "ranking": ranking, "seed": draw, "layers": 0})
 
 
-def _scores(context: Context, ranking: str, seed: int) -> dict[int, float]:
+def _scores(context: Context, ranking: str, draw: int) -> dict[int, float]:
     """The score of each layer by a ranking."""
     if ranking == GREEDY:
-        return _greedy(context, seed)
+        return _greedy(context, draw)
     if ranking == EXPLAINED:
-        scores = explained_by_layer(context.model, ranked_blocks(context, seed))
+        scores = explained_by_layer(context.model, ranked_blocks(context, draw))
     elif ranking == INFLUENCE:
-        scores = layer_scores("similarity", context.model, ranked_blocks(context, seed))
+        scores = layer_scores("similarity", context.model, ranked_blocks(context, draw))
     else:  # layers whose queries and keys are coupled least; no text is read
         scores = gate_norms(context.model)
     return dict(enumerate(scores))
 
 
-def _greedy(context: Context, seed: int) -> dict[int, float]:
+def _greedy(context: Context, draw: int) -> dict[int, float]:
     """The place of each layer, if the attention that costs least perplexity goes first."""
     samples, tokens = context.profile["frontier"]["greedy"]
-    blocks = ranked_blocks(context, seed)
+    blocks = ranked_blocks(context, draw)
     of_each_text = blocks.unflatten(0, (2, -1))[:, : samples // 2, :tokens]
     text = of_each_text.flatten(0, 1)  # (samples, tokens)
     places: dict[int, float] = {}
-    for place in tqdm(range(max(counts(context))), desc="greedy", unit="layer", leave=False):
+    for place in tqdm(range(max(layer_counts(context))), desc="greedy", unit="layer", leave=False):
         costs = {}
         for layer in range(context.num_layers):
             if layer not in places:

@@ -15,7 +15,7 @@ from harp_lib.evaluation.benchmarks import (
 from harp_lib.evaluation.evaluator import Evaluator
 from harp_lib.evaluation.likelihood import FULL_STOP
 from harp_lib.experiments.context import Context, or_failed
-from harp_lib.experiments.plans import Setting
+from harp_lib.experiments.plans import Planning
 from harp_lib.names import DENSE, EVALUATED
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.results import Cell, Result, behind_bar
@@ -45,8 +45,8 @@ def longbench_likelihoods(context: Context) -> Iterator[Cell]:
 
 def _plans(context: Context) -> dict[str, PruningPlan]:
     """The plans of all methods, the dense model's first."""
-    setting = Setting(context)
-    return {method: setting.plan(method) for method in (DENSE, *EVALUATED)}
+    planning = Planning(context)
+    return {method: planning.plan(method) for method in (DENSE, *EVALUATED)}
 
 
 def score_cells(

@@ -3,14 +3,13 @@
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from harp_lib.experiments.context import HELD_OUT, SEARCHED, Context
 from harp_lib.experiments.texts import Text, scalar_rows
 from harp_lib.methods.alpha_search import AlphaSearch, search_alphas
 from harp_lib.names import DENSE, HARP
 from harp_lib.pruning.plan import PruningPlan
-from harp_lib.results import Cell, Result, behind_bar, rows_of
+from harp_lib.results import Cell, Result, Row, behind_bar, rows_of
 
 RESAMPLED = "harp-resampled"  # HARP, with alpha searched on a second sample of the same corpus
 
@@ -96,14 +95,14 @@ def alpha(context: Context) -> Iterator[Cell]:
         yield from behind_bar(f"perplexities, {corpus}", cells)
 
 
-def search_rows(search: AlphaSearch, tokens: int) -> list[dict[str, Any]]:
+def search_rows(search: AlphaSearch, tokens: int) -> list[Row]:
     """The best alpha of each layer, the perplexity of every candidate, and what a search took.
 
     ``tokens`` are predicted for each candidate.
     """
     rows = []
-    for depth, alpha in enumerate(search.alphas):
-        layer = search.num_model_layers - 1 - depth
+    for place, alpha in enumerate(search.alphas):
+        layer = search.num_model_layers - 1 - place
         rows.append({"quantity": "alpha", "layer": layer, "value": alpha})
     for layer, perplexities in search.perplexities.items():
         for alpha, value in perplexities.items():

@@ -13,6 +13,7 @@ from harp_lib.methods.calibration import LayerStream
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
+from harp_lib.results import Row
 from harp_lib.text.corpora import Corpus
 from harp_lib.text.head import is_decoder_and_head
 from harp_lib.text.perplexity import Window, head_nll
@@ -133,7 +134,7 @@ class Text:
         return [self.by_document(values) for values in by_window]
 
 
-def document_rows(nll: Sequence[float], tokens: Sequence[int]) -> list[dict[str, Any]]:
+def document_rows(nll: Sequence[float], tokens: Sequence[int]) -> list[Row]:
     """A row for each document and quantity: ``nll`` in nats, and how many ``tokens`` it is of."""
     rows = []
     for quantity, values in (("nll", nll), ("tokens", tokens)):
@@ -142,13 +143,13 @@ def document_rows(nll: Sequence[float], tokens: Sequence[int]) -> list[dict[str,
     return rows
 
 
-def layer_rows(quantity: str, values: Mapping[int, float]) -> list[dict[str, Any]]:
+def layer_rows(quantity: str, values: Mapping[int, float]) -> list[Row]:
     """A row for each layer."""
     return [
         {"quantity": quantity, "layer": layer, "value": value} for layer, value in values.items()
     ]
 
 
-def scalar_rows(**values: float) -> list[dict[str, Any]]:
+def scalar_rows(**values: float) -> list[Row]:
     """A row for each quantity that has no coordinate of its own."""
     return [{"quantity": quantity, "value": value} for quantity, value in values.items()]

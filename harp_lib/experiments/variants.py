@@ -77,36 +77,36 @@ def thinned_plan(config: PreTrainedConfig, plan: PruningPlan) -> PruningPlan:
 
 
 def random_shape(
-    name: str, layers: int, dtype: str, seed: int, narrow: bool = False
+    name: str, num_layers: int, dtype: str, seed: int, narrow: bool = False
 ) -> tuple[PreTrainedModel, PruningPlan]:
     """A model of the paper with random weights, and HARP's plan of the published alphas.
 
-    No time depends on the weights. It has the first ``layers`` of the model's layers. If these are
-    not all, HARP prunes the same share of them. A ``narrow`` model has the same layers and heads,
-    so that it has the same variants, in almost no memory.
+    No time depends on the weights. It has the first ``num_layers`` of the model's layers. If these
+    are not all, HARP prunes the same share of them. A ``narrow`` model has the same layers and
+    heads, so that it has the same variants, in almost no memory.
     """
-    config = _shape_config(name, layers)
+    config = _shape_config(name, num_layers)
     if narrow:
         config.head_dim = 2
         config.hidden_size = 2 * config.num_attention_heads
         config.intermediate_size = 2
     printed = printed_plan(name)
     alphas = [printed.alphas[layer] for layer in sorted(printed.alphas, reverse=True)]
-    count = max(1, round(len(alphas) * layers / printed.num_layers))
-    plan = PruningPlan.value_only(layers, alphas[:count])
+    count = max(1, round(len(alphas) * num_layers / printed.num_layers))
+    plan = PruningPlan.value_only(num_layers, alphas[:count])
     return random_model(config, dtype, seed), plan
 
 
-def _shape_config(name: str, layers: int) -> PreTrainedConfig:
+def _shape_config(name: str, num_layers: int) -> PreTrainedConfig:
     """The config of a model of the paper, cut to its first layers."""
     config = paper_configs()[name]
-    config.num_hidden_layers = layers
+    config.num_hidden_layers = num_layers
     if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:layers]
+        config.layer_types = config.layer_types[:num_layers]
     return config
 
 
-def obstacle(name: str, layers: int, dtype: str) -> str | None:
+def why_not_timed(name: str, num_layers: int, dtype: str) -> str | None:
     """Why a random shape cannot be timed on this machine; None if it can.
 
     Where bfloat16 is emulated, its times are those of the emulation.
@@ -115,7 +115,7 @@ def obstacle(name: str, layers: int, dtype: str) -> str | None:
         return None
     if dtype == "bfloat16" and not multiplies_bfloat16():
         return "this processor has no instructions for bfloat16"
-    weights = parameters(_shape_config(name, layers)) * getattr(torch, dtype).itemsize
+    weights = parameters(_shape_config(name, num_layers)) * getattr(torch, dtype).itemsize
     needed = MEMORY_OF_VARIANTS * weights / 2**30
     free = psutil.virtual_memory().available / 2**30
     if needed > free:

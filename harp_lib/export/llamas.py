@@ -9,7 +9,7 @@ import torch
 from accelerate import dispatch_model
 from transformers import PreTrainedModel
 
-from harp_lib.accounting import attention_window
+from harp_lib.accounting import sliding_window
 from harp_lib.models.same_outputs import check_same_outputs, comparable
 from harp_lib.models.savable import built_from_config, check_savable
 from harp_lib.pruning.architecture import decoder_layers
@@ -30,11 +30,11 @@ def check_llama(model: PreTrainedModel, format_name: str, model_types: Sequence[
     if activation != "silu":
         raise ValueError(f"the activation {activation!r} has no place in {format_name}; 'silu' has")
     for index, layer in enumerate(decoder_layers(model)):
-        window = attention_window(model.config, index)
-        if window is None:  # the module may be older than the config
-            window = getattr(layer.self_attn, "sliding_window", None)
-        if window is not None:
-            raise ValueError(f"a sliding window of {window} tokens has no place in {format_name}")
+        width = sliding_window(model.config, index)
+        if width is None:  # the module may be older than the config
+            width = getattr(layer.self_attn, "sliding_window", None)
+        if width is not None:
+            raise ValueError(f"a sliding window of {width} tokens has no place in {format_name}")
     rope_type = model.config.rope_parameters["rope_type"]
     if rope_type not in ROPE_TYPES:
         raise ValueError(

@@ -92,23 +92,8 @@ def planner(
 ) -> Planner:
     """Prepare :func:`make_plan` for many budgets and layer ranges with one calibration.
 
-    Parameters
-    ----------
-    method : str
-        A baseline.
-    model, calibration, **options
-        As in :func:`make_plan`.
-
-    Returns
-    -------
-    callable
-        ``plan(kv_groups, layers)`` returns a :class:`.PruningPlan`. Wanda-sp is fastest if ranges
-        come in rising order.
-
-    Raises
-    ------
-    ValueError
-        For any other method, and for the reasons of :func:`make_plan`.
+    The method is a baseline; any other is a ValueError. ``plan(kv_groups, layers)`` returns a
+    :class:`.PruningPlan`. Wanda-sp is fastest if ranges come in rising order.
     """
     if method not in BASELINES:
         raise ValueError(

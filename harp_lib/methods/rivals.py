@@ -18,7 +18,7 @@ from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.refit import Moments, with_one
 from harp_lib.pruning.architecture import decoder_layers, hidden_states_of
 
-WINDOW = 32  # latest tokens that a token sees
+SLIDING_WINDOW = 32  # latest tokens that a token sees
 SINKS = 4  # first tokens, which every token sees
 
 # Makes features (B, N, features) of hidden states (B, N, d).
@@ -112,7 +112,7 @@ def _least_squares(
 
 @contextmanager
 def windowed(model: PreTrainedModel, stream: LayerStream, layers: Iterable[int]) -> Iterator[None]:
-    """Each token sees the last ``WINDOW`` tokens and the first ``SINKS`` (StreamingLLM).
+    """Each token sees the last ``SLIDING_WINDOW`` tokens and the first ``SINKS`` (StreamingLLM).
 
     Queries and keys stay.
     """
@@ -121,7 +121,7 @@ def windowed(model: PreTrainedModel, stream: LayerStream, layers: Iterable[int])
         hidden = hidden_states_of(args, kwargs)
         position = torch.arange(hidden.shape[1], device=hidden.device)  # (N,)
         distance = position[:, None] - position  # (N, N)
-        visible = (distance >= 0) & ((distance < WINDOW) | (position < SINKS))
+        visible = (distance >= 0) & ((distance < SLIDING_WINDOW) | (position < SINKS))
         mask = torch.zeros(visible.shape, dtype=hidden.dtype, device=hidden.device)
         mask = mask.masked_fill(~visible, torch.finfo(mask.dtype).min)
         return args, kwargs | {"attention_mask": mask[None, None]}  # (1, 1, N, N)

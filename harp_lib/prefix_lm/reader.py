@@ -16,8 +16,8 @@ from .tree import Branch, PackedTree, Tokens, fits, sorted_branches
 WORTH_CACHING = 16  # tokens; a shorter common beginning is not worth a pass of its own
 
 
-class Reading(NamedTuple):
-    """What one forward pass found out about several sequences."""
+class ReadBranches(NamedTuple):
+    """Sequences that one forward pass read, and what it found out about them."""
 
     sequences: list[Tokens]
     logits: torch.Tensor  # (U, V)
@@ -42,7 +42,7 @@ class TreeReader:
         self.device = device
 
     @torch.no_grad()
-    def read(self, num_scored: dict[Tokens, int], keep_cache: bool) -> Iterator[Reading]:
+    def read(self, num_scored: dict[Tokens, int], keep_cache: bool) -> Iterator[ReadBranches]:
         """Read sequences, several in a pass, and score the last ``num_scored`` tokens of each."""
         for branches, num_cached, cache in self._passes(sorted_branches(num_scored)):
             tree = PackedTree(branches, num_cached)
@@ -70,7 +70,7 @@ class TreeReader:
                 cache,
                 torch.tensor(scored_places),
             )
-            yield Reading(
+            yield ReadBranches(
                 sequences=[branch.tokens for branch in branches],
                 logits=logits,
                 logit_rows=[[row_of[place] for place in path] for path in scored_paths],

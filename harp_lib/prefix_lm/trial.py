@@ -97,8 +97,8 @@ def failed_trial(
     device : torch.device
     tokens : tuple of int
         One of the texts, of which the first LONGEST_TRIAL tokens are read; the other leaves it on
-        the way. It should be as long as any that is read later: a window or another limit may
-        matter from some length on.
+        the way. It should be as long as any that is read later: a sliding window or another limit
+        may matter from some length on.
     is_writing : bool
         Whether to compare with ``generate``.
     """

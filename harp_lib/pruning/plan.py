@@ -153,7 +153,7 @@ class PruningPlan:
             alpha is not finite.
         """
         if not isinstance(alphas, Mapping):
-            alphas = {num_layers - 1 - depth: alpha for depth, alpha in enumerate(alphas)}
+            alphas = {num_layers - 1 - place: alpha for place, alpha in enumerate(alphas)}
         layers = {layer: LayerPlan(alpha=float(alpha)) for layer, alpha in alphas.items()}
         return cls(operator.index(num_layers), layers)
 

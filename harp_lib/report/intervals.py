@@ -62,10 +62,6 @@ class Interval:
             return self.opposite().times(-factor)
         return self.mapped(lambda end: end * factor)
 
-    def subtracted_from(self, whole: float) -> "Interval":
-        """What is left of ``whole``, as the share of time that a ratio of times saves."""
-        return self.mapped(lambda end: end - whole).opposite()
-
     def as_row(self) -> dict[str, float]:
         """Value, low, high and n, as columns of a frame."""
         return {"value": self.value, "low": self.low, "high": self.high, "n": self.n}

@@ -149,13 +149,7 @@ def effects_of(rows: pd.DataFrame | pd.Series) -> list[Interval]:
 
 
 def in_words(judged: Sequence[dict[str, Any]]) -> str:
-    """The effects of a claim on a model with their intervals, or why there is none.
-
-    Parameters
-    ----------
-    judged : sequence of dict
-        The rows that :func:`judgement` returns.
-    """
+    """The effects of a :func:`judgement` with their intervals, or why there is none."""
     first = judged[0]
     values = [row["value"] for row in judged]
     if pd.isna(values).all():

@@ -31,18 +31,8 @@ def write_figure(
 ) -> None:
     """Write a figure as png, pdf and svg, and its numbers as csv; display it with a link to them.
 
-    Parameters
-    ----------
-    figure : Figure, Axes or a grid of seaborn
-        What was drawn.
-    folder : Path
-        ``figures/<profile>``.
-    name : str
-        Name of the files.
-    numbers : DataFrame
-        What the figure shows.
-    read : dict
-        The cells that were read, by unit.
+    The figure may be a Figure, Axes or a grid of seaborn. ``folder`` is ``figures/<profile>``, and
+    ``read`` holds the cells that were read, by unit.
     """
     drawn = getattr(figure, "figure", figure)
     csv = _write_numbers(numbers, folder, name)
@@ -63,19 +53,9 @@ def write_table(
 ) -> Markdown:
     """Write a table as csv with all digits, and as Markdown and LaTeX as people read it.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        The numbers.
-    folder, name, read
-        As in :func:`write_figure`.
-    shown : DataFrame, optional
-        What people read, if it is not the numbers themselves.
-
-    Returns
-    -------
-    Markdown
-        What a notebook displays: the table, and a link to its numbers.
+    ``shown`` is what people read, if it is not the numbers themselves; for the other arguments see
+    :func:`write_figure`. A notebook displays what is returned: the table, and a link to its
+    numbers.
     """
     if shown is None:
         shown = frame

@@ -163,15 +163,5 @@ def dot_panels(
 
 
 def shade_layers(ax: Axes, lowest: int, num_layers: int) -> None:
-    """Shade the layers that HARP prunes, where the x axis is the layer's index.
-
-    Parameters
-    ----------
-    ax : Axes
-        Where to draw.
-    lowest : int
-        Index of the lowest pruned layer.
-    num_layers : int
-        Number of layers of the model.
-    """
+    """Shade the layers that HARP prunes, from ``lowest`` up, where x is the layer's index."""
     ax.axvspan(lowest - 0.5, num_layers - 0.5, color=SHADE, zorder=0, linewidth=0)

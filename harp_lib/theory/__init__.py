@@ -190,12 +190,12 @@ def attention(
     return logits.softmax(-1)
 
 
-def visible_positions(tokens: int, window: int | None = None) -> torch.Tensor:
-    """How many positions each token (N,) attends to under a causal mask, in a window if given."""
+def visible_positions(tokens: int, sliding_window: int | None = None) -> torch.Tensor:
+    """How many positions each token (N,) attends to under a causal mask."""
     positions = torch.arange(1, tokens + 1)
-    if window is None:
+    if sliding_window is None:
         return positions
-    return positions.clamp_max(window)
+    return positions.clamp_max(sliding_window)
 
 
 def attention_entropies(A: Matrix, visible: Matrix) -> torch.Tensor:

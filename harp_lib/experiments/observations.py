@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from harp_lib import theory as measures
+from harp_lib import theory
 from harp_lib.evaluation.probe import LayerView, observe_layers
 from harp_lib.experiments.changes import ALPHA_NORM
 from harp_lib.experiments.context import HELD_OUT, SEARCHED, Context
@@ -20,9 +20,8 @@ from harp_lib.names import DENSE
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned, temporarily_value_only
-from harp_lib.results import Cell, Result, behind_bar, rows_of
+from harp_lib.results import Cell, Result, Row, behind_bar, rows_of
 
-Row = dict[str, Any]
 Measure = Callable[[PreTrainedModel, LayerView], Iterator[Row]]
 """What is measured in one layer: rows with a quantity, a value, and a head where there is one.
 
@@ -36,7 +35,7 @@ def similarity(context: Context) -> Iterator[Cell]:
     for text in _texts(context):
         about = {"corpus": text.corpus.name}
         ids = _first_windows(text)
-        observation = partial(_observation, context.model, ids, tokens_of)
+        observation = partial(observe, context.model, ids, tokens_of)
         inputs = {"what": "layers", **_inputs(text)}
         cells.append(Cell(inputs, observation, about))
         if text.corpus.name == context.corpora[0]:
@@ -71,7 +70,7 @@ def norms(context: Context) -> Iterator[Cell]:
 
 def _branches_cell(context: Context, text: Text) -> Cell:
     """Norms and products of the branches of every layer."""
-    observation = partial(_observation, context.model, _first_windows(text), norms_of)
+    observation = partial(observe, context.model, _first_windows(text), norms_of)
     inputs = {"what": "branches", **_inputs(text)}
     return Cell(inputs, observation, {"method": DENSE, "corpus": text.corpus.name})
 
@@ -97,14 +96,9 @@ def _first_windows(text: Text) -> list[torch.Tensor]:
     return [document[0].ids[None] for document in text.documents]
 
 
-def _observation(model: PreTrainedModel, ids: list[torch.Tensor], measure: Measure) -> Result:
-    """The result of a cell: what is measured in each layer of a model."""
-    return {"rows": observe(model, ids, measure)}
-
-
 def observe(
     model: PreTrainedModel, ids: list[torch.Tensor], measure: Measure, column: str = "document"
-) -> list[Row]:
+) -> Result:
     """What ``measure`` finds in each layer as a model reads texts, each ``(1, N)``.
 
     ``column`` names the column that numbers the texts.
@@ -117,7 +111,7 @@ def observe(
                 rows.append({column: number, "layer": view.layer, **row})
 
         observe_layers(model, text, visit)
-    return rows
+    return {"rows": rows}
 
 
 def _row(quantity: str, value: float, **coordinates: int) -> Row:
@@ -131,9 +125,9 @@ def tokens_of(model: PreTrainedModel, view: LayerView) -> Iterator[Row]:
     if view.layer == len(decoder_layers(model)) - 1:
         streams[view.layer + 1] = view.leaving
     for layer, H in streams.items():
-        yield _row("similarity", measures.similarity(H), layer=layer)
-    yield _row("projected similarity", measures.similarity(view.projected))
-    yield _row("block influence", measures.block_influence(view.entering, view.leaving))
+        yield _row("similarity", theory.similarity(H), layer=layer)
+    yield _row("projected similarity", theory.similarity(view.projected))
+    yield _row("block influence", theory.block_influence(view.entering, view.leaving))
     yield from entropies_of(model, view)
     states = view.value_states.double()  # (1, H, N, Dh)
     moved = view.attention.double() @ states - states
@@ -146,7 +140,7 @@ def tokens_of(model: PreTrainedModel, view: LayerView) -> Iterator[Row]:
 
 def entropies_of(model: PreTrainedModel, view: LayerView) -> Iterator[Row]:
     """Normalised entropy of each head's attention."""
-    entropies = measures.attention_entropies(view.attention, view.visible)[0].tolist()
+    entropies = theory.attention_entropies(view.attention, view.visible)[0].tolist()
     for head, value in enumerate(entropies):
         yield _row("entropy", value, head=head)
 
@@ -156,7 +150,7 @@ def norms_of(model: PreTrainedModel, view: LayerView) -> Iterator[Row]:
 
     Products are without the first token, whose stream is far longer than others.
     """
-    ratios = measures.norm_ratios(view.attention, view.value_states)[0].tolist()
+    ratios = theory.norm_ratios(view.attention, view.value_states)[0].tolist()
     for head, value in enumerate(ratios):
         yield _row("ratio", value, head=head)
     parts = (view.entering, view.branch, view.value_only_branch)
@@ -184,13 +178,13 @@ def reconstructing_alphas(result: Result) -> list[float]:
 
 
 @torch.no_grad()
-def repeat_tokens(model: PreTrainedModel, ids: torch.Tensor, tokens: int = 3) -> Result:
+def repeat_tokens(model: PreTrainedModel, ids: torch.Tensor) -> Result:
     """One token of the text at every position, so that rows stay equal in every layer.
 
     What do heads do, and does it matter?
     """
     length = ids.shape[1]
-    places = [length * (number + 1) // (tokens + 1) for number in range(tokens)]
+    places = [length // 4, length * 2 // 4, length * 3 // 4]
     chosen = ids[0, places]
     repeated = [token.expand(1, length).contiguous().to(model.device) for token in chosen]
     everywhere = dict.fromkeys(range(len(decoder_layers(model))), 1.0)
@@ -201,22 +195,22 @@ def repeat_tokens(model: PreTrainedModel, ids: torch.Tensor, tokens: int = 3) ->
             pruned = model(text).logits.double()
         difference = ((pruned - dense).abs().max() / dense.std()).item()
         rows.append(_row("logit difference", difference, token=number))
-    return {"rows": rows + observe(model, repeated, entropies_of, column="token")}
+    return {"rows": rows + observe(model, repeated, entropies_of, column="token")["rows"]}
 
 
 def follow(text: Text, alphas: Mapping[int, float]) -> Result:
-    """The norm of the residual stream at each depth, of each document.
+    """The norm of the residual stream at each layer boundary, of each document.
 
-    Depth i is what enters layer i, and the last one is what leaves the top.
+    Boundary i is what enters layer i, and the last one is what leaves the top.
     """
     plan = PruningPlan.value_only(len(decoder_layers(text.model)), alphas)
     rows = [_row("alpha", alpha, layer=layer) for layer, alpha in alphas.items()]
-    norms = []  # (depths, documents)
+    norms = []  # (boundaries, documents)
     for hidden in text.passing(0, temporarily_pruned(text.model, plan)):
         # Of each window (N, d), without its first token.
         squares = [H[1:].double().square().sum().item() for batch in hidden for H in batch]
         norms.append([total**0.5 for total in text.by_document(squares)])
-    for depth, of_documents in enumerate(norms):
+    for boundary, of_documents in enumerate(norms):
         for document, value in enumerate(of_documents):
-            rows.append(_row("stream norm", value, document=document, layer=depth))
+            rows.append(_row("stream norm", value, document=document, layer=boundary))
     return {"rows": rows}
