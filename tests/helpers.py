@@ -9,10 +9,6 @@ import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-from harp_lib import without_grammar  # noqa: F401
-
-# isort: split
-
 import nbformat
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LlamaModel

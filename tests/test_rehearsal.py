@@ -171,7 +171,6 @@ def test_the_double_ends_with_who_started_it(tmp_path):
     code = f"""
 import sys
 sys.path.insert(0, {str(CHECKOUT / "tests")!r})
-sys.modules["rehearse.make_hub"] = sys  # which is slow to import, and not used
 from pathlib import Path
 from rehearse import start
 server = start.start_hub(Path({str(tmp_path)!r}))
