@@ -43,7 +43,7 @@ def costs_of_alpha():
 
 def rules_against_the_search():
     highest = 100 * (table("rules_for_alpha").groupby("α")["value"].max() - 1)
-    return highest["keep the direction"], highest["keep the norm"]
+    return highest["projection"], highest["keep the norm"]
 
 
 def what_attention_does():

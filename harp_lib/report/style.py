@@ -20,7 +20,7 @@ METHOD_COLOURS = {"dense": DENSE} | {
 """A colour for each method's title."""
 RULE_COLOURS = {
     "searched α": CATALOGUE["harp"].colour,
-    "keep the direction": "#d81b60",
+    "projection": "#d81b60",
     "keep the norm": "#a0522d",
     "α = 0.5": "#c2c2c2",
     "α = 1": "#949494",
