@@ -51,7 +51,7 @@ def test_a_checkpoint_is_whole_and_saved_again_the_same(checkpoint, tokens, tmp_
     folder, expected = checkpoint
     names = {file.name for file in folder.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "pruning_plan.json"} <= names
-    assert {"plan.py", "layers.py", "architecture.py", "surgery.py", "remote.py"} <= names
+    assert {"plan.py", "layers.py", "architecture.py", "swap.py", "remote.py"} <= names
     assert PruningPlan.from_json(folder / "pruning_plan.json") == PLAN
     assert os.listdir(folder.parent) == ["pruned"], "temporary folders are gone"
     model, tokenizer = load_pruned(folder)

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from harp_lib.accounting import count_groups, paper_configs, parameters, printed_plan
 from harp_lib.models.load import random_model
 from harp_lib.names import DENSE
-from harp_lib.pruning import remote, surgery
+from harp_lib.pruning import remote, swap
 from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.layers import repeats_values
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
@@ -56,7 +56,7 @@ def make_variants(model: PreTrainedModel, plan: PruningPlan) -> dict[str, Varian
     variants = {DENSE: Variant(model)}
     for name, variant_plan in plans.items():
         twin = copy.deepcopy(model, dict(shared))
-        surgery.swap_modules(twin, variant_plan, fold_output=name == FOLDED)
+        swap.swap_modules(twin, variant_plan, fold_output=name == FOLDED)
         if name == TAIL:
             # The forward pass of a saved checkpoint; the other variants run every position.
             twin.__class__ = remote.pruned_class(type(twin))

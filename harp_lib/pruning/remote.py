@@ -22,7 +22,7 @@ from .architecture import check_fits, has_known_parts
 from .generation import fitting, sliced_layers
 from .layers import LoneAttention
 from .plan import PruningPlan
-from .surgery import swap_modules
+from .swap import swap_modules
 
 # Replaces the name of the activation in a saved config.json. Code that does not know pruned
 # checkpoints would fill the missing queries and keys with random numbers and run; now it stops with

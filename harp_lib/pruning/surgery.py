@@ -1,4 +1,4 @@
-"""Carries out a pruning plan: the only file that changes a model.
+"""Carries out a pruning plan on a model in memory.
 
 A value-only layer of the paper's Section 2.3 computes ``H + alpha * H W_V W_O``. Surgery replaces
 its attention by :class:`~harp_lib.pruning.layers.LoneAttention`, which is ``H W_V W_O``, and
@@ -22,16 +22,10 @@ from .architecture import (
     output_norm,
     output_norm_name,
 )
-from .layers import (
-    LoneAttention,
-    cache_index,
-    linear_like,
-    pruned_attention,
-    pruned_ffn,
-    scaled,
-    with_parts,
-)
+from .layers import LoneAttention, cache_index, linear_like, scaled, with_parts
 from .plan import PruningPlan
+from .remote import pruned_class
+from .swap import swap_modules
 
 Weights = Mapping[int, Mapping[str, torch.Tensor]]
 
@@ -108,8 +102,6 @@ def _original_layers(model: PreTrainedModel, plan: PruningPlan) -> ExitStack:
 
 def _mark_as_pruned(model: PreTrainedModel, plan: PruningPlan, fold_output: bool) -> None:
     """Give ``model`` the class and the config of a pruned model."""
-    from .remote import pruned_class  # which itself imports this file
-
     config = model.config
     pruned_config = copy.deepcopy(config)  # another model may share the dense config
     pruned_config.__class__ = pruned_class(type(config))
@@ -132,36 +124,6 @@ def fold_alpha(layer: nn.Module, alpha: float) -> None:
     # alpha times as much.
     offset = (norm(torch.ones_like(norm.weight)) - norm.weight).double().mean().round()
     setattr(layer, output_norm_name(layer), scaled(norm, alpha, offset))
-
-
-def swap_modules(
-    model: PreTrainedModel,
-    plan: PruningPlan,
-    fold_output: bool = False,
-    refitted: Mapping[int, nn.Module] | None = None,
-) -> None:
-    """Replace the modules that lose something; no weight is changed, and alpha is not applied.
-
-    ``refitted`` holds ready attention modules by layer index, which take precedence.
-    """
-    attentions = dict(refitted or {})
-    layers = decoder_layers(model)
-    for index, layer_plan in plan.layers.items():
-        layer = layers[index]
-        if sum(other is layer for other in layers) > 1:
-            layer = with_parts(layer)  # its other places keep what they have
-            layers[index] = layer
-        # A layer that keeps its attention may have none.
-        if layer_plan.alpha is not None or layer_plan.removed_groups:
-            stock = layer.self_attn
-            if index not in attentions:
-                attentions[index] = pruned_attention(
-                    stock, cache_index(layers, index), layer_plan, fold_output
-                )
-            attentions[index].training = stock.training
-            layer.self_attn = attentions[index]
-        if layer_plan.removed_channels:  # a layer that keeps its channels may have any kind of FFN
-            layer.mlp = pruned_ffn(layer.mlp, layer_plan)
 
 
 def _refitted_attention(
