@@ -67,14 +67,22 @@ class TextBatch:
             values = torch.stack([padded(values, room) for _, values in parts])
             self.cache.layers.append(RoomyLayer(keys, values, longest))
 
-    def keep(self, rows: list[int]) -> None:
-        """Leave out the texts that have ended."""
-        self.texts = [self.texts[row] for row in rows]
-        self._lengths = self._lengths[rows]
-        self.positions = self.positions[rows]
-        self.visible = self.visible[rows]
+    def keep(self, rows: list[int]) -> list[int]:
+        """Leave out the texts that have ended; return which row each of the others had.
+
+        The last rows move to where texts have ended, so that little is copied.
+        """
+        order = list(range(len(rows)))
+        moved = [row for row in rows if row >= len(rows)]
+        for row, gap in zip(moved, sorted(set(order) - set(rows)), strict=True):
+            order[gap] = row
+        self.texts = [self.texts[row] for row in order]
+        self._lengths = self._lengths[order]
+        self.positions = self.positions[order]
+        self.visible = self.visible[order]
         for layer in self.cache.layers:
-            layer.batch_select_indices(rows)
+            layer.keep(order)
+        return order
 
     def add_position(self) -> None:
         """Make each text one token longer."""
@@ -125,10 +133,14 @@ class RoomyLayer(CacheLayerMixin):
         self._fill(end)
         return self.keys, self.values
 
-    def batch_select_indices(self, rows: list[int]) -> None:
-        """Keep some texts of the batch."""
-        self.all_keys = self.all_keys[rows]
-        self.all_values = self.all_values[rows]
+    def keep(self, order: list[int]) -> None:
+        """Keep the texts in these rows, in this order. A row may only move to a lower one."""
+        for place, row in enumerate(order):
+            if place != row:
+                self.all_keys[place] = self.all_keys[row]
+                self.all_values[place] = self.all_values[row]
+        self.all_keys = self.all_keys[: len(order)]
+        self.all_values = self.all_values[: len(order)]
         self._fill(self.num_tokens)
 
     def get_seq_length(self) -> int:

@@ -206,8 +206,7 @@ class PrefixLM(HFLM):
             if not unfinished or step + 1 == max_new_tokens:
                 break
             if len(unfinished) < len(batch.texts):
-                batch.keep(unfinished)
-                tokens = tokens[unfinished]
+                tokens = tokens[batch.keep(unfinished)]
             batch.add_position()
             logits = reader.next_logits(batch, tokens)
 
