@@ -26,6 +26,7 @@ from transformers.models.llama import modeling_llama
 from harp_lib import PruningPlan, apply_plan
 from harp_lib.models.registry import SHAPE, tiny_tokenizer
 from harp_lib.prefix_lm import lm, tree
+from harp_lib.prefix_lm.cache import ReadPrompt, TextBatch
 from harp_lib.pruning.plan import LayerPlan
 
 PLANS = {
@@ -301,3 +302,19 @@ def test_each_token_is_read_once_and_logits_are_few(tiny):
         num_answer_tokens += len(continuation)
     assert sum(num_read) == len(beginnings), "each different beginning is one token to read"
     assert sum(num_logits) <= num_answer_tokens
+
+
+def test_texts_that_go_on_keep_their_keys_when_others_end():
+    prompts = []
+    for text in range(5):
+        part = torch.full((1, text + 1, 2), float(text))  # (K, N, Dh)
+        prompts.append(ReadPrompt(tuple(range(text + 1)), torch.zeros(3), [(part, -part)]))
+    batch = TextBatch(prompts, max_new_tokens=3)
+    order = batch.keep([1, 3, 4])
+    assert order == batch.texts
+    assert sorted(order) == [1, 3, 4]
+    (layer,) = batch.cache.layers
+    for row, text in enumerate(batch.texts):
+        assert batch.visible[row].sum() == text + 1
+        assert (layer.keys[row, :, : text + 1] == text).all()
+        assert (layer.values[row, :, : text + 1] == -text).all()

@@ -206,7 +206,8 @@ class PrefixLM(HFLM):
             if not unfinished or step + 1 == max_new_tokens:
                 break
             if len(unfinished) < len(batch.texts):
-                tokens = tokens[batch.keep(unfinished)]
+                rows = batch.keep(unfinished)
+                tokens = tokens[rows]
             batch.add_position()
             logits = reader.next_logits(batch, tokens)
 
