@@ -118,7 +118,7 @@ def test_a_new_model_gets_the_largest_number_of_rows(tmp_path):
     for model in [*models, "smollm2-135m"]:
         tasks = profile_for(model, profile)["evaluation"]["tasks"]
         rows[model] = tasks["gsm8k"]["rows"] if "gsm8k" in tasks else None
-    assert rows == {"gemma3-270m": 50, "tiny-llama": 100, "smollm2-135m": None}
+    assert rows == {"gemma3-270m": 50, "tiny-llama": 150, "smollm2-135m": None}
 
 
 def test_a_limit_adds_no_benchmark_to_a_model(tmp_path):

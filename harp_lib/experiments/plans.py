@@ -64,7 +64,7 @@ def readings(context: Context) -> dict[str, Reading]:
     chosen = dict(OTHER_READINGS)
     if context.pieces_begin_with_bos:
         chosen |= WITHOUT_BOS
-    draws = context.profile["baselines"].get("draws", {}).get(context.name, 0)  # beside the first
+    draws = context.profile["baselines"]["draws"].get(context.name, 0)  # beside the first
     for draw, method in product(range(1, 1 + draws), REDRAWN):
         chosen[f"{method}-draw-{draw}"] = Reading(method, draw=draw)
     return chosen
