@@ -42,8 +42,10 @@ def costs_of_alpha():
 
 
 def rules_against_the_search():
-    highest = 100 * (table("rules_for_alpha").groupby("α")["value"].max() - 1)
-    return highest["projection"], highest["keep the norm"]
+    multiples = table("rules_for_alpha")
+    highest = 100 * (multiples.groupby("α")["value"].max() - 1)
+    norm = multiples.query("α == 'keep the norm' and model != 'Qwen 0.5B'")["value"]
+    return highest["projection"], highest["keep the norm"], 100 * (norm.max() - 1)
 
 
 def what_attention_does():
@@ -72,7 +74,8 @@ SENTENCES = {
     "perplexity is up to {:.1f} times the dense model's with α = 1, and at most {:.1f} times with "
     "the searched α": costs_of_alpha,
     "On three texts perplexity with the projection is at most {:.1f} % above that with the "
-    "searched α, and with the α that keeps the norm up to {:.0f} %": rules_against_the_search,
+    "searched α, and with the α that keeps the norm up to {:.0f} % (Qwen 0.5B on WikiText-2; on "
+    "the other models up to {:.0f} %)": rules_against_the_search,
     "Of {} problems it solves {:.1f} % unpruned, {:.1f} % with HARP, {:.1f} % with HARP+FLAP, and "
     "at most {:.1f} % with an older method": solved_problems,
     "an entropy of {:.2f}, where 1 is uniform, and in every layer attention changes the values by "
@@ -157,7 +160,7 @@ def test_claims_on_models_are_counted():
         ("perplexity-heads", "B", "", 1.0, ""),
         ("faster", "B", "", None, "–"),
     ).assign(kind=kinds)
-    sentence = "All claims have 2 marks: 1 ✓, 1 ✗ and 0 ?; 1 more could not be tested."
+    sentence = "All claims together have 2 marks: 1 ✓, 1 ✗ and 0 ?; 1 more could not be tested."
     assert ledger.counted(judged) == sentence
 
 

@@ -45,7 +45,7 @@ def counted(judged: pd.DataFrame) -> str:
     tested = numbers.drop(judge.NOT_RUN, errors="ignore").sum()
     marks = (judge.REPRODUCED, judge.REFUTED, judge.INCONCLUSIVE)
     first, second, third = (f"{numbers.get(mark, 0)} {mark}" for mark in marks)
-    sentence = f"All claims have {tested} marks: {first}, {second} and {third}"
+    sentence = f"All claims together have {tested} marks: {first}, {second} and {third}"
     not_run = numbers.get(judge.NOT_RUN, 0)
     if not_run:
         sentence += f"; {not_run} more could not be tested"
