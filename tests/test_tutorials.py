@@ -110,6 +110,7 @@ def show_added_method():
     pyplot.switch_backend("agg")
     for name in ("04_baselines", "05_main_tables"):
         notebook = notebooks.without_models(nbformat.read(config.NOTEBOOKS / f"{name}.ipynb", 4))
+        notebook = notebooks.without_left_out(notebook, config.read_profile("mini"))
         variables = {}
         for cell in notebook.cells:
             if cell.cell_type == "code":
