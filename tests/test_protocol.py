@@ -25,6 +25,13 @@ def test_replies_of_the_larger_model_to_bbh():
     assert f"none of the {found} answers that it finds in {asked} replies is right" in TEXT
 
 
+def test_the_second_of_two_searches_in_bfloat16():
+    rows = Results("small").rows("frontier", "perplexity")
+    rows = rows.query("model == 'Qwen 1.5B' and method == 'harp' and corpus == 'wikitext'")
+    [second] = rows.query("layer == 27 and alpha == 0")["value"]
+    assert f"and of {second:.3f}" in TEXT
+
+
 @pytest.fixture
 def bits_of_bbh(only_committed):
     """Bits per byte of answers to BBH, question × method, for each model."""
