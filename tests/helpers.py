@@ -32,7 +32,7 @@ NOT_LINKED = ("results", "reference", "models")
 """Folders of data that a run in a scratch checkout has to itself."""
 TIMED = ("seconds", "time", "device", "versions")
 """Entries of a cell in which two runs may differ."""
-TIMED_QUANTITIES = ("seconds", "prompt", "generation", "peak_bytes")
+TIMED_QUANTITIES = ("seconds", "prompt", "generation")
 """Quantities of rows in which two runs may differ."""
 VISION = {  # the smallest vision tower of a multimodal model
     "hidden_size": 16,

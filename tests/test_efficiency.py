@@ -116,10 +116,8 @@ def check_prefills(repetitions_by_length):
         flops = by_variant(name, "flops full")
         assert set(flops) == set(by_variant(name, "flops causal")) == set(VARIANTS)
         assert flops["dense"] >= flops["harp"] >= flops["harp-folded"] >= flops["harp-tail"]
-        has_memory = "peak_bytes" in set(rows_of(read(name)["result"])["quantity"])
+        has_memory = "cache_bytes" in set(rows_of(read(name)["result"])["quantity"])
         assert has_memory == (repetitions > 1), "one run is not measured twice"
-        if has_memory:
-            assert set(by_variant(name, "peak_bytes")) == set(VARIANTS)
     held = by_variant("prefill-16", "cache_bytes")
     assert set(held) == set(VARIANTS)
     assert held["harp-tail"] * 8 == held["harp"] * 8 == held["dense"] * 6
@@ -136,14 +134,11 @@ def check_split():
 
 
 def check_decoding():
-    """Seconds of new tokens, and the bytes that the first one moves."""
+    """Seconds of new tokens."""
     seconds = rows("decode-16", "seconds")
     timed = ["dense", "harp", "harp-folded", "thinned"]
     assert seconds["variant"].unique().tolist() == timed
     assert seconds.groupby("variant").size().eq(2).all()
-    moved = by_variant("decode-16", "bytes")
-    assert set(moved) == set(timed)
-    assert moved["harp"] < moved["dense"]
 
 
 def test_a_length_that_fails_is_kept_and_tried_again(profile, monkeypatch):

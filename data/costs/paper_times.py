@@ -10,7 +10,7 @@ are random, in bfloat16, because no time depends on them. It times prefills, wit
 last position alone, at the paper's seven lengths, and new tokens after two of them. The variants
 are the dense model, HARP (the paper's eight layers and α), HARP with tail-only prefill, and the
 model without as many groups, taken evenly. They take turns, so times are compared within a round. A
-round before the first one warms up and measures the peak of memory.
+round before the first one warms up.
 
 It prints a line for each length as it comes: the median of the dense model's seconds, and for each
 variant the median of its times as multiples of the dense model's in the same round, with the
@@ -161,10 +161,6 @@ def line(measurement: Measurement, result: Result, most: int) -> str:
             pairs = zip(of_variant, dense, strict=True)
             ratios = [of_round / of_dense for of_round, of_dense in pairs]
             texts.append(f"{name} {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
-    rows = rows_of(result)
-    peaks = rows[rows["quantity"] == "peak_bytes"].dropna(subset="value")
-    for name, peak in zip(peaks["variant"], peaks["value"], strict=True):
-        texts.append(f"{name}'s peak {peak / 2**30:.2f} GiB beyond weights")
     return f"{begin}, {len(dense)} of {most} rounds: {', '.join(texts)}"
 
 

@@ -1,11 +1,8 @@
 """How time and memory of a model are measured; ``experiments/efficiency.py`` says of what."""
 
-import ctypes
-import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -139,32 +136,3 @@ def filled_cache(model: PreTrainedModel, tokens: int) -> DynamicCache:
 def cache_bytes(cache: Cache) -> int:
     """Bytes of keys and values in a cache; a sliding window of W tokens holds the last W - 1."""
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-
-
-def peak_memory(run: Callable[[], T], device: torch.device) -> tuple[T, int | None]:
-    """What ``run`` returns, and the most bytes it uses beyond those in use before.
-
-    On a GPU these are bytes of tensors. Elsewhere they are resident memory of the whole process,
-    which only Linux reports; on other systems the second value is None.
-    """
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        result = run()
-        return result, torch.cuda.max_memory_allocated(device) - before
-    try:
-        # Memory that was freed before would be used again, and not be seen.
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
-        before = _resident_bytes("VmRSS")
-    except (AttributeError, OSError, TypeError):  # another C library, another system
-        return run(), None
-    result = run()
-    return result, _resident_bytes("VmHWM") - before
-
-
-def _resident_bytes(field: str) -> int:
-    """A field of the kernel's status of this process, in bytes."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    kilobytes = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE).group(1)
-    return 1024 * int(kilobytes)

@@ -46,9 +46,6 @@ TIMED = {
 PAIRS = {"full": False, "causal": True}
 """Query-key pairs that are counted: all, or those that are visible."""
 POINTS = 33  # of each counted curve
-# How often all keys and values move for each new token: read and written for a longer copy, and
-# read by attention.
-CACHE_MOVES = 3
 
 Measurement = tuple[str, int, int]  # kind, tokens and repetitions
 Models = dict[str, PreTrainedModel]  # by the name of a variant
@@ -188,15 +185,16 @@ class Bench:
             return measure(models, tokens, repetitions, bar)
 
     def prefill(self, models: Models, tokens: int, repetitions: int, bar: tqdm) -> Result:
-        """Seconds of a prefill, counted operations of one, and cache and peak of one before."""
+        """Seconds of a prefill, its counted operations, and the cache that one before it fills."""
         ids = self._ids(tokens)
         rows = []
-        # What a process takes once shall not be in the first peak.
+        # What a process takes once shall not be in the first time.
         timing.prefill(models[DENSE], ids[:, :16])
         prefills = {name: partial(timing.prefill, model, ids) for name, model in models.items()}
         if repetitions > 1:
             for name, prefill in prefills.items():
-                rows += self._memory_rows(name, prefill)
+                held = timing.cache_bytes(prefill())
+                rows.append({"quantity": "cache_bytes", "variant": name, "value": held})
                 bar.update()
         timed = self._timed(prefills)
         seconds = timing.interleaved(timed, repetitions, bar, warm_up=False)
@@ -205,14 +203,6 @@ class Bench:
                 flops = prefill_flops(self.config, plan, tokens, causal, fold_output, tail_only)
                 rows.append({"quantity": f"flops {pairs}", "variant": name, "value": flops})
         return {"rows": _seconds_rows(seconds) + rows}
-
-    def _memory_rows(self, name: str, prefill: Callable[[], Any]) -> list[Row]:
-        """Bytes of the cache that a prefill fills, and of memory at its peak."""
-        held, peak = timing.peak_memory(lambda: timing.cache_bytes(prefill()), self.device)
-        return [
-            {"quantity": "cache_bytes", "variant": name, "value": held},
-            {"quantity": "peak_bytes", "variant": name, "value": peak},
-        ]
 
     def _timed(self, runs: Mapping[str, Callable[[], Any]]) -> dict[str, Callable[[], float]]:
         """For each run by name a function that returns its seconds."""
@@ -232,23 +222,16 @@ class Bench:
         return {"rows": rows}
 
     def decode(self, models: Models, tokens: int, repetitions: int, bar: tqdm) -> Result:
-        """Seconds of some new tokens after ``tokens`` others.
-
-        Beside them the bytes that the first of the new tokens has to move.
-        """
+        """Seconds of some new tokens after ``tokens`` others."""
         ids = self._ids(self.steps)
         caches = {name: timing.filled_cache(model, tokens) for name, model in models.items()}
-        rows = []
-        for name, model in models.items():
-            moved = weight_bytes(model) + CACHE_MOVES * timing.cache_bytes(caches[name])
-            rows.append({"quantity": "bytes", "variant": name, "value": moved})
 
         def run(name: str) -> torch.Tensor:
             return timing.decode(models[name], continued(caches[name]), ids)
 
         timed = self._timed({name: partial(run, name) for name in models})
         seconds = timing.interleaved(timed, repetitions, bar, repetitions > 1)
-        return {"rows": _seconds_rows(seconds) + rows}
+        return {"rows": _seconds_rows(seconds)}
 
     def llama_cpp(self, models: Models, tokens: int, repetitions: int, bar: tqdm) -> Result:
         """Speeds of llama.cpp, with weights in float16.
@@ -312,15 +295,3 @@ def _seconds_rows(measured: Mapping[str, Sequence[float]]) -> list[Row]:
     return [
         {"quantity": "seconds", **run, "value": seconds} for run, seconds in _repetitions(measured)
     ]
-
-
-def weight_bytes(model: PreTrainedModel) -> int:
-    """Bytes of the weights that every token reads.
-
-    These are all but an embedding that is not the output head.
-    """
-    embedding = model.get_input_embeddings().weight
-    head = model.get_output_embeddings().weight
-    return sum(
-        weight.nbytes for weight in model.parameters() if weight is head or weight is not embedding
-    )
