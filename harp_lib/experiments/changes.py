@@ -207,36 +207,29 @@ class Change:
 
     def search_cell(self) -> Cell:
         """The search of one of ``OTHER_SEARCHES``, which goes on where it was interrupted."""
-        searches = {
-            ALPHA_SEARCH: self._search_on_calibration,
-            IN_FLOAT32: self._search_in_float32,
-            IN_PAIRS: self._search_in_pairs,
-        }
         inputs = {"what": "search", **self.inputs}
-        return Cell(inputs, searches[self.method], self.about, resumes=True)
+        return Cell(inputs, self._search, self.about, resumes=True)
 
-    def _search_on_calibration(self, kept: Path) -> Result:
-        """HARP's search on the text that others are fitted on."""
-        text = torch.stack(self.calibration)  # (samples, tokens)
-        found = search_alphas(self.context.model, text, len(self.layers), resume=kept)
-        return {"rows": search_rows(found, text[:, 1:].numel())}
-
-    def _search_in_float32(self, kept: Path) -> Result:
-        """HARP's search of the same model in float32."""
-        windows, tokens = self._searched()  # not the text, which holds the model
-        in_float32 = replace(self.context, profile=self.context.profile | {"dtype": "float32"})
-        found = search_alphas(in_float32.model, windows, len(self.layers), resume=kept)
-        return {"rows": search_rows(found, tokens)}
-
-    def _search_in_pairs(self, kept: Path) -> Result:
-        """HARP's search with each document twice in a batch."""
-        windows, tokens = self._searched()
-        twice = [window for window in windows for _ in range(2)]
-        found = search_alphas(self.context.model, twice, len(self.layers), resume=kept)
+    def _search(self, kept: Path) -> Result:
+        """HARP's search on another text, in float32, or with each document twice in a batch."""
+        context = self.context
+        if self.method == ALPHA_SEARCH:
+            text = torch.stack(self.calibration)  # (samples, tokens)
+            tokens = text[:, 1:].numel()
+        else:
+            text, tokens = self._searched()
+        if self.method == IN_PAIRS:
+            text = [window for window in text for _ in range(2)]
+        if self.method == IN_FLOAT32:
+            context = replace(context, profile=context.profile | {"dtype": "float32"})
+        found = search_alphas(context.model, text, len(self.layers), resume=kept)
         return {"rows": search_rows(found, tokens)}
 
     def _searched(self) -> tuple[list[Window], int]:
-        """The text that HARP searches on, and how many of its tokens are predicted."""
+        """The windows that HARP searches on, and how many of their tokens are predicted.
+
+        Not the text itself, which would hold the model while another one is loaded.
+        """
         text = self.context.text(self.context.corpora[0], SEARCHED)
         return text.windows, sum(text.tokens)
 

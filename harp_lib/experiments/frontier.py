@@ -70,7 +70,7 @@ def reasons(context: Context) -> Iterator[Cell]:
     changes = [change(DENSE), change(HARP, top, TOP, texts=1)]
     changes += _reasons(context, context.num_pruned)
     changes.append(change(NO_ATTENTION, top, TOP))
-    changes.append(change(ALPHA_FIT, top, TOP, texts=2, samples=_samples(context)))
+    changes.append(_fitted(context, ALPHA_FIT, top, TOP))
     # Does alpha have to be chosen for each layer, and from how much text?
     changes.append(change(ALPHA_SINGLE, top, TOP, texts=1))
     changes.append(change(ALPHA_FIT_SEARCHED, top, TOP, texts=1))
@@ -105,7 +105,7 @@ def frontier_scores(context: Context) -> Iterator[Cell]:
     for ranking in (EXPLAINED, INFLUENCE):
         if ranking == EXPLAINED or ranking in _of_model(context, "rankings", ()):
             layers = chosen_layers(context, ranking, 0, count)
-            changes.append(change(REFIT, layers, ranking, texts=2, samples=_samples(context)))
+            changes.append(_fitted(context, REFIT, layers, ranking))
     evaluator = Evaluator(context.profile, context.seed, "frontier")
     for change in changes:
         cells = []
@@ -231,22 +231,29 @@ def _samples(context: Context) -> int:
     return samples // 2
 
 
+def _fitted(
+    context: Context, method: str, layers: tuple[int, ...], ranking: str, **others: int
+) -> Change:
+    """A change that is fitted on both kinds of calibration text."""
+    return Change(context, method, layers, ranking, texts=2, samples=_samples(context), **others)
+
+
 def _changes(context: Context) -> Iterator[Change]:
     yield Change(context, DENSE)
     for count in layer_counts(context):
         top = _top(context, count)
         yield Change(context, NO_ATTENTION, top, TOP)
         yield Change(context, HARP, top, TOP, texts=1)
-        yield from _fitted(context, count, 0, FITTED)
+        yield from _all_fits(context, count, 0)
         for ranking in _of_model(context, "rankings", ()):
             layers = chosen_layers(context, ranking, 0, count)
             methods = (REFIT,)
             if ranking == INFLUENCE:
                 methods = FITTED  # what the refit of these layers is compared with
             for method in methods:
-                yield Change(context, method, layers, ranking, texts=2, samples=_samples(context))
+                yield _fitted(context, method, layers, ranking)
         if count in layers_of(context, _of_model(context, "searched", ())):
-            yield Change(context, ALPHA_SEARCH, top, TOP, texts=2, samples=_samples(context))
+            yield _fitted(context, ALPHA_SEARCH, top, TOP)
         if count == _a_third(context):
             yield from _closer(context, count)
 
@@ -257,7 +264,7 @@ def _compared(context: Context) -> Iterator[Change]:
     top = _top(context, count)
     yield Change(context, NO_ATTENTION, top, TOP)
     yield Change(context, HARP, top, TOP, texts=1)
-    yield Change(context, REFIT, top, TOP, texts=2, samples=_samples(context))
+    yield _fitted(context, REFIT, top, TOP)
     yield from _reasons(context, count)
     if context.name in context.profile["frontier"].get("searched_again", ()):
         yield Change(context, IN_FLOAT32, top, TOP, texts=1)
@@ -271,14 +278,12 @@ def _of_model(context: Context, setting: str, default: Any) -> Any:
     return context.profile["frontier"].get(setting, {}).get(context.name, default)
 
 
-def _fitted(context: Context, count: int, draw: int, methods: Sequence[str]) -> Iterator[Change]:
+def _all_fits(context: Context, count: int, draw: int) -> Iterator[Change]:
     """The top layers and those explained best, fitted in several ways on the same text."""
     chosen = {TOP: _top(context, count), EXPLAINED: chosen_layers(context, EXPLAINED, draw, count)}
     for ranking, layers in chosen.items():
-        for method in methods:
-            yield Change(
-                context, method, layers, ranking, texts=2, samples=_samples(context), draw=draw
-            )
+        for method in FITTED:
+            yield _fitted(context, method, layers, ranking, draw=draw)
 
 
 def _reasons(context: Context, count: int) -> Iterator[Change]:
@@ -295,8 +300,7 @@ def _reasons(context: Context, count: int) -> Iterator[Change]:
 
 def norm_keeping(context: Context, count: int) -> Change:
     """The alpha of the top layers that keeps the norm of the residual stream."""
-    samples = _samples(context)
-    return Change(context, ALPHA_NORM, _top(context, count), TOP, texts=2, samples=samples)
+    return _fitted(context, ALPHA_NORM, _top(context, count), TOP)
 
 
 def _rivals(context: Context, count: int) -> Iterator[Change]:
@@ -307,25 +311,21 @@ def _rivals(context: Context, count: int) -> Iterator[Change]:
         if method == "windowed":  # which is not fitted
             yield Change(context, method, top, TOP)
         else:
-            yield Change(context, method, top, TOP, texts=2, samples=_samples(context))
+            yield _fitted(context, method, top, TOP)
 
 
 def _closer(context: Context, count: int) -> Iterator[Change]:
     """A third of the layers: other draws, more and less calibration text, and pass keys."""
     for draw in range(1, 1 + _of_model(context, "seeds", 0)):
-        yield from _fitted(context, count, draw, FITTED)
+        yield from _all_fits(context, count, draw)
         if INFLUENCE in _of_model(context, "rankings", ()):
             layers = chosen_layers(context, INFLUENCE, draw, count)
-            samples = _samples(context)
-            yield Change(context, REFIT, layers, INFLUENCE, texts=2, samples=samples, draw=draw)
+            yield _fitted(context, REFIT, layers, INFLUENCE, draw=draw)
     explained = chosen_layers(context, EXPLAINED, 0, count)
     for samples in _of_model(context, "curve", ()):
         yield Change(context, REFIT, explained, EXPLAINED, texts=2, samples=samples)
     if context.name in context.profile["frontier"]["passkey_study"]:
-        samples = _samples(context)
         for layer in explained:
             rest = tuple(other for other in explained if other != layer)
-            yield Change(context, REFIT, rest, EXPLAINED, texts=2, samples=samples, without=layer)
-        yield Change(
-            context, REFIT, explained, EXPLAINED, texts=2, samples=samples, prompts=PROMPTS
-        )
+            yield _fitted(context, REFIT, rest, EXPLAINED, without=layer)
+        yield _fitted(context, REFIT, explained, EXPLAINED, prompts=PROMPTS)
