@@ -75,7 +75,7 @@ def obstacle(repository: Repository) -> str | None:
     file = "config.json" if repository.kind == "model" else "README.md"
     url = hf_hub_url(repository.name, file, repo_type=repository.kind)
     try:
-        patiently(lambda: get_hf_file_metadata(url))
+        patiently(get_hf_file_metadata, url)
     except errors.EntryNotFoundError:
         return None  # the repository is there, and open
     except (errors.GatedRepoError, errors.RepositoryNotFoundError) as error:
@@ -98,17 +98,17 @@ def _refusal(repository: Repository, error: Exception) -> str:
     )
 
 
-def patiently(ask: Callable[[], Value]) -> Value:
+def patiently(ask: Callable[..., Value], *arguments: Any, **options: Any) -> Value:
     """What ``ask`` returns; a busy hub is asked again, after a pause."""
     for pause in PAUSES:
         try:
-            return ask()
+            return ask(*arguments, **options)
         except Exception as error:
             if not _passes(error):
                 raise
             print(f"the hub is busy ({_first_line(error)}); again in {pause} s", flush=True)
             time.sleep(pause)
-    return ask()
+    return ask(*arguments, **options)
 
 
 def _passes(error: BaseException | None) -> bool:
@@ -228,9 +228,8 @@ def fetch(profile: dict[str, Any], models: Iterable[str]) -> None:
     _check_room(repositories)
     for repository in repositories:
         print(f"fetching {repository.name}", flush=True)
-        patiently(
-            lambda name=repository.name: snapshot_download(name, ignore_patterns=_left_out(name))
-        )
+        left_out = _left_out(repository.name)
+        patiently(snapshot_download, repository.name, ignore_patterns=left_out)
     if profile["datasets"] == "hub":
         _fetch_rows(profile)
 
@@ -239,7 +238,7 @@ def _left_out(model: str) -> list[str]:
     """Patterns of a model's files that are not fetched: also weights by pickle, beside others."""
     from huggingface_hub import HfApi
 
-    files = patiently(lambda: HfApi().list_repo_files(model))
+    files = patiently(HfApi().list_repo_files, model)
     patterns = [*SECOND_COPIES]
     if any(re.fullmatch(r"model.*\.safetensors", file) for file in files):
         patterns.append("*.bin")
@@ -252,10 +251,8 @@ def _check_room(repositories: Iterable[Repository]) -> None:
 
     missing = 0
     for repository in repositories:
-        name = repository.name
-        plan = patiently(
-            lambda name=name: snapshot_download(name, ignore_patterns=_left_out(name), dry_run=True)
-        )
+        left_out = _left_out(repository.name)
+        plan = patiently(snapshot_download, repository.name, ignore_patterns=left_out, dry_run=True)
         missing += sum(file.file_size for file in plan if file.will_download)
     if not missing:
         return
@@ -280,15 +277,10 @@ def _fetch_rows(profile: dict[str, Any]) -> None:
     for name in _corpora(profile):
         splits = ("validation",) if "task" in CORPORA[name] else SPLITS
         for split in splits:
-            patiently(lambda name=name, split=split: load_corpus(name, split, "hub"))
+            patiently(load_corpus, name, split, "hub")
     with TemporaryDirectory() as cache:
         for name, subtasks in tqdm(_tasks(profile), desc="fetching rows", unit="benchmark"):
-            benchmark = ALL_BENCHMARKS[name]
-            patiently(
-                lambda benchmark=benchmark, subtasks=subtasks: load_tasks(
-                    benchmark, "hub", {}, cache, subtasks
-                )
-            )
+            patiently(load_tasks, ALL_BENCHMARKS[name], "hub", {}, cache, subtasks)
 
 
 def _is_fetched(profile: dict[str, Any], models: Iterable[str], stamp: Path) -> bool:
