@@ -104,13 +104,12 @@ def short_names(models: Collection[str]) -> dict[str, str]:
     for spelling, hub_id in PAPER_MODELS.items():
         candidates[hub_id] = [*_names(hub_id), spelling]
     # For each name, how many models may have it.
-    among_all = Counter(name for names in candidates.values() for name in set(names))
-    registered = [set(candidates[model]) for model in config.NAMED_MODELS]
-    in_registry = Counter(name for names in registered for name in names)
+    counts = Counter(name for names in candidates.values() for name in set(names))
     short = {}
     for model in models:
-        counts = in_registry if model in config.NAMED_MODELS else among_all
         free = [name for name in candidates[model] if counts[name] == 1]
+        if model in config.NAMED_MODELS:  # whose names come before those of others
+            free = candidates[model]
         short[model] = free[0] if free else model
     return short
 

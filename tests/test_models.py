@@ -30,6 +30,7 @@ TEXT = "The with statement wraps a block: naïve café, 日本語, 🙂 12345\n\
 
 def test_short_names_of_models_are_no_other_model_s():
     assert set(NAMED_MODELS) == FROM_WHEELS.keys() | FAMILIES.keys()
+    assert len(set(short_names(NAMED_MODELS).values())) == len(NAMED_MODELS)
     alone = {
         "smollm2-135m": "SmolLM2",
         "tiny-gemma2": "tiny random Gemma-2",

@@ -47,7 +47,11 @@ def similarity(context: Context) -> Iterator[Cell]:
 
 def norms(context: Context) -> Iterator[Cell]:
     """What aggregation does to branches, and what the residual stream becomes under many alphas."""
-    cells = [_branches_cell(context, text) for text in _texts(context)]
+    cells = []
+    for text in _texts(context):
+        observation = partial(observe, context.model, _first_windows(text), norms_of)
+        about = {"method": DENSE, "corpus": text.corpus.name}
+        cells.append(Cell({"what": "branches", **_inputs(text)}, observation, about))
     yield from behind_bar("branches", cells)
     reconstructing = reconstructing_alphas(context.store.get(cells[0]))
     searched = searched_alphas(context, context.corpora[0])
@@ -66,13 +70,6 @@ def norms(context: Context) -> Iterator[Cell]:
         compute = partial(follow, text, alphas)
         cells.append(Cell(inputs, compute, {"method": rule, **text.about}))
     yield from behind_bar("stream norms", cells)
-
-
-def _branches_cell(context: Context, text: Text) -> Cell:
-    """Norms and products of the branches of every layer."""
-    observation = partial(observe, context.model, _first_windows(text), norms_of)
-    inputs = {"what": "branches", **_inputs(text)}
-    return Cell(inputs, observation, {"method": DENSE, "corpus": text.corpus.name})
 
 
 def _text(context: Context, corpus: str, split: str) -> Text:
