@@ -1,10 +1,10 @@
 """What every unit needs: the model, its texts, and the store of results."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from harp_lib.names import REFIT
 from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.surgery import temporarily_pruned
-from harp_lib.results import Cell, Result, Store, digest
+from harp_lib.results import Cell, Result, Store, behind_bar, digest
 from harp_lib.text.corpora import Corpus, calibration_blocks, excerpt, load_corpus
 from harp_lib.text.perplexity import rolling_windows
 
@@ -315,12 +315,23 @@ class Context:
 
     # Cells
 
-    def nll_cell(self, text: Text, plan: PruningPlan, **about: Any) -> Cell:
-        """Likelihood under a plan, and predicted tokens, of each document of a text."""
+    def nll_cells(self, text: Text, plans: Mapping[str, PruningPlan]) -> Iterator[Cell]:
+        """A cell for each method: likelihood of each document of a text under the method's plan.
 
-        def compute() -> Result:
-            nll = text.nll(plan, self.pruned(plan))
-            return {"rows": document_rows(nll, text.tokens)}
+        Plans that begin low come first, which :meth:`Text.nll` asks for.
+        """
+        lowest = {
+            method: min(plan.layers, default=plan.num_layers) for method, plan in plans.items()
+        }
+        cells = []
+        for method in sorted(plans, key=lowest.get):
+            plan = plans[method]
+            inputs = {"what": "likelihood of documents", **text.inputs, **self.plan_inputs(plan)}
+            compute = partial(self._nll_rows, text, plan)
+            cells.append(Cell(inputs, compute, {"method": method, **text.about}))
+        yield from behind_bar(f"perplexities, {text.corpus.name}", cells)
 
-        inputs = {"what": "likelihood of documents", **text.inputs, **self.plan_inputs(plan)}
-        return Cell(inputs, compute, about | text.about)
+    def _nll_rows(self, text: Text, plan: PruningPlan) -> Result:
+        """Likelihood, and predicted tokens, of each document of a text under a plan."""
+        nll = text.nll(plan, self.pruned(plan))
+        return {"rows": document_rows(nll, text.tokens)}

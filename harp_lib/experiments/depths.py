@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from harp_lib.experiments.context import HELD_OUT, Context
-from harp_lib.experiments.plans import Planning, by_lowest_layer, plan_cells
+from harp_lib.experiments.plans import Planning, plan_cells
 from harp_lib.experiments.scores import score_cells
 from harp_lib.experiments.search import search_cell
 from harp_lib.names import BASELINES, HARP, HARP_FLAP
-from harp_lib.results import Cell, behind_bar
+from harp_lib.results import Cell
 
 
 def depths(context: Context) -> Iterator[Cell]:
@@ -38,10 +38,5 @@ def _at(context: Context, methods: list[str], tasks: list[str]) -> Iterator[Cell
     yield from plan_cells(planning, methods)
     plans = {method: planning.plan(method) for method in methods}
     for corpus in context.corpora:
-        text = context.text(corpus, HELD_OUT)
-        cells = [
-            context.nll_cell(text, plans[method], method=method)
-            for method in by_lowest_layer(plans)
-        ]
-        yield from behind_bar(f"perplexities, {context.depth} layers, {corpus}", cells)
+        yield from context.nll_cells(context.text(corpus, HELD_OUT), plans)
     yield from score_cells(context, tasks, plans)

@@ -1,7 +1,7 @@
 """Notebook 04: baselines tuned, every method planned at one budget, and each plan evaluated."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import product
@@ -291,22 +291,13 @@ def plan_cells(planning: Planning, methods: Sequence[str]) -> Iterator[Cell]:
     yield from behind_bar("plans", [planning.plan_cell(method) for method in methods])
 
 
-def by_lowest_layer(plans: Mapping[str, PruningPlan]) -> list[str]:
-    """Methods in the order in which :meth:`Text.nll` is quick: plans that begin low come first."""
-    lowest = {method: min(plan.layers, default=plan.num_layers) for method, plan in plans.items()}
-    return sorted(plans, key=lowest.get)
-
-
 def baselines(context: Context) -> Iterator[Cell]:
     """Every plan on the searched text and on held-out texts, document by document."""
     first, second = context.corpora
     planning = Planning(context)
     plans = {method: planning.plan(method) for method in (DENSE, *EVALUATED, *planning.readings)}
     for corpus, split in ((first, SEARCHED), (first, HELD_OUT), (second, HELD_OUT)):
-        text = context.text(corpus, split)
-        cells = []
-        for method in by_lowest_layer(plans):
-            if method in planning.readings and split != HELD_OUT:
-                continue
-            cells.append(context.nll_cell(text, plans[method], method=method))
-        yield from behind_bar(f"perplexities, {corpus}", cells)
+        shown = plans
+        if split != HELD_OUT:
+            shown = {name: plan for name, plan in plans.items() if name not in planning.readings}
+        yield from context.nll_cells(context.text(corpus, split), shown)

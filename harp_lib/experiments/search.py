@@ -9,7 +9,7 @@ from harp_lib.experiments.texts import Text, scalar_rows
 from harp_lib.methods.alpha_search import AlphaSearch, search_alphas
 from harp_lib.names import DENSE, HARP
 from harp_lib.pruning.plan import PruningPlan
-from harp_lib.results import Cell, Result, Row, behind_bar, rows_of
+from harp_lib.results import Cell, Result, Row, rows_of
 
 RESAMPLED = "harp-resampled"  # HARP, with alpha searched on a second sample of the same corpus
 
@@ -88,11 +88,10 @@ def alpha(context: Context) -> Iterator[Cell]:
             cell = _search_cell(context, RESAMPLED, second, context.num_pruned)
             alphas_by_method[f"resampled-on-{corpus}"] = alphas_of(context.store.get(cell))
         alphas_by_method[DENSE] = {}
-        cells = []
+        plans = {}
         for method, alphas in alphas_by_method.items():
-            plan = PruningPlan.value_only(context.num_layers, alphas)
-            cells.append(context.nll_cell(text, plan, method=method))
-        yield from behind_bar(f"perplexities, {corpus}", cells)
+            plans[method] = PruningPlan.value_only(context.num_layers, alphas)
+        yield from context.nll_cells(text, plans)
 
 
 def search_rows(search: AlphaSearch, tokens: int) -> list[Row]:
