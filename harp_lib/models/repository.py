@@ -8,8 +8,6 @@ from pathlib import Path
 
 from harp_lib import config
 
-KIND = {"model": "models", "dataset": "datasets"}  # as the hub's cache spells it
-
 
 @dataclass(frozen=True)
 class Repository:
@@ -23,16 +21,16 @@ class Repository:
         """Its address, for people."""
         from huggingface_hub import constants
 
-        prefix = "datasets/" if self.kind == "dataset" else ""
+        prefix = constants.REPO_TYPES_URL_PREFIXES.get(self.kind, "")
         return f"{constants.ENDPOINT}/{prefix}{self.name}"
 
     @property
     def folder(self) -> Path:
         """Where the hub's cache keeps its files."""
-        from huggingface_hub import constants
+        from huggingface_hub import constants, file_download
 
-        name = self.name.replace("/", "--")
-        return Path(constants.HF_HUB_CACHE) / f"{KIND[self.kind]}--{name}"
+        name = file_download.repo_folder_name(repo_id=self.name, repo_type=self.kind)
+        return Path(constants.HF_HUB_CACHE) / name
 
     @property
     def commit(self) -> str | None:
