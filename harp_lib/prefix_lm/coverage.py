@@ -36,7 +36,6 @@ FOLLOWED_ARGUMENTS = {
     "offload_folder",
     "delta",
     "gguf_file",
-    "think_end_token",
     "enable_thinking",
     "chat_template_args",
 }

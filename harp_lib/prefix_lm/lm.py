@@ -213,18 +213,8 @@ class PrefixLM(HFLM):
 
         texts: dict[Tokens, str] = {}
         for prompt, ids in zip(prompts, written, strict=True):
-            texts[prompt.tokens] = self._answer(ids, until)
+            texts[prompt.tokens] = postprocess_generated_text(self.tok_decode(ids), until, None)
         return texts
-
-    def _answer(self, written: list[int], until: list[str]) -> str:
-        """What was written after the thinking, up to a stop string."""
-        end_of_thinking = self.think_end_token
-        if not isinstance(end_of_thinking, int):
-            return postprocess_generated_text(self.tok_decode(written), until, end_of_thinking)
-        if end_of_thinking in written:
-            last = len(written) - 1 - written[::-1].index(end_of_thinking)
-            written = written[last + 1 :]
-        return postprocess_generated_text(self.tok_decode(written).lstrip(), until, None)
 
     def _length_limit(self, settings: dict[str, Any]) -> int:
         """How many tokens may be written: as in HFLM, what the model's config says goes first."""
