@@ -60,20 +60,13 @@ class PrefixLM(HFLM):
 
     # Likelihoods
 
-    def loglikelihood(
-        self, requests: list[Instance], disable_tqdm: bool = False
-    ) -> list[tuple[float, bool]]:
-        """Log-likelihood of each continuation, and whether greedy decoding would write it."""
-        for request in requests:
-            context, continuation = request.args
-            if not context and not self.tok_encode(continuation, add_special_tokens=False):
-                raise empty_continuation_error(context, continuation)
-        return super().loglikelihood(requests, disable_tqdm)
-
     def _loglikelihood_tokens(
         self, requests: list, disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[tuple[float, bool]]:
-        """As :meth:`loglikelihood`, of texts and their tokens: (texts, context, continuation)."""
+        """Log-likelihood of each continuation, and whether greedy decoding would write it.
+
+        A request is texts and their tokens: ((context, continuation), context, continuation).
+        """
         self._check_tokens(requests)
         requests_by_tokens: dict[Tokens, list[int]] = {}
         num_scored: dict[Tokens, int] = {}
@@ -124,7 +117,11 @@ class PrefixLM(HFLM):
                 # As in HFLM, an empty continuation has an answer beside a longer one.
                 num_tokens = longest_continuations[tuple(context + continuation[:-1])]
             if num_tokens == 0:
-                raise empty_continuation_error(context_text, continuation_text)
+                raise ValueError(
+                    f"the continuation {continuation_text!r} of {context_text[-60:]!r} has no "
+                    "token to score: leave the request out, or give each choice of the task some "
+                    "text"
+                )
 
     # Written answers
 
@@ -272,10 +269,3 @@ def score_continuation(log_probs: torch.Tensor, continuation: list[int]) -> tupl
     log_likelihood = log_probs.gather(1, target[:, None]).sum()
     is_greedy = (log_probs.argmax(-1) == target).all()
     return float(log_likelihood), bool(is_greedy)
-
-
-def empty_continuation_error(context: str, continuation: str) -> ValueError:
-    return ValueError(
-        f"the continuation {continuation!r} of {context[-60:]!r} has no token to score: leave the "
-        "request out, or give each choice of the task some text"
-    )
