@@ -34,17 +34,8 @@ from harp_lib.pruning.layers import FFN_PARTS, LoneAttention, attends, num_group
 
 ARCHITECTURE = "deci"
 MODEL_TYPES = ("llama", "mistral")  # RMS norms before attention and FFN, a gated FFN
-WEIGHTS = {
-    "f32": GGMLQuantizationType.F32,
-    "f16": GGMLQuantizationType.F16,
-    "q8_0": GGMLQuantizationType.Q8_0,
-}
-# Largest relative error of a tensor, above what rounding to the type costs.
-LARGEST_ERRORS = {
-    GGMLQuantizationType.F32: 1e-6,
-    GGMLQuantizationType.F16: 2e-3,
-    GGMLQuantizationType.Q8_0: 3e-2,
-}
+# Types of weights, and the largest relative error of a tensor, above what rounding to them costs.
+LARGEST_ERRORS = {"f32": 1e-6, "f16": 2e-3, "q8_0": 3e-2}
 
 
 def save_gguf(
@@ -77,8 +68,9 @@ def save_gguf(
         tokens. If the model computes something else than its config and its weights say. Nothing
         is written then.
     """
-    if weights not in WEIGHTS:
-        raise ValueError(f"unknown type of weights {weights!r}; choose from {', '.join(WEIGHTS)}")
+    if weights not in LARGEST_ERRORS:
+        choices = ", ".join(LARGEST_ERRORS)
+        raise ValueError(f"unknown type of weights {weights!r}; choose from {choices}")
     check_gguf(model)
     check_config_says_all(model)
     path = Path(os.path.expanduser(path)).resolve()
@@ -88,7 +80,7 @@ def save_gguf(
     with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
         write_vocabulary(writer, tokenizer, model.config.vocab_size, Path(folder))
         for name, tensor in file_tensors(model):
-            kind = _tensor_type(tensor, WEIGHTS[weights])
+            kind = _tensor_type(tensor, GGMLQuantizationType[weights.upper()])
             data = quantize(tensor.detach().float().cpu().numpy(), kind)
             writer.add_tensor(name, data, raw_dtype=kind)
         file = Path(folder, path.name)
@@ -220,7 +212,7 @@ def _check_tensor(stored: ReaderTensor, expected: torch.Tensor) -> None:
     kind = stored.tensor_type
     in_file = torch.tensor(dequantize(stored.data, kind))
     error = relative_error(in_file, expected)
-    if not error <= LARGEST_ERRORS[kind]:
+    if not error <= LARGEST_ERRORS[kind.name.lower()]:
         raise ValueError(
             f"{stored.name} as {kind.name} differs by {error:.1%} from the model's: its weights "
             'are too small, too large or not finite for this type; write them as "f32"'
