@@ -67,14 +67,13 @@ class PrefixLM(HFLM):
 
         A request is texts and their tokens: ((context, continuation), context, continuation).
         """
-        self._check_tokens(requests)
         requests_by_tokens: dict[Tokens, list[int]] = {}
         num_scored: dict[Tokens, int] = {}
         for index, (_, context, continuation) in enumerate(requests):
-            read_tokens = context + continuation[:-1]  # the last one is only scored
-            tokens = tuple(read_tokens[-self.max_length :])
+            tokens = self._read_tokens(context, continuation)
             requests_by_tokens.setdefault(tokens, []).append(index)
             num_scored[tokens] = max(len(continuation), num_scored.get(tokens, 0))
+        self._check_tokens(requests, num_scored)
         if not self._can_share(num_scored):
             return super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)
 
@@ -93,13 +92,13 @@ class PrefixLM(HFLM):
                             self.cache_hook.add_partial("loglikelihood", texts, answer)
         return answers
 
-    def _check_tokens(self, requests: list) -> None:
+    def _read_tokens(self, context: list[int], continuation: list[int]) -> Tokens:
+        """The tokens that the model reads: the last one of a continuation is only scored."""
+        tokens = context + continuation[:-1]
+        return tuple(tokens[-self.max_length :])
+
+    def _check_tokens(self, requests: list, num_scored: dict[Tokens, int]) -> None:
         """Name the first request that HFLM refuses to score, by an assertion without a message."""
-        longest_continuations: dict[Tokens, int] = {}
-        for _, context, continuation in requests:
-            tokens = tuple(context + continuation[:-1])
-            longest = max(len(continuation), longest_continuations.get(tokens, 0))
-            longest_continuations[tokens] = longest
         for texts, context, continuation in requests:
             context_text, continuation_text = texts or ("", "")
             if not context:
@@ -115,7 +114,7 @@ class PrefixLM(HFLM):
                 )
             if self.backend == "causal" and self.logits_cache:
                 # As in HFLM, an empty continuation has an answer beside a longer one.
-                num_tokens = longest_continuations[tuple(context + continuation[:-1])]
+                num_tokens = num_scored[self._read_tokens(context, continuation)]
             if num_tokens == 0:
                 raise ValueError(
                     f"the continuation {continuation_text!r} of {context_text[-60:]!r} has no "

@@ -27,14 +27,9 @@ class ReadBranches(NamedTuple):
 
 
 class TreeReader:
-    """Reads sequences of tokens with a model, and what they begin with once.
+    """Reads sequences of tokens with a decoder, and what they begin with once.
 
-    Parameters
-    ----------
-    model : PreTrainedModel
-        A decoder.
-    device : torch.device
-        Where tokens and masks enter the model.
+    Tokens and masks enter the model on ``device``.
     """
 
     def __init__(self, model: PreTrainedModel, device: torch.device) -> None:

@@ -89,18 +89,9 @@ def failed_trial(
 ) -> str | None:
     """Read two texts as a tree, write a token after each, and compare with the model's own logits.
 
-    The model's own are those of its forward pass on each text alone, or of its ``generate``.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-    device : torch.device
-    tokens : tuple of int
-        One of the texts, of which the first LONGEST_TRIAL tokens are read; the other leaves it on
-        the way. It should be as long as any that is read later: a sliding window or another limit
-        may matter from some length on.
-    is_writing : bool
-        Whether to compare with ``generate``.
+    The model's own are those of its forward pass on each text alone or, for writing, of its
+    ``generate``. One text is ``tokens``, and the other leaves it on the way. It should be as long
+    as any that is read later: a sliding window or another limit may matter from some length on.
     """
     texts = texts_that_part(tokens)
     prompts = [text[:-1] for text in texts]
