@@ -88,17 +88,14 @@ def score(benchmark: Benchmark, doc: dict[str, Any], results: list[str]) -> dict
 
     answer = results[0]
     lines = answer.lstrip("\n").split("\n")
-    scores = []
     if benchmark.scorer == "code_sim_score":
         code = _first_line_of_code(lines)
-        for reference in doc["answers"]:
-            scores.append(metrics.fuzz.ratio(code, reference) / 100)
+        scores = [metrics.fuzz.ratio(code, reference) / 100 for reference in doc["answers"]]
     else:
-        measure = getattr(metrics, benchmark.scorer)
+        measure = partial(getattr(metrics, benchmark.scorer), all_classes=doc.get("all_classes"))
         if benchmark.first_line:
             answer = lines[0]
-        for reference in doc["answers"]:
-            scores.append(float(measure(answer, reference, all_classes=doc.get("all_classes"))))
+        scores = [float(measure(answer, reference)) for reference in doc["answers"]]
     return {"score": max(scores)}
 
 

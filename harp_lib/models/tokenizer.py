@@ -5,9 +5,6 @@ import json
 
 from transformers import PreTrainedTokenizerBase
 
-# The settings of single calls, which a tokenizer keeps until the next one.
-CALL_SETTINGS = ("truncation", "padding")
-
 
 def first_token_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The token after which a text begins that is scored: BOS or, where there is none, EOS.
@@ -35,6 +32,6 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
         state["sample"] = tokenizer(" It's naïve:\n\t  12,5 %").input_ids
     else:
         state["backend"] = json.loads(backend.to_str())
-        for setting in CALL_SETTINGS:
+        for setting in ("truncation", "padding"):  # of the last call, until the next one
             state["backend"].pop(setting, None)
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
