@@ -129,10 +129,8 @@ def _attention(attention: nn.Module, num_heads: int) -> tuple[int, Tensors]:
     value_rows = (groups, head_dim)
     tensors: Tensors = {}
     for part, rows in (("q_proj", query_rows), ("k_proj", value_rows), ("v_proj", value_rows)):
-        linear = getattr(attention, part)
-        tensors[f"self_attn.{part}.weight"] = _padded_groups(linear.weight, kept_groups, rows)
-        if linear.bias is not None:
-            tensors[f"self_attn.{part}.bias"] = _padded_groups(linear.bias, kept_groups, rows)
+        for name, tensor in getattr(attention, part).named_parameters():  # weight, and any bias
+            tensors[f"self_attn.{part}.{name}"] = _padded_groups(tensor, kept_groups, rows)
     output = attention.o_proj  # it reads query heads by the columns of its weight
     columns = _padded_groups(output.weight.T, kept_groups, query_rows)  # (r'·K'·Dh, d)
     tensors["self_attn.o_proj.weight"] = columns.T
@@ -171,10 +169,8 @@ def _ffn(ffn: nn.Module) -> Tensors:
     width = _rounded_up(width)
     tensors: Tensors = {}
     for part in ("gate_proj", "up_proj"):
-        linear = getattr(ffn, part)
-        tensors[f"mlp.{part}.weight"] = _padded(linear.weight, (width,))
-        if linear.bias is not None:
-            tensors[f"mlp.{part}.bias"] = _padded(linear.bias, (width,))
+        for name, tensor in getattr(ffn, part).named_parameters():
+            tensors[f"mlp.{part}.{name}"] = _padded(tensor, (width,))
     tensors["mlp.down_proj.weight"] = _padded(ffn.down_proj.weight, (hidden_size, width))
     if ffn.down_proj.bias is not None:
         tensors["mlp.down_proj.bias"] = ffn.down_proj.bias
