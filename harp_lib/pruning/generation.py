@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, StaticCache
 from transformers.utils import ModelOutput
 
 from .architecture import decoder_layers
-from .layers import LoneAttention, num_groups
+from .layers import LoneAttention, attends, num_groups
 from .plan import PruningPlan
 
 
@@ -47,8 +47,7 @@ def sliced_layers(model: PreTrainedModel) -> list[int]:
     layers = decoder_layers(model)
     sliced = []
     for index, layer_plan in plan.layers.items():
-        lost_heads = bool(layer_plan.removed_groups)
-        if lost_heads and not isinstance(layers[index].self_attn, LoneAttention):
+        if layer_plan.removed_groups and attends(layers[index]):
             sliced.append(index)
     return sliced
 
