@@ -1,7 +1,8 @@
 """Rivals of the refit: what else could stand in place of attention, by hooks, for comparison only.
 
 Each but NBL is a context ``rival(model, stream, layers)`` within which some layers of a model do
-something else. ``stream`` is a :class:`.LayerStream` of the calibration text, at or below them.
+something else. ``stream`` is a :class:`.LayerStream` of the calibration text, at or below them; it
+is moved up.
 """
 
 import itertools
@@ -43,7 +44,6 @@ def linear(
 
     Layers are fitted from the lowest up, on the stream of the model as it is changed so far.
     """
-    stream = stream.fork()
     with ExitStack() as hooks:
         for index in sorted(layers):
             attention = decoder_layers(model)[index].self_attn
@@ -56,7 +56,6 @@ def nbl_maps(
     model: PreTrainedModel, stream: LayerStream, layers: Iterable[int]
 ) -> dict[int, torch.Tensor]:
     """The linear maps (d + 1, d) of :func:`nbl`, by layer."""
-    stream = stream.fork()
     weights = {}
     for index in sorted(layers):
         attention = decoder_layers(model)[index].self_attn
@@ -142,7 +141,6 @@ def from_boundary(
     This is SwiftKV in closed form: the maps are fitted by least squares.
     """
     layers = sorted(layers)
-    stream = stream.fork()
     fitted_from = [_scaled(states) for states in stream.entering(layers[0])]
     weights = {}
     for index in layers:
