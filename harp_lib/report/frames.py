@@ -31,9 +31,7 @@ def stacked(cells: Iterable[StoredCell]) -> pd.DataFrame:
     """
     records = []
     for cell in cells:
-        columns = cell["result"].get("rows")
-        if not columns:
-            continue
+        columns = cell["result"].get("rows", {})
         for values in zip(*columns.values(), strict=True):
             records.append(cell["about"] | dict(zip(columns, values, strict=True)))
     return pd.DataFrame(records, dtype=object)
