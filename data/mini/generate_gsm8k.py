@@ -68,7 +68,7 @@ TRAIN_STORIES = {"easy": 4, "medium": 2, "hard": 2}
 """How many stories of each level, the first ones, make the train rows."""
 
 
-def _fill(template: str, values: dict[str, str | int]) -> str:
+def fill(template: str, values: dict[str, str | int]) -> str:
     """``template`` with each ``<name>`` replaced by its value."""
     return re.sub(r"<(\w+)>", lambda match: str(values[match[1]]), template)
 
@@ -111,9 +111,9 @@ def tell(rng: random.Random, story: Story) -> dict[str, str]:
             "step": f"{a} {sign} {b} = {calculator}{result}",
             "dollars": f"{a} {sign} {b} = ${calculator}{result}",
         }
-        lines.append(_fill(step.sentence, people | computed))
+        lines.append(fill(step.sentence, people | computed))
     lines.append(f"#### {solved[-1].result}")
-    return {"question": _fill(story.question, people | numbers), "answer": "\n".join(lines)}
+    return {"question": fill(story.question, people | numbers), "answer": "\n".join(lines)}
 
 
 def rows(rng: random.Random) -> dict[str, list[dict[str, str]]]:

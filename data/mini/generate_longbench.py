@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from generate_gsm8k import read_templates
+from generate_gsm8k import fill, read_templates
 
 TEXTS = read_templates("longbench.txt")  # heading → lists of sentences or things to choose from
 FIRST = """Ada Bert Cora Dylan Edith Felix Gwen Hugo Iris Jasper Klara Leon Mabel Nolan Opal
@@ -51,11 +51,6 @@ def names(rng: random.Random, number: int) -> list[str]:
     first_names = rng.sample(FIRST.split(), number)
     last_names = rng.sample(LAST.split(), number)
     return [f"{first} {last}" for first, last in zip(first_names, last_names, strict=True)]
-
-
-def fill(text: str, values: dict[str, Any]) -> str:
-    """``text`` with each ``<name>`` replaced by its value."""
-    return re.sub(r"<(\w+)>", lambda match: str(values[match[1]]), text)
 
 
 def say(rng: random.Random, text: str, **values: Any) -> str:
@@ -307,79 +302,14 @@ def gov_report(rng: random.Random, number: int, where: str) -> Row:
     return Row("\n\n".join(put(parts, [summary], where)), "", [summary])
 
 
-PARTS = (  # of lcc: a thing, and the parts that its class takes
-    "boat hull mast sail keel",
-    "house roof wall floor window",
-    "meal soup salad bread cheese",
-    "engine piston valve pump filter",
-)
-CLASS = '''class <Thing>:
-    """A <thing> and its parts."""
-
-    def __init__(self, <signature>):
-        self.parts = (<signature>)
-        for name, value in zip("<names>".split(), self.parts):
-            setattr(self, name, value)
-'''
-
-
-class LastFunction(NamedTuple):
-    """The function at the end of a file, which goes through the parts of a thing."""
-
-    head: str
-    line: str  # for each part
-
-
-LAST_FUNCTIONS = (
-    LastFunction(
-        head='''def copy_<thing>(<thing>):
-    """Another <thing> of the same parts."""
-    return <Thing>(''',
-        line="        <thing>.<part>,",
-    ),
-    LastFunction(
-        head='''def <thing>_row(<thing>):
-    """The parts of a <thing>, for a table."""
-    row = {}''',
-        line='    row["<part>"] = <thing>.<part>',
-    ),
-    LastFunction(
-        head='''def check_<thing>(<thing>):
-    """Refuse a <thing> that lacks a part."""''',
-        line='    require(<thing>.<part>, "<part>")',
-    ),
-    LastFunction(
-        head='''def show_<thing>(<thing>):
-    """Print the parts of a <thing>."""''',
-        line='    print("<part>:", <thing>.<part>)',
-    ),
-)
-FUNCTIONS = (
-    '''def total_<field>(<thing>s):
-    """The sum of the <field> of all <thing>s."""
-    return sum(<thing>["<field>"] for <thing> in <thing>s)
-''',
-    '''def <thing>s_above(<thing>s, limit):
-    """Those <thing>s whose <field> is above a limit."""
-    return [<thing> for <thing> in <thing>s if <thing>["<field>"] > limit]
-''',
-    '''def sort_<thing>s(<thing>s, reverse=False):
-    """The <thing>s in the order of their <field>."""
-    return sorted(<thing>s, key=lambda <thing>: <thing>["<field>"], reverse=reverse)
-''',
-    '''def find_<thing>(<thing>s, name):
-    """The <thing> of a name; KeyError if there is none."""
-    for <thing> in <thing>s:
-        if <thing>["name"] == name:
-            return <thing>
-    raise KeyError(name)
-''',
-)
+# Code of lcc, in which a class takes the parts of a thing.
+CLASS = "\n\n".join("\n".join(lines) for lines in TEXTS["class"]) + "\n"
+FUNCTIONS = ["\n".join(lines) + "\n" for lines in TEXTS["functions"]]
 
 
 def lcc(rng: random.Random, number: int, where: str) -> Row:
     """A file whose last function goes through the parts of a class; the last line is missing."""
-    thing, *part_names = PARTS[number].split()
+    thing, *part_names = TEXTS["things and their parts"][0][number].split()
     parts = rng.sample(part_names, 4)
     field = rng.choice(("price", "weight", "length", "age"))
     other_thing = rng.choice(("crate", "ticket", "parcel", "bottle"))
@@ -392,9 +322,9 @@ def lcc(rng: random.Random, number: int, where: str) -> Row:
         "signature": ", ".join(parts),
         "names": " ".join(parts),
     }
-    head, line = LAST_FUNCTIONS[number]
+    *head, line = TEXTS["last functions"][number]
     *lines, last_line = [fill(line, values | {"part": part}) for part in parts]
-    last_function = "\n".join([fill(head, values), *lines])
+    last_function = "\n".join([fill("\n".join(head), values), *lines])
     blocks = [*put(functions, [fill(CLASS, values)], where), last_function]
     return Row("\n\n".join(blocks) + "\n", "", [last_line])
 
