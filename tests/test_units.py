@@ -1,4 +1,4 @@
-"""Units of experiments: in which order they are computed, and which notebooks run them."""
+"""Units of experiments: their order, one that is interrupted, and which notebooks run them."""
 
 import ast
 
@@ -7,6 +7,7 @@ import pytest
 
 from harp_lib import config
 from harp_lib.experiments import compute, models_of, run
+from harp_lib.methods import alpha_search
 from harp_lib.results import listed_cells
 from harp_lib.units import UNITS, units_of
 
@@ -36,6 +37,26 @@ def test_any_unit_may_be_computed_first(tmp_path, monkeypatch):
         files = {file.stem for file in (config.RESULTS / "cells").iterdir()}
         assert files == set().union(*listed[-1].values())
     assert listed[0] == listed[1]
+
+
+def test_a_search_that_is_interrupted_goes_on_where_it_was(tmp_path, monkeypatch):
+    total_nll_with = alpha_search.total_nll_with
+    candidates = []
+
+    def stopping(*arguments):
+        candidates.append(arguments)
+        if len(candidates) == 6:
+            raise KeyboardInterrupt
+        return total_nll_with(*arguments)
+
+    monkeypatch.setattr(config, "RESULTS", tmp_path)
+    monkeypatch.setattr(alpha_search, "total_nll_with", stopping)
+    settings = profile() | {"corpora": ["python-docs"]}
+    with pytest.raises(KeyboardInterrupt):
+        compute("search", settings, MODEL)
+    assert compute("search", settings, MODEL) == {"computed": 2, "read": 0, "failed": 0}
+    assert len(candidates) == 1 + 2 * 2 * 11, "one candidate of two searches is begun again"
+    assert not list(tmp_path.rglob("*.partial"))
 
 
 def calls(notebook, function):
