@@ -182,7 +182,7 @@ OTHER_FAMILIES = {
     "mixtral": {"num_local_experts": 2},
     "granitemoe": {"num_local_experts": 2},  # its FFN is not called mlp
     "cohere": {},  # attention and FFN in parallel
-    "granite": {"residual_multiplier": 0.5},
+    "granite": {"residual_multiplier": 0.5, "logits_scaling": 4.0},
     "starcoder2": {"use_bias": True},
 }
 
