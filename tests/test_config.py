@@ -141,11 +141,3 @@ def test_the_command_line_needs_no_package():
     check = "main(['--check', '--models', 'tiny-llama'])"
     code = f"import sys; from harp_lib.cli import main; sys.exit({check})"
     subprocess.run([sys.executable, "-E", "-s", "-S", "-c", code], cwd=CHECKOUT, check=True)
-
-
-def test_a_run_starts_without_torch():
-    """Nor does Snakemake wait for it, which reads the Snakefile."""
-    slow = "{'torch', 'papermill'} & set(sys.modules)"
-    modules = "harp_lib.batch, harp_lib.jobs, harp_lib.experiments, harp_lib.evaluation.benchmarks"
-    code = f"import sys, {modules}; sys.exit(str({slow} or '') or 0)"
-    subprocess.run([sys.executable, "-c", code], check=True)

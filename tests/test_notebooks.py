@@ -2,8 +2,6 @@
 
 import ast
 import re
-import subprocess
-import sys
 
 import matplotlib.pyplot as plt
 import nbformat
@@ -44,11 +42,6 @@ def test_an_executed_notebook_is_of_its_source(name, only_committed):
     for cell in executed.cells:
         for output in cell.get("outputs", []):
             assert output.output_type != "error"
-
-
-def test_a_job_starts_without_compiling_a_grammar():
-    code = "import sys, harp_lib.jobs; sys.exit('lark' in sys.modules)"
-    assert subprocess.run([sys.executable, "-P", "-c", code]).returncode == 0
 
 
 def prose_of(notebook):

@@ -5,6 +5,7 @@ import graphlib
 import subprocess
 import sys
 
+import pytest
 from helpers import CHECKOUT
 
 ORDER = (
@@ -109,10 +110,21 @@ def test_a_wrong_import_is_found(tmp_path):
     assert forbidden_imports(tmp_path) == {("pruning.plan", "report")}
 
 
-def test_a_report_imports_no_torch():
-    """Reports read rows: they build no model and compute no plan."""
-    modules = [name for name in modules_of(CHECKOUT) if room(name) == "report"]
-    assert {"report", "report.frames", "report.style"} <= set(modules)
+REPORTS = [name for name in modules_of(CHECKOUT) if room(name) == "report"]
+
+
+@pytest.mark.parametrize(
+    ("modules", "packages"),
+    [
+        # Snakemake, which reads the Snakefile, does not wait for them either.
+        (["batch", "jobs", "experiments", "evaluation.benchmarks"], {"torch", "papermill"}),
+        (["jobs"], {"lark"}),  # which compiles a grammar
+        (REPORTS, {"torch"}),  # reports read rows: they build no model and compute no plan
+    ],
+    ids=["a run", "a job", "reports"],
+)
+def test_some_modules_import_no_large_package(modules, packages):
+    assert modules
     imported = "\n".join(f"import harp_lib.{name}" for name in modules)
-    code = f"import sys\n{imported}\nassert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=CHECKOUT)
+    code = f"import sys\n{imported}\nassert not {packages} & set(sys.modules)"
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd=CHECKOUT)
