@@ -106,6 +106,16 @@ def tiny(_tiny_models):
     return lambda name="tiny-llama": copy.deepcopy(_tiny_models[name])
 
 
+@pytest.fixture
+def saved(tiny, tmp_path):
+    """A folder with a tiny Llama and its tokenizer."""
+    from harp_lib.models.registry import tiny_tokenizer
+
+    tiny().save_pretrained(tmp_path / "saved")
+    tiny_tokenizer().save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
 @pytest.fixture(scope="session")
 def _smollm2():
     from harp_lib.models.load import load_model

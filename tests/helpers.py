@@ -52,6 +52,12 @@ def load_script(name):
     return module
 
 
+def change_json(file, **values):
+    """Change entries of a JSON file in place."""
+    contents = json.loads(file.read_bytes()) | values
+    file.write_text(json.dumps(contents), encoding="utf-8")
+
+
 class Checkout:
     """A folder with this checkout's notebooks and data and no results, in which runs take place.
 

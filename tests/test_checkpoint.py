@@ -1,6 +1,5 @@
 """Pruned checkpoints: complete, loadable without this library, refused by code unaware of them."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import change_json
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, Gemma2ForCausalLM, LlamaForCausalLM
 from transformers.core_model_loading import WeightRenaming
@@ -162,9 +162,7 @@ def test_weights_of_another_size_are_named(tiny, tmp_path):
     with pytest.raises(ValueError, match=message):
         load_pruned(tmp_path / "pruned", num_key_value_heads=1)
     tiny().save_pretrained(tmp_path / "dense")
-    config_file = tmp_path / "dense" / "config.json"
-    values = json.loads(config_file.read_bytes()) | {"num_key_value_heads": 1}
-    config_file.write_text(json.dumps(values))
+    change_json(tmp_path / "dense" / "config.json", num_key_value_heads=1)
     with pytest.raises(ValueError, match=f"dense does not fit its config.json: .*{message}"):
         load_model(str(tmp_path / "dense"))
 

@@ -1,35 +1,19 @@
 """What a run reads under an unchanged name decides by its content: in the engine and in cells."""
 
-import json
 import os
 import shutil
 
 import pytest
-from helpers import Checkout
+from helpers import Checkout, change_json
 from huggingface_hub import constants
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
-from harp_lib import config, load_model
+from harp_lib import config
 from harp_lib.config import load_profile
 from harp_lib.contents import contents_of_models, contents_of_rows
 from harp_lib.experiments.context import Context, release
 from harp_lib.results import Store
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A saved model with its tokenizer."""
-    model, tokenizer = load_model("tiny-llama", device_map="cpu")
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
-def changed_json(file, **values):
-    """Change entries of a JSON file in place."""
-    contents = json.loads(file.read_bytes()) | values
-    file.write_text(json.dumps(contents), encoding="utf-8")
 
 
 def change_tokenizer(folder):
@@ -42,36 +26,36 @@ def change_tokenizer(folder):
 
 
 def change_bos(folder):
-    changed_json(folder / "tokenizer_config.json", bos_token="<eos>")
+    change_json(folder / "tokenizer_config.json", bos_token="<eos>")
 
 
 def change_generation(folder):
-    changed_json(folder / "generation_config.json", suppress_tokens=[40, 41])
+    change_json(folder / "generation_config.json", suppress_tokens=[40, 41])
 
 
 def change_norm(folder):
-    changed_json(folder / "config.json", rms_norm_eps=1e-3)
+    change_json(folder / "config.json", rms_norm_eps=1e-3)
 
 
 CHANGES = [change_tokenizer, change_bos, change_generation, change_norm]
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_run_and_its_cells_know_a_model_by_its_content(folder, tmp_path, monkeypatch, change):
+def test_a_run_and_its_cells_know_a_model_by_its_content(saved, tmp_path, monkeypatch, change):
     monkeypatch.setattr(config, "RESULTS", tmp_path / "results")
-    profile = load_profile("smoke", [str(folder)])
+    profile = load_profile("smoke", [str(saved)])
 
     def known():
         release()
-        return contents_of_models(profile), Context(profile, str(folder), Store()).inputs
+        return contents_of_models(profile), Context(profile, str(saved), Store()).inputs
 
     before = known()
-    os.utime(folder / "config.json")
+    os.utime(saved / "config.json")
     assert known() == before, "only the time has changed"
-    (folder / "checkpoint-500").mkdir()
-    (folder / "checkpoint-500" / "optimizer.pt").write_bytes(b"large")
+    (saved / "checkpoint-500").mkdir()
+    (saved / "checkpoint-500" / "optimizer.pt").write_bytes(b"large")
     assert known() == before, "nobody reads a training's checkpoints"
-    change(folder)
+    change(saved)
     for earlier, now in zip(before, known(), strict=True):
         assert earlier != now
 
@@ -104,12 +88,12 @@ def test_rows_are_known_by_their_content_even_at_equal_size_and_time(tmp_path, m
     assert contents_of_rows(profile) == before
 
 
-def test_the_same_command_looks_again_after_a_change(folder, tmp_path):
+def test_the_same_command_looks_again_after_a_change(saved, tmp_path):
     rows = tmp_path / "rows" / "boolq" / "validation.jsonl"
     rows.parent.mkdir(parents=True)
     rows.write_text((config.DATA / "mini" / "boolq" / "validation.jsonl").read_text())
     work = Checkout(tmp_path / "work", {"10_toy": "print(1)"})
-    options = ["--only", "10", "--models", str(folder), "--datasets", str(tmp_path / "rows")]
+    options = ["--only", "10", "--models", str(saved), "--datasets", str(tmp_path / "rows")]
 
     def outcome():
         code, shown = work.run(*options)
@@ -117,7 +101,7 @@ def test_the_same_command_looks_again_after_a_change(folder, tmp_path):
         return shown.split("10_toy")[-1].split(",")[0].split("\n")[0].strip()
 
     assert outcome() == "done"
-    change_bos(folder)
+    change_bos(saved)
     assert outcome() == "done"
     lines = rows.read_text().splitlines()
     rows.write_text("\n".join(reversed(lines)) + "\n")
@@ -126,5 +110,5 @@ def test_the_same_command_looks_again_after_a_change(folder, tmp_path):
     shapes = work.root / "data" / "configs"
     shapes.unlink()
     shutil.copytree(config.DATA / "configs", shapes)
-    changed_json(shapes / "smollm2-135m.json", num_hidden_layers=31)
+    change_json(shapes / "smollm2-135m.json", num_hidden_layers=31)
     assert outcome() == "done"

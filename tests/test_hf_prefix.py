@@ -60,13 +60,10 @@ def tasks(tmp_path):
     return folder
 
 
-def test_the_command_line_gives_stock_scores(tasks, tmp_path):
-    model, tokenizer = load_model("tiny-llama")
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+def test_the_command_line_gives_stock_scores(tasks, saved, tmp_path):
     out = tmp_path / "out"
     command = [sys.executable, "-P", "-m", "harp_lib.prefix_lm", "--model", "hf-prefix"]
-    command += ["--model_args", f"pretrained={tmp_path / 'model'}", "--device", "cpu"]
+    command += ["--model_args", f"pretrained={saved}", "--device", "cpu"]
     command += ["--tasks", "choosing,writing", "--include_path", str(tasks)]
     command += ["--output_path", str(out), "--batch_size", "auto"]
     environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "HF_HUB_OFFLINE": "1"}
@@ -74,6 +71,7 @@ def test_the_command_line_gives_stock_scores(tasks, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     assert "hf-prefix" in done.stdout
 
+    model, tokenizer = load_model(saved)
     stock = simple_evaluate(
         HFLM(pretrained=model, tokenizer=tokenizer, device="cpu"),
         tasks=["choosing", "writing"],

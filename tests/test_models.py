@@ -1,13 +1,11 @@
 """Models: names, folders, hub ids; tiny ones; and the real SmolLM2."""
 
-import json
 import re
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
-from helpers import ODD_NAME, ROUNDING
+from helpers import ODD_NAME, ROUNDING, change_json
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils import logging
 
@@ -152,14 +150,6 @@ def test_an_unknown_name_is_refused_with_the_known_ones(name):
     assert ("did you mean 'smollm2-135m'" in str(caught.value)) == (name == "smollm2-135")
 
 
-@pytest.fixture
-def saved(tmp_path) -> Path:
-    """A folder with a tiny model and its tokenizer."""
-    tiny_model("tiny-llama").save_pretrained(tmp_path / "saved")
-    tiny_tokenizer().save_pretrained(tmp_path / "saved")
-    return tmp_path / "saved"
-
-
 def test_a_folder_is_loaded_without_messages(saved, capfd):
     bars = logging.is_progress_bar_enabled()
     verbosity = logging.get_verbosity()
@@ -176,12 +166,11 @@ def test_a_folder_is_loaded_without_messages(saved, capfd):
 
 def test_a_folder_without_a_whole_dense_model_is_refused(saved):
     config_file = saved / "config.json"
-    values = json.loads(config_file.read_text())
-    config_file.write_text(json.dumps({**values, "num_hidden_layers": 7}))
+    change_json(config_file, num_hidden_layers=7)
     with pytest.raises(ValueError, match="lacks 9 weights"):
         load_model(str(saved))
     auto_map = {"AutoConfig": "remote.HarpLlamaConfig"}
-    config_file.write_text(json.dumps({**values, "auto_map": auto_map}))
+    change_json(config_file, num_hidden_layers=6, auto_map=auto_map)
     with pytest.raises(ValueError, match=r"pruned checkpoint.*load_pruned"):
         load_model(str(saved))
     config_file.unlink()

@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from helpers import change_json
 
 from harp_lib import (
     PruningPlan,
@@ -107,13 +108,8 @@ def test_a_pruned_folder_of_the_users_home_is_refused_without_a_question(
 def test_a_folder_with_code_of_its_own_is_refused_without_a_question(home, tiny, silent_terminal):
     folder = home / "own-code"
     tiny().save_pretrained(folder)
-    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    values["model_type"] = "mine"
-    values["auto_map"] = {
-        "AutoConfig": "mine.MyConfig",
-        "AutoModelForCausalLM": "mine.MyForCausalLM",
-    }
-    (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    auto_map = {"AutoConfig": "mine.MyConfig", "AutoModelForCausalLM": "mine.MyForCausalLM"}
+    change_json(folder / "config.json", model_type="mine", auto_map=auto_map)
     (folder / "mine.py").write_text("raise AssertionError('it was run')", encoding="utf-8")
     with pytest.raises(ValueError, match=r"own-code has code of its own.*trust_remote_code=True"):
         load_model("~/own-code")
