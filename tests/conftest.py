@@ -1,4 +1,4 @@
-"""Fixtures and hooks of all tests; what else they share is in helpers.py."""
+"""Fixtures and hooks of all tests; what else they share is in helpers.py and checkouts.py."""
 
 import copy
 import os
@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 import torch
-from helpers import ODD_NAME, SHARED, Checkout, link_results
+from checkouts import Checkout, link_results
+from helpers import ODD_NAME, SHARED
 
 from harp_lib import config
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from helpers import Checkout
+from checkouts import Checkout
 
 VICTIMS = ("harp_lib.cli", "snakemake", "harp_lib.jobs", "ipykernel")
 TABLES_WITH_TIMES = ("time", "hours", "passes", "memory", "attention_share", "llama_cpp")

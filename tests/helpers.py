@@ -1,20 +1,17 @@
 """What several test files share, fixtures apart, which are in conftest.py."""
 
 import contextlib
-import itertools
 import json
-import os
-import subprocess
-import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-import nbformat
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, LlamaModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from harp_lib.pruning.architecture import decoder_layers, output_norm
+from harp_lib.pruning.plan import LayerPlan, PruningPlan
+from harp_lib.pruning.surgery import apply_plan
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 SHARED = CHECKOUT.parent / "shared"
@@ -28,12 +25,6 @@ ROUNDING = {"atol": 1e-4, "rtol": 1e-4}
 
 Processors differ in this order. A wrong token or layer makes a difference of 1e-2 or more.
 """
-NOT_LINKED = ("results", "reference", "models")
-"""Folders of data that a run in a scratch checkout has to itself."""
-TIMED = ("seconds", "time", "device", "versions")
-"""Entries of a cell in which two runs may differ."""
-TIMED_QUANTITIES = ("seconds", "prompt", "generation")
-"""Quantities of rows in which two runs may differ."""
 VISION = {  # the smallest vision tower of a multimodal model
     "hidden_size": 16,
     "intermediate_size": 32,
@@ -56,125 +47,6 @@ def change_json(file, **values):
     """Change entries of a JSON file in place."""
     contents = json.loads(file.read_bytes()) | values
     file.write_text(json.dumps(contents), encoding="utf-8")
-
-
-class Checkout:
-    """A folder with this checkout's notebooks and data and no results, in which runs take place.
-
-    Parameters
-    ----------
-    root : Path
-        The folder, which is made.
-    notebooks : dict of str to str, optional
-        In place of the real notebooks: name and the code of one cell.
-    """
-
-    def __init__(self, root, notebooks=None):
-        self.root = root
-        self.code = CHECKOUT
-        self.python = sys.executable
-        self.results = root / "data" / "results" / "smoke"
-        self.shown = root / "shown.txt"
-        (root / "notebooks").mkdir(parents=True)
-        (root / "data").mkdir()
-        for source in (CHECKOUT / "data").iterdir():
-            if source.name not in NOT_LINKED:
-                (root / "data" / source.name).symlink_to(source)
-        if notebooks:
-            for name, code in notebooks.items():
-                self.write(name, code)
-        else:
-            for source in CHECKOUT.glob("notebooks/[0-9][0-9]_*.ipynb"):
-                (root / "notebooks" / source.name).symlink_to(source)
-
-    def write(self, name, code, prose=""):
-        """Write a notebook of three cells: the parameters, some text and some code."""
-        parameters = nbformat.v4.new_code_cell(
-            'profile = "mini"\nmodels = None\ndatasets = None\nseed = 0',
-            metadata={"tags": ["parameters"]},
-            id="p",
-        )
-        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-        notebook = nbformat.v4.new_notebook(
-            cells=[
-                parameters,
-                nbformat.v4.new_markdown_cell(prose, id="m"),
-                nbformat.v4.new_code_cell(code, id="c"),
-            ],
-            metadata={"kernelspec": kernel},
-        )
-        nbformat.write(notebook, self.root / "notebooks" / f"{name}.ipynb")
-
-    def start(self, *options, command="run", stdout=None):
-        """Start ``./run_all.sh run`` with these options, and do not wait for it.
-
-        The profile is smoke, unless the options name another.
-        """
-        module = [self.python, "-P", "-m", "harp_lib.cli"]
-        profile = [] if "--profile" in options else ["--profile", "smoke"]
-        environment = {
-            **os.environ,
-            "HARP_ROOT": str(self.root),
-            "PYTHONPATH": str(self.code),
-            "OMP_NUM_THREADS": "1",
-        }
-        with self.shown.open("a") as shown:  # a pipe that nobody reads would hold the run up
-            return subprocess.Popen(
-                [*module, command, *profile, *options],
-                cwd=self.root,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout or shown,
-                stderr=shown,
-            )
-
-    def run(self, *options, command="run"):
-        """Run the same to its end: the exit code, and what it showed."""
-        length_before = self.shown.stat().st_size if self.shown.exists() else 0
-        code = self.start(*options, command=command).wait()
-        return code, self.shown.read_bytes()[length_before:].decode()
-
-    def cell_files(self):
-        """Files of the finished cells, and when they were written."""
-        files = (self.root / "data" / "results" / "cells").glob("[!.]*.json")
-        return {file: file.stat().st_mtime_ns for file in files}
-
-    def cells(self):
-        """What each stored cell holds, without what is measured with a clock."""
-        cells = {}
-        for file in self.cell_files():
-            cell = json.loads(file.read_text(encoding="utf-8"))
-            cells[file.name] = _without_times(cell)
-        return cells
-
-
-def link_results(source, target):
-    """Add the cells and refitted weights of a folder of results to those of another one."""
-    for name in ("cells", "refits"):
-        (target / name).mkdir(parents=True, exist_ok=True)
-        for file in (source / name).glob("[!.]*"):
-            with contextlib.suppress(FileExistsError):
-                os.link(file, target / name / file.name)
-
-
-def _without_times(value):
-    if isinstance(value, list):
-        return [_without_times(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    kept = {}
-    for key, item in value.items():
-        if key == "rows" and isinstance(item, dict) and "quantity" in item:
-            item = _without_timed_rows(item)
-        if key not in TIMED:
-            kept[key] = _without_times(item)
-    return kept
-
-
-def _without_timed_rows(columns):
-    """The columns of a cell's rows, without the rows that a clock has written."""
-    keep = [quantity not in TIMED_QUANTITIES for quantity in columns["quantity"]]
-    return {name: list(itertools.compress(values, keep)) for name, values in columns.items()}
 
 
 OTHER_FAMILIES = {
@@ -221,6 +93,28 @@ def model_of(tiny, family):
     if family in OTHER_FAMILIES:
         return small_model(family, vocab_size=512, **OTHER_FAMILIES[family])
     return tiny(family)
+
+
+PLANS = {
+    "dense": {},
+    "top value-only and skipped": {5: LayerPlan(0.8), 4: LayerPlan(0.0)},
+    "first value-only": {0: LayerPlan(0.5), 3: LayerPlan(0.5)},
+    "all value-only": {layer: LayerPlan(0.5) for layer in range(6)},
+    "thinned": {
+        0: LayerPlan(removed_groups=(0,)),
+        2: LayerPlan(removed_groups=(0, 1)),
+        5: LayerPlan(0.3),
+    },
+}
+"""What keeps a cache of other entries than the dense model's, in six layers."""
+
+
+def pruned(tiny, family, plan):
+    """A tiny model of the registry, pruned as ``PLANS`` says."""
+    model = tiny(family)
+    if PLANS[plan]:
+        apply_plan(model, PruningPlan(6, PLANS[plan]))
+    return model
 
 
 SHAPES = {

@@ -14,7 +14,8 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
-from helpers import CHECKOUT, ODD_NAME, Checkout
+from checkouts import Checkout
+from helpers import CHECKOUT, ODD_NAME
 
 from harp_lib import batch, cli, config
 

@@ -4,7 +4,8 @@ import os
 import shutil
 
 import pytest
-from helpers import Checkout, change_json
+from checkouts import Checkout
+from helpers import change_json
 from huggingface_hub import constants
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer

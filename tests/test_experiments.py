@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from helpers import link_results
+from checkouts import link_results
 
 from harp_lib import config
 from harp_lib.evaluation.benchmarks import ALL_BENCHMARKS

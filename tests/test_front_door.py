@@ -11,7 +11,8 @@ import nbformat
 import pandas as pd
 import pytest
 import yaml
-from helpers import CHECKOUT, Checkout
+from checkouts import Checkout
+from helpers import CHECKOUT
 
 from harp_lib import PruningPlan, __version__
 

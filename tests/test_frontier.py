@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import link_results
+from checkouts import link_results
 
 from harp_lib import config, load_model
 from harp_lib.experiments import changes, run

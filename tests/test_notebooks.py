@@ -6,7 +6,7 @@ import re
 import matplotlib.pyplot as plt
 import nbformat
 import pytest
-from helpers import Checkout
+from checkouts import Checkout
 
 from harp_lib import config, notebooks
 from harp_lib.report import judge, save

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from helpers import VISION
+from helpers import PLANS, VISION, pruned
 from lm_twins import (
     PAIRS,
     PROMPT,
@@ -23,23 +23,9 @@ from transformers.masking_utils import (
 )
 from transformers.models.llama import modeling_llama
 
-from harp_lib import PruningPlan, apply_plan
 from harp_lib.models.registry import SHAPE, tiny_tokenizer
 from harp_lib.prefix_lm import lm, tree
 from harp_lib.prefix_lm.cache import ReadPrompt, TextBatch
-from harp_lib.pruning.plan import LayerPlan
-
-PLANS = {
-    "dense": {},
-    "top value-only and skipped": {5: LayerPlan(0.8), 4: LayerPlan(0.0)},
-    "first value-only": {0: LayerPlan(0.5), 3: LayerPlan(0.5)},
-    "all value-only": {layer: LayerPlan(0.5) for layer in range(6)},
-    "thinned": {
-        0: LayerPlan(removed_groups=(0,)),
-        2: LayerPlan(removed_groups=(0, 1)),
-        5: LayerPlan(0.3),
-    },
-}
 
 
 def random_text(rng, words):
@@ -109,10 +95,7 @@ def assert_same_answers(model, seed):
 def test_answers_are_those_of_stock_lm_eval(tiny, monkeypatch, family, plan, tokens):
     monkeypatch.setattr(tree, "TOKENS_PER_PASS", tokens)
     monkeypatch.setattr(lm, "CACHED_TOKENS", 16 * tokens)
-    model = tiny(family)
-    if PLANS[plan]:
-        model = apply_plan(model, PruningPlan(6, PLANS[plan]))
-    assert_same_answers(model, family + plan)
+    assert_same_answers(pruned(tiny, family, plan), family + plan)
 
 
 GEMMA_3 = {

@@ -10,7 +10,8 @@ import urllib.request
 
 import pytest
 import yaml
-from helpers import CHECKOUT, Checkout
+from checkouts import Checkout
+from helpers import CHECKOUT
 from rehearse import make_hub, slurm, start
 from rehearse.shorten import shortened, tried
 

@@ -10,7 +10,8 @@ import nbformat
 import psutil
 import pytest
 import yaml
-from helpers import CHECKOUT, Checkout, link_results
+from checkouts import Checkout, link_results
+from helpers import CHECKOUT
 from matplotlib import pyplot as plt
 
 from harp_lib import config, notebooks

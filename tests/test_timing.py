@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from helpers import ROUNDING
+from helpers import PLANS, ROUNDING, pruned
 from torch import nn
 
-from harp_lib import PruningPlan, apply_plan
 from harp_lib.evaluation import timing
 from harp_lib.evaluation.timing import (
     cache_bytes,
@@ -16,19 +15,8 @@ from harp_lib.evaluation.timing import (
     prefill,
 )
 from harp_lib.prefix_lm.cache import continued
-from harp_lib.pruning.plan import LayerPlan
 
 CPU = torch.device("cpu")
-PLANS = {
-    "dense": {},
-    "value-only": {5: LayerPlan(0.8), 4: LayerPlan(0.0)},
-    "first value-only": {0: LayerPlan(0.5), 3: LayerPlan(0.5)},
-    "thinned": {
-        0: LayerPlan(removed_groups=(0,)),
-        2: LayerPlan(removed_groups=(0, 1)),
-        3: LayerPlan(removed_groups=(1,)),
-    },
-}
 
 
 class Bar:
@@ -115,14 +103,6 @@ def modules_with_hooks(model):
     ]
 
 
-def pruned(tiny, family, plan):
-    """A tiny model, pruned by one of the plans."""
-    model = tiny(family)
-    if PLANS[plan]:
-        model = apply_plan(model, PruningPlan(6, PLANS[plan]))
-    return model
-
-
 def test_a_prefill_computes_one_position(tiny, tokens):
     model = tiny()
     shapes = []
@@ -157,7 +137,7 @@ def test_a_filled_cache_is_like_that_of_a_prefill(tiny, tokens, family, plan):
 
 
 def test_every_repetition_begins_with_the_same_cache(tiny, tokens):
-    model = pruned(tiny, "tiny-gemma2", "value-only")
+    model = pruned(tiny, "tiny-gemma2", "first value-only")
     filled = filled_cache(model, 40)
     keys_before = [layer.keys.clone() for layer in filled.layers]
     first = decode(model, continued(filled), tokens[:1, :4])
