@@ -47,19 +47,23 @@ for path in sys.argv[2:]:
 """
 
 
+def run_llama_cpp(code, *arguments):
+    """Run Python code that asks llama.cpp: the lists of lists that it prints, and all it shows."""
+    pytest.importorskip("xllamacpp", reason="llama.cpp's bindings (xllamacpp) are not installed")
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=900)
+    assert process.returncode == 0, process.stderr[-3000:]
+    answers = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("[[")]
+    return answers, process.stderr + process.stdout
+
+
 def llama_cpp(paths, prompts, context=512, cache="F32"):
     """llama.cpp's answers for each file, and the MiB of its KV cache, from a separate process.
 
     There is one answer for each prompt: its number of tokens, the log-likelihoods of five tokens
     that may come next, by id, and 16 tokens of text.
     """
-    pytest.importorskip("xllamacpp", reason="llama.cpp's bindings (xllamacpp) are not installed")
-    command = [sys.executable, "-c", ENGINE, json.dumps([prompts, context, cache])]
-    command += [str(path) for path in paths]
-    process = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=900)
-    assert process.returncode == 0, process.stderr[-3000:]
-    answers = [json.loads(line) for line in process.stdout.splitlines() if line.startswith("[[")]
-    log = process.stderr + process.stdout
+    answers, log = run_llama_cpp(ENGINE, json.dumps([prompts, context, cache]), *paths)
     sizes = [float(size) for size in re.findall(r"KV buffer size = +([\d.]+) MiB", log)]
     nonzero_sizes = [size for size in sizes if size > 0]
     return list(zip(answers, nonzero_sizes, strict=True))

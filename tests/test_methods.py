@@ -10,7 +10,7 @@ from helpers import CHECKOUT, small_model, unchanged
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from harp_lib import PruningPlan, apply_plan, config, perplexity, search_alphas
-from harp_lib.accounting import removed_fraction, top_groups_plan
+from harp_lib.accounting import linear_parameters, removed_fraction, top_groups_plan
 from harp_lib.methods import make_plan, planner
 from harp_lib.models.registry import SHAPE
 from harp_lib.names import BASELINES, CATALOGUE, EVALUATED, METHOD_TITLES, METHODS
@@ -35,15 +35,6 @@ def test_harp_is_the_alpha_search_over_whole_layers(tiny, tokens):
     assert given_alphas == PruningPlan.value_only(6, [0.5, 0.25])
 
 
-def linear_parameters(model):
-    """Number of parameters in the linear maps of the decoder layers."""
-    total = 0
-    for module in decoder_layers(model).modules():
-        if isinstance(module, torch.nn.Linear):
-            total += sum(parameter.numel() for parameter in module.parameters())
-    return total
-
-
 @pytest.mark.parametrize("alphas", [[0.5, 0.25], [0.5, 0.0]])
 @pytest.mark.parametrize("target", [None, 0.09, 0.31])
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2"])
@@ -52,7 +43,7 @@ def test_harp_flap_meets_the_target_within_half_a_channel(tiny, tokens, name, al
     plan = make_plan("harp+flap", model, tokens, kv_groups=4, alphas=alphas, target_fraction=target)
     whole_groups = removed_fraction(model.config, top_groups_plan(model.config, 4))
     missed = abs(removed_fraction(model.config, plan) - (target or whole_groups))
-    assert missed <= CHANNEL / 2 / linear_parameters(model) + 1e-12
+    assert missed <= CHANNEL / 2 / linear_parameters(model.config) + 1e-12
     assert plan.method == "harp+flap"
     assert plan.alphas == {5: alphas[0], 4: alphas[1]}
     thinned = [layer for layer in plan.layers.values() if layer.removed_channels]

@@ -3,27 +3,12 @@
 import pytest
 import torch
 from helpers import FAMILIES, ROUNDING, unchanged
+from test_rivals import states
 
 from harp_lib import apply_plan, load_pruned, refit_values, save_pruned
 from harp_lib.methods import refit
 from harp_lib.models.registry import tiny_tokenizer
-from harp_lib.pruning.architecture import decoder_layers
 from harp_lib.pruning.surgery import temporarily_pruned
-
-
-@torch.no_grad()
-def attention_in_and_out(model, layer, ids):
-    """What enters and leaves an attention, (T, d) each, in float64."""
-    states = []
-
-    def record(module, args, kwargs, output):
-        states.append(kwargs["hidden_states"].flatten(0, 1).double())
-        states.append(output[0].flatten(0, 1).double())
-
-    attention = decoder_layers(model)[layer].self_attn
-    with attention.register_forward_hook(record, with_kwargs=True):
-        model(ids)
-    return states
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -51,7 +36,9 @@ def test_the_refit_is_the_best_map_of_its_rank(tiny, tokens, monkeypatch):
     result = refit_values(model, tokens, 2, layers=[2, 4])
     lower_layer = refit_values(model, tokens, 1, layers=[2])
     with temporarily_pruned(model, lower_layer.plan, weights=lower_layer.weights):
-        x, y = attention_in_and_out(model, 4, tokens)
+        now = states(model, tokens, 4)
+    x = now["x"]
+    y = now["y"]
     fitted = x @ torch.linalg.lstsq(x, y).solution
     u, s, v = torch.linalg.svd(fitted, full_matrices=False)
     rank = model.config.num_key_value_heads * model.config.head_dim
@@ -69,11 +56,11 @@ def test_a_refit_is_closer_than_the_weights_it_replaces_and_changes_no_model(fam
     with unchanged(model):
         result = refit_values(model, tokens, 3)
     assert list(result.weights) == [3, 4, 5]
-    _, dense = attention_in_and_out(model, 3, tokens)
+    dense = states(model, tokens, 3)["y"]
     with temporarily_pruned(model, result.plan):
-        _, kept = attention_in_and_out(model, 3, tokens)
+        kept = states(model, tokens, 3)["y"]
     with temporarily_pruned(model, result.plan, weights=result.weights):
-        _, refitted = attention_in_and_out(model, 3, tokens)
+        refitted = states(model, tokens, 3)["y"]
     assert (refitted - dense).square().sum() < 0.9 * (kept - dense).square().sum()
 
 
