@@ -106,6 +106,9 @@ def _parser() -> argparse.ArgumentParser:
         )
     for name in ("run", "fetch"):
         _add_sources(commands[name])
+    commands["fetch"].add_argument(
+        "--rehearse", action="store_true", help="for a rehearsal without a network"
+    )
     _add_options_of_run(commands["run"])
     parser.epilog = f"{commands['run'].format_help()}\n{EPILOG}"
     return parser
@@ -244,9 +247,7 @@ def _do(options: argparse.Namespace, arguments: list[str]) -> int:
         case "run":
             return _run(options, arguments)
         case "fetch":
-            from harp_lib import hub
-
-            return hub.fetch_command(options)
+            return _fetch(options, arguments)
         case "figures":
             return _draw_figures(options.profile)
         case "setup":
@@ -267,6 +268,14 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> int:
     from harp_lib import batch
 
     return batch.run(options)
+
+
+def _fetch(options: argparse.Namespace, arguments: list[str]) -> int:
+    if options.rehearse:
+        return _start_elsewhere(options, arguments)
+    from harp_lib import hub
+
+    return hub.fetch_command(options)
 
 
 def set_environment() -> None:
@@ -295,7 +304,7 @@ def _check(arguments: list[str]) -> int:
 
 
 def _start_elsewhere(options: argparse.Namespace, arguments: list[str]) -> int:
-    """Start the same run as a rehearsal or a trial, which has a folder of its own."""
+    """Start the same command as a rehearsal or a trial, which has a folder of its own."""
     sys.path.insert(0, str(CHECKOUT / "tests"))  # of this process alone
     from rehearse import start
 

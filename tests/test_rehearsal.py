@@ -223,23 +223,33 @@ def test_the_double_of_slurm_runs_jobs_and_may_end_one(tmp_path):
 ONE_MODEL = ("--models", "meta-llama/Llama-3.1-8B")  # of which notebook 06 has ablations
 
 
-@pytest.mark.parametrize(
-    "models",
-    [
-        pytest.param(ONE_MODEL, marks=pytest.mark.slow, id="one-model"),
-        pytest.param((), marks=pytest.mark.release, id="all"),  # four times as long
-    ],
-)
-def test_the_profile_paper_comes_to_its_end(models, tmp_path, monkeypatch):
-    monkeypatch.delenv("HF_HUB_OFFLINE")  # which is set for all other tests
+@pytest.mark.slow
+def test_the_profile_paper_comes_to_its_end_without_a_network(tmp_path, monkeypatch):
     work = Checkout(tmp_path / "work")
-    code, shown = work.run("--profile", "paper", "--rehearse", "--jobs", "2", *models)
+    monkeypatch.delenv("HF_HUB_OFFLINE")  # which is set for all other tests
+    code, shown = work.run("--profile", "paper", "--rehearse", *ONE_MODEL, command="fetch")
+    assert code == 0, shown[-3000:]
+    requests = work.root / "rehearsal" / "hub" / "requests.log"
+    fetched = requests.read_text()
+    for name in make_hub.SECOND_COPIES.values():
+        assert name not in fetched, "a second copy of the weights was fetched"
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    rehearse_all_notebooks(work, *ONE_MODEL)
+    assert requests.read_text() == fetched
+
+
+@pytest.mark.release  # four times as long
+def test_the_profile_paper_comes_to_its_end_with_all_models(tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    rehearse_all_notebooks(Checkout(tmp_path / "work"))
+
+
+def rehearse_all_notebooks(work, *options):
+    code, shown = work.run("--profile", "paper", "--rehearse", "--jobs", "2", *options)
     assert code == 0, shown[-3000:]
     root = work.root / "rehearsal"
     executed = sorted((root / "notebooks" / "executed" / "paper").glob("*.ipynb"))
     assert [file.name[:2] for file in executed] == [f"0{number}" for number in range(10)]
     assert len(list((root / "figures" / "paper").glob("*.png"))) > 30
     assert not (work.root / "figures").exists()
-    requests = (root / "hub" / "requests.log").read_text()
-    for name in make_hub.SECOND_COPIES.values():
-        assert name not in requests, "a second copy of the weights was fetched"

@@ -47,7 +47,8 @@ NOTEBOOKS = ("03", "04", "05", "06", "07", "08")
 BANDWIDTH = 3.35e12  # bytes per second: NVIDIA's data sheet of the H100 with 80 GB of HBM3
 # Of this bandwidth; between two small kernels the GPU waits for Python.
 DECODING_SHARE = 0.2
-# How often all keys and values move for each new token, see harp_lib/experiments/efficiency.py.
+# How often all keys and values move for each new token: read and written for a longer copy, and
+# read by attention.
 CACHE_MOVES = 3
 
 CORPORA = 2  # of the α search

@@ -186,7 +186,8 @@ def repositories_of(benchmark: Benchmark, subtasks: Subtasks = None) -> list[str
     from lm_eval.tasks._yaml_loader import load_yaml  # lm-eval takes seconds to import
 
     files = available_tasks(benchmark, "hub", subtasks).values()
-    return list(dict.fromkeys(load_yaml(file)["dataset_path"] for file in files))
+    tasks = [load_yaml(file, resolve_func=False) for file in files]
+    return list(dict.fromkeys(task["dataset_path"] for task in tasks))
 
 
 def rows_digest(benchmark: Benchmark, datasets: str, subtasks: Subtasks = None) -> str:

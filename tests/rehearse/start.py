@@ -20,7 +20,7 @@ OWN = ("results", "reference", "profiles")
 
 
 def rehearse(options: Namespace, arguments: list[str]) -> int:
-    """Become the run that ``arguments`` ask for, with the double of the hub in place of the hub.
+    """Become the run, or the fetching, that ``arguments`` ask for, with the double of the hub.
 
     With ``HF_HUB_OFFLINE`` no double is started, so that only what was fetched before is found.
     Returns 2 if the profile has a model without a double.
@@ -44,7 +44,7 @@ def rehearse(options: Namespace, arguments: list[str]) -> int:
     environment.setdefault("OMP_NUM_THREADS", "1")  # layers so small are slower with more
     if not os.environ.get("HF_HUB_OFFLINE"):
         environment["HF_ENDPOINT"] = start_hub(hub).stdout.readline().strip()
-    if options.executor == "slurm":
+    if options.command == "run" and options.executor == "slurm":
         environment |= slurm.install(root / "slurm")
     _become_run(arguments, environment)
 
