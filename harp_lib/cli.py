@@ -107,7 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("run", "fetch"):
         _add_sources(commands[name])
     commands["fetch"].add_argument(
-        "--rehearse", action="store_true", help="for a rehearsal without a network"
+        "--rehearse",
+        action="store_true",
+        help="from the rehearsal's own hub, for a rehearsal without a network",
     )
     _add_options_of_run(commands["run"])
     parser.epilog = f"{commands['run'].format_help()}\n{EPILOG}"

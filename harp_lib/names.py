@@ -107,10 +107,11 @@ def short_names(models: Collection[str]) -> dict[str, str]:
     counts = Counter(name for names in candidates.values() for name in set(names))
     short = {}
     for model in models:
-        free = [name for name in candidates[model] if counts[name] == 1]
         if model in config.NAMED_MODELS:  # whose names come before those of others
-            free = candidates[model]
-        short[model] = free[0] if free else model
+            usable = candidates[model]
+        else:
+            usable = [name for name in candidates[model] if counts[name] == 1]
+        short[model] = usable[0] if usable else model
     return short
 
 

@@ -106,7 +106,7 @@ PLANS = {
         5: LayerPlan(0.3),
     },
 }
-"""What keeps a cache of other entries than the dense model's, in six layers."""
+"""What keeps a cache of other entries than the dense model's, in six layers, and that model."""
 
 
 def pruned(tiny, family, plan):

@@ -116,8 +116,8 @@ def check_prefills(repetitions_by_length):
         flops = by_variant(name, "flops full")
         assert set(flops) == set(by_variant(name, "flops causal")) == set(VARIANTS)
         assert flops["dense"] >= flops["harp"] >= flops["harp-folded"] >= flops["harp-tail"]
-        has_memory = "cache_bytes" in set(rows_of(read(name)["result"])["quantity"])
-        assert has_memory == (repetitions > 1), "one run is not measured twice"
+        has_cache = "cache_bytes" in set(rows_of(read(name)["result"])["quantity"])
+        assert has_cache == (repetitions > 1), "one run is not measured twice"
     held = by_variant("prefill-16", "cache_bytes")
     assert set(held) == set(VARIANTS)
     assert held["harp-tail"] * 8 == held["harp"] * 8 == held["dense"] * 6

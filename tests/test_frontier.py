@@ -268,8 +268,9 @@ def test_what_lies_below_a_change_is_run_once_for_all_fits(context):
 
 
 def found_by_layer(change):
-    """What a fit found."""
+    """What a fit found, which has to have taken some time."""
     found = rows_of(change.fit())
+    assert found.loc[found["quantity"] == "seconds", "value"].item() > 0
     if "layer" not in found:  # NBL says nothing of its layers
         return []
     return found.dropna(subset="layer").to_dict("records")

@@ -47,7 +47,8 @@ def hub(tmp_path_factory):
         tiny_model("tiny-llama").save_pretrained(model)
         tiny_tokenizer().save_pretrained(model)
         (model / "original").mkdir()
-        (model / "original" / "consolidated.00.pth").write_bytes(b"a second copy")
+        (model / "original" / "consolidated.00.pth").write_bytes(b"a second copy")  # as of LLaMA
+        (model / "consolidated.safetensors").write_bytes(b"a second copy")  # as of Mistral
     server = start.start_hub(folder)
     address = server.stdout.readline().strip()
     home = tmp_path_factory.mktemp("home")

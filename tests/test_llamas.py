@@ -5,7 +5,7 @@ import torch
 from helpers import small_model
 
 from harp_lib import PruningPlan, apply_plan, save_gguf, save_nemotron_nas
-from harp_lib.export import llamas
+from harp_lib.export import llamas, nemotron_nas
 from harp_lib.models.registry import tiny_tokenizer
 from harp_lib.pruning.plan import LayerPlan
 
@@ -89,6 +89,20 @@ def test_weights_too_large_for_a_type(pruned, tmp_path):
     assert path.read_bytes() == b"an earlier file"
     assert [file.name for file in tmp_path.iterdir()] == ["model.gguf"]
     save_gguf(pruned, tiny_tokenizer(), path, "f32")
+
+
+def test_the_tensors_in_a_folder_are_counted(pruned, tmp_path, monkeypatch):
+    save = nemotron_nas.save_torch_state_dict
+
+    def leave_one_out(weights, folder, **options):
+        others = {name: weight for name, weight in weights.items() if name != "model.norm.weight"}
+        save(others, folder, **options)
+
+    monkeypatch.setattr(nemotron_nas, "save_torch_state_dict", leave_one_out)
+    message = r"model.norm.weight is missing in the files, where the model has \(64,\)"
+    with pytest.raises(ValueError, match=message):
+        save_nemotron_nas(pruned, tiny_tokenizer(), tmp_path / "nas")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_few_positions_are_enough_for_a_short_context(tmp_path):

@@ -11,8 +11,8 @@ from transformers.utils import logging
 
 from harp_lib import load_model
 from harp_lib.config import NAMED_MODELS, model_name, read_profile, slug
-from harp_lib.experiments.context import release
 from harp_lib.models import registry
+from harp_lib.models.load import release_memory
 from harp_lib.models.registry import (
     FAMILIES,
     FROM_WHEELS,
@@ -85,7 +85,7 @@ def test_memory_is_given_back():
     model.itself = model.forward  # a reference cycle, as the hooks of accelerate make
     reference = weakref.ref(model)
     del model
-    release()
+    release_memory()
     assert reference() is None
 
 

@@ -134,7 +134,6 @@ def test_verdicts_have_full_names_because_other_notebooks_know_other_models(alik
     entries = dict(list(judge.claims().items()))
     claim = next(name for name, entry in entries.items() if entry["kind"] == "measured")
     monkeypatch.setattr(judge, "claims", lambda: {claim: entries[claim]})
-    alike = Results("mini", entries[claim]["notebook"])
     assert "model" in alike.rows("plans")
     for model in ("SmolLM2", "me/SmolLM2"):
         alike.judge(claim, model, ABOVE)
@@ -278,9 +277,8 @@ def test_a_verdict_holds_every_claim_of_one_notebook(results, tmp_path, monkeypa
         "c": {"kind": "measured", "notebook": "03", "statement": "C.", "effect": "…"},
     }
     monkeypatch.setattr(judge, "claims", lambda: entries)
-    results = Results("small", "02")
     results.judge("a", "Gemma", ABOVE)
-    with pytest.raises(ValueError, match=r"not judged, .*: \['b'\]"):
+    with pytest.raises(ValueError, match=r"not judged: \['b'\]"):
         results.verdict()
     results.judge("b", "Gemma", reason="needs a GPU")
     page = results.verdict().data
@@ -289,7 +287,7 @@ def test_a_verdict_holds_every_claim_of_one_notebook(results, tmp_path, monkeypa
     assert list(stored) == judge.COLUMNS
     assert stored["mark"].tolist() == ["✓", "–"]
     results.judge("c", "Gemma", ABOVE)
-    with pytest.raises(ValueError, match=r"no claims of notebook 02 .*: \['c'\]"):
+    with pytest.raises(ValueError, match="not one"):
         results.verdict()
 
 

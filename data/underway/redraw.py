@@ -3,7 +3,8 @@
     python data/underway/redraw.py 05 07 00
 
 Cells tagged ``model`` keep the outputs that the executed notebook has. All others run, and the
-notebook is stamped anew. With ``--draft`` a check that does not hold is printed and not an error.
+notebook is stamped anew. With ``--draft`` checks that do not hold are printed, and no executed
+notebook is written; figures, tables and verdicts are.
 """
 
 import os
@@ -16,11 +17,12 @@ from nbformat import NotebookNode
 from harp_lib import config, notebooks
 
 PROFILE = "small"
-DRAFT = """
+FALSE = "FALSE NOW:"
+DRAFT = f"""
 from harp_lib.report.frames import Results
 def _check(self, statement, holds):
     if not holds:
-        print("FALSE NOW:", statement)
+        print("{FALSE}", statement)
 Results.check = _check
 """
 
@@ -37,6 +39,15 @@ def redraw(name: str, is_draft: bool) -> None:
     os.environ[config.PAGE] = str(file.parent)  # for links from figures
     with chdir(config.NOTEBOOKS):
         done = notebooks._run(runnable, {"profile": PROFILE})
+    if is_draft:
+        print_false_checks(done)
+        return
+    code = {cell.id: cell.source for cell in before.cells}
+    for cell in source.cells:
+        if notebooks.LOADS_A_MODEL in notebooks._tags(cell) and cell.source != code.get(cell.id):
+            raise ValueError(
+                f"{name}: cell {cell.id} loads a model and has changed: run {name[:2]}"
+            )
     outputs = {cell.id: cell for cell in before.cells} | {cell.id: cell for cell in done.cells}
     executed = nbformat.from_dict(before)
     executed.cells = [with_outputs_of(cell, outputs) for cell in source.cells]
@@ -53,6 +64,14 @@ def redraw(name: str, is_draft: bool) -> None:
     stamp["digest"] = notebooks.digest_of(source, stamp["parameters"], shown)
     written.metadata["harp"] = stamp
     file.write_text(nbformat.writes(written), encoding="utf-8")
+
+
+def print_false_checks(done: NotebookNode) -> None:
+    for cell in done.cells:
+        for output in cell.get("outputs", []):
+            for line in output.get("text", "").splitlines():
+                if line.startswith(FALSE):
+                    print(line)
 
 
 def with_outputs_of(cell: NotebookNode, cells: dict[str, NotebookNode]) -> NotebookNode:

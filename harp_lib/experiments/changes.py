@@ -5,6 +5,7 @@ from), and the calibration text (how many kinds, how many tokens, which draw).
 """
 
 import random
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -46,7 +47,7 @@ ON_SEARCHED = (ALPHA_SINGLE, ALPHA_FIT_SEARCHED, IN_FLOAT32, IN_PAIRS)
 ALPHA_NORM = "alpha-norm"
 ALPHA_FIT = "alpha-fit"
 FITTED = (ALPHA_FIT, NBL, REFIT)  # in any layers, top or chosen
-# Each with a cell that says what the fit found.
+# Each with a cell that says what the fit took.
 WITH_FIT = (*FITTED, ALPHA_NORM, ALPHA_FIT_SEARCHED)
 FIT_BY_LAYER = {
     ALPHA_FIT: fit_alpha_by_layer,
@@ -248,14 +249,19 @@ class Change:
         kept[text].entering(self.lowest)
         return kept[text].fork()
 
+    @property
+    def _is_kept_refit(self) -> bool:
+        """Whether it is the refit that notebooks 04 and 05 show as a method."""
+        in_harps_layers = len(self.layers) == self.context.num_pruned
+        return self.method == REFIT and self.texts == 1 and in_harps_layers
+
     @cached_property
     def fitted(self) -> Any:
         """By layer alpha or NBL's map, or a :class:`Refit`.
 
-        HARP's own layers refitted on one kind of text are a method of notebooks 04 and 05 too.
+        HARP's own layers refitted on one kind of text are kept for other notebooks too.
         """
-        in_harps_layers = len(self.layers) == self.context.num_pruned
-        if self.method == REFIT and self.texts == 1 and in_harps_layers:
+        if self._is_kept_refit:
             return self.context.refit()
         stream = self.stream()
         if self.method == REFIT:
@@ -268,13 +274,21 @@ class Change:
             self.__dict__.pop(name, None)
 
     def fit(self) -> Result:
-        """What a fit found, and the shares of the dense model's costs that are left."""
-        rows = scalar_rows(**self.costs_left())
+        """What a fit found and took, and the shares of the dense model's costs that are left."""
+        if self._is_kept_refit:
+            fitted = self.fitted
+            seconds = fitted.seconds  # it may be an earlier one
+        else:
+            seconds = self.stream().seconds  # up to the lowest layer, though other changes share it
+            begin = time.perf_counter()
+            fitted = self.fitted
+            seconds += time.perf_counter() - begin
+        rows = []
         if self.method == REFIT:
-            rows += layer_rows("explained", self.fitted.explained)
+            rows = layer_rows("explained", fitted.explained)
         elif self.method != NBL:
-            rows += layer_rows("alpha", self.fitted)
-        return {"rows": rows}
+            rows = layer_rows("alpha", fitted)
+        return {"rows": rows + scalar_rows(seconds=seconds, **self.costs_left())}
 
     def fit_cell(self) -> Cell:
         """The cell of :meth:`fit`, which other units may read."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils.memory import clear_device_cache
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib import config
@@ -17,7 +16,7 @@ from harp_lib.experiments.texts import Text, described, document_rows, without
 from harp_lib.methods.alpha_search import model_digest
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.refit import RIDGE, Refit, refit_values
-from harp_lib.models.load import load_model
+from harp_lib.models.load import load_model, release_memory
 from harp_lib.models.repository import models_of_hub
 from harp_lib.models.tokenizer import adds_bos, first_token_id, tokenizer_digest
 from harp_lib.names import REFIT
@@ -69,7 +68,7 @@ def _tokens_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> di
 def release() -> None:
     """Let go of the model, and give its memory back."""
     _load.cache_clear()
-    clear_device_cache(garbage_collection=True)  # accelerate's hooks keep models in cycles
+    release_memory()
 
 
 def or_failed(compute: Callable[..., Result], *arguments: Any) -> Result:
@@ -80,7 +79,7 @@ def or_failed(compute: Callable[..., Result], *arguments: Any) -> Result:
         raise
     except Exception as error:  # out of memory, a hub that does not answer
         reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-    clear_device_cache(garbage_collection=True)  # the error held on to a model until here
+    release_memory()  # which the error held on to until here
     return {"failed": reason}
 
 

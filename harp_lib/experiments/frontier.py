@@ -70,7 +70,7 @@ def reasons(context: Context) -> Iterator[Cell]:
     changes = [change(DENSE), change(HARP, top, TOP, texts=1)]
     changes += _reasons(context, context.num_pruned)
     changes.append(change(NO_ATTENTION, top, TOP))
-    changes.append(_fitted(context, ALPHA_FIT, top, TOP))
+    changes.append(_on_both_texts(context, ALPHA_FIT, top, TOP))
     # Does alpha have to be chosen for each layer, and from how much text?
     changes.append(change(ALPHA_SINGLE, top, TOP, texts=1))
     changes.append(change(ALPHA_FIT_SEARCHED, top, TOP, texts=1))
@@ -105,7 +105,7 @@ def frontier_scores(context: Context) -> Iterator[Cell]:
     for ranking in (EXPLAINED, INFLUENCE):
         if ranking == EXPLAINED or ranking in _of_model(context, "rankings", ()):
             layers = chosen_layers(context, ranking, 0, count)
-            changes.append(_fitted(context, REFIT, layers, ranking))
+            changes.append(_on_both_texts(context, REFIT, layers, ranking))
     evaluator = Evaluator(context.profile, context.seed, "frontier")
     for change in changes:
         cells = []
@@ -231,7 +231,7 @@ def _samples(context: Context) -> int:
     return samples // 2
 
 
-def _fitted(
+def _on_both_texts(
     context: Context, method: str, layers: tuple[int, ...], ranking: str, **others: int
 ) -> Change:
     """A change that is fitted on both kinds of calibration text."""
@@ -251,9 +251,9 @@ def _changes(context: Context) -> Iterator[Change]:
             if ranking == INFLUENCE:
                 methods = FITTED  # what the refit of these layers is compared with
             for method in methods:
-                yield _fitted(context, method, layers, ranking)
+                yield _on_both_texts(context, method, layers, ranking)
         if count in layers_of(context, _of_model(context, "searched", ())):
-            yield _fitted(context, ALPHA_SEARCH, top, TOP)
+            yield _on_both_texts(context, ALPHA_SEARCH, top, TOP)
         if count == _a_third(context):
             yield from _closer(context, count)
 
@@ -264,7 +264,7 @@ def _compared(context: Context) -> Iterator[Change]:
     top = _top(context, count)
     yield Change(context, NO_ATTENTION, top, TOP)
     yield Change(context, HARP, top, TOP, texts=1)
-    yield _fitted(context, REFIT, top, TOP)
+    yield _on_both_texts(context, REFIT, top, TOP)
     yield from _reasons(context, count)
     if context.name in context.profile["frontier"].get("searched_again", ()):
         yield Change(context, IN_FLOAT32, top, TOP, texts=1)
@@ -283,7 +283,7 @@ def _all_fits(context: Context, count: int, draw: int) -> Iterator[Change]:
     chosen = {TOP: _top(context, count), EXPLAINED: chosen_layers(context, EXPLAINED, draw, count)}
     for ranking, layers in chosen.items():
         for method in FITTED:
-            yield _fitted(context, method, layers, ranking, draw=draw)
+            yield _on_both_texts(context, method, layers, ranking, draw=draw)
 
 
 def _reasons(context: Context, count: int) -> Iterator[Change]:
@@ -300,7 +300,7 @@ def _reasons(context: Context, count: int) -> Iterator[Change]:
 
 def norm_keeping(context: Context, count: int) -> Change:
     """The alpha of the top layers that keeps the norm of the residual stream."""
-    return _fitted(context, ALPHA_NORM, _top(context, count), TOP)
+    return _on_both_texts(context, ALPHA_NORM, _top(context, count), TOP)
 
 
 def _rivals(context: Context, count: int) -> Iterator[Change]:
@@ -311,7 +311,7 @@ def _rivals(context: Context, count: int) -> Iterator[Change]:
         if method == "windowed":  # which is not fitted
             yield Change(context, method, top, TOP)
         else:
-            yield _fitted(context, method, top, TOP)
+            yield _on_both_texts(context, method, top, TOP)
 
 
 def _closer(context: Context, count: int) -> Iterator[Change]:
@@ -320,12 +320,12 @@ def _closer(context: Context, count: int) -> Iterator[Change]:
         yield from _all_fits(context, count, draw)
         if INFLUENCE in _of_model(context, "rankings", ()):
             layers = chosen_layers(context, INFLUENCE, draw, count)
-            yield _fitted(context, REFIT, layers, INFLUENCE, draw=draw)
+            yield _on_both_texts(context, REFIT, layers, INFLUENCE, draw=draw)
     explained = chosen_layers(context, EXPLAINED, 0, count)
     for samples in _of_model(context, "curve", ()):
         yield Change(context, REFIT, explained, EXPLAINED, texts=2, samples=samples)
     if context.name in context.profile["frontier"]["passkey_study"]:
         for layer in explained:
             rest = tuple(other for other in explained if other != layer)
-            yield _fitted(context, REFIT, rest, EXPLAINED, without=layer)
-        yield _fitted(context, REFIT, explained, EXPLAINED, prompts=PROMPTS)
+            yield _on_both_texts(context, REFIT, rest, EXPLAINED, without=layer)
+        yield _on_both_texts(context, REFIT, explained, EXPLAINED, prompts=PROMPTS)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import save_torch_state_dict
+from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harp_lib.export import configuration_nemotron_nas
@@ -89,6 +90,7 @@ def save_nemotron_nas(
         model_card(model, path.name, "vllm").save(folder / CARD_FILE)
         weights = _state_dict(model, blocks)
         save_torch_state_dict(weights, folder, metadata={"format": "pt"})
+        _check_files(folder, weights)
 
 
 def _write_config(folder: Path, model: PreTrainedModel, blocks: list[Block]) -> None:
@@ -131,3 +133,20 @@ def _state_dict(model: PreTrainedModel, blocks: list[Block]) -> Tensors:
         if tensor.untyped_storage().nbytes() > tensor.nbytes:
             weights[name] = tensor.clone()
     return weights
+
+
+def _check_files(folder: Path, weights: Tensors) -> None:
+    """Raise a ValueError if the files lack a tensor, or have one of another name or shape."""
+    written = {}
+    for path in folder.glob("*.safetensors"):  # a large model has several
+        with safe_open(path, framework="pt") as file:
+            names = file.keys()
+            for name in names:
+                written[name] = tuple(file.get_slice(name).get_shape())
+    expected = {name: tuple(weight.shape) for name, weight in weights.items()}
+    if written != expected:
+        name, _ = min(written.items() ^ expected.items())
+        raise ValueError(
+            f"{name} is {written.get(name, 'missing')} in the files, where the model has "
+            f"{expected.get(name, 'nothing')}"
+        )

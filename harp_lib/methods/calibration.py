@@ -1,6 +1,7 @@
 """What methods share: statistics of the calibration text inside a model, and group budgets."""
 
 import copy
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -119,6 +120,7 @@ class LayerStream:
     caller may prune a layer before the stream passes it. Masks and positions for each layer are
     recorded once for each shape of a batch, because nothing else changes them. A family whose
     layers are run in another way is a ValueError, and so is a model with a module at two places.
+    ``seconds`` is what the way up has taken.
     """
 
     def __init__(self, model: PreTrainedModel, calibration: Tokens) -> None:
@@ -133,6 +135,7 @@ class LayerStream:
 
     def _restart(self) -> None:
         """Go back to the embeddings, and record the arguments of each layer."""
+        begin = time.perf_counter()
         self._boundary = 0  # index of the next layer
         self._hidden: list[torch.Tensor] = []  # what enters it: (B, N, d) of each batch
         self._arguments: dict[torch.Size, list[tuple[tuple, dict]]] = {}  # of each layer, by shape
@@ -140,6 +143,7 @@ class LayerStream:
             hidden, arguments = self._recorded(read_ids(self.model, batch))
             self._hidden.append(hidden)
             self._arguments.setdefault(batch.ids.shape, arguments)
+        self.seconds = time.perf_counter() - begin
 
     @torch.no_grad()
     def _recorded(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[tuple[tuple, dict]]]:
@@ -196,10 +200,12 @@ class LayerStream:
         """
         if layer < self._boundary:
             self._restart()
+        begin = time.perf_counter()
         layers_below = range(self._boundary, layer)
         for below in tqdm(layers_below, desc="hidden states", unit="layer", leave=False, delay=10):
             self._hidden = list(self.leaving(below, self._hidden))
             self._boundary = below + 1
+        self.seconds += time.perf_counter() - begin
         return list(self._hidden)
 
     @torch.no_grad()

@@ -1,6 +1,7 @@
 """Loads models from the registry, a folder or the hub; helpers for every use of a model."""
 
 import copy
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -180,3 +181,10 @@ def random_model(config: PreTrainedConfig, dtype: str | torch.dtype, seed: int) 
 def default_device() -> str:
     """The GPU if there is one, else the CPU."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def release_memory() -> None:
+    """Free the memory of unused models, which accelerate's hooks keep in reference cycles."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -69,9 +69,9 @@ def _check_allocated(model: PreTrainedModel, cache: StaticCache) -> None:
 def _map_of_each_layer(model: PreTrainedModel, maps: tuple) -> tuple:
     """``maps``, those of the layers that attend, with maps of no heads (B, 0, N, S) in between."""
     layers = decoder_layers(model)
-    attends = [not isinstance(getattr(layer, "self_attn", None), LoneAttention) for layer in layers]
-    if sum(attends) != len(maps):
+    has_map = [not isinstance(getattr(layer, "self_attn", None), LoneAttention) for layer in layers]
+    if sum(has_map) != len(maps):
         return maps  # further layers have no map in the dense model either
     remaining = iter(maps)
     no_heads = maps[0][:, :0]
-    return tuple(next(remaining) if has_map else no_heads for has_map in attends)
+    return tuple(next(remaining) if has_one else no_heads for has_one in has_map)

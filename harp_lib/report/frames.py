@@ -290,11 +290,11 @@ class Results:
         Raises
         ------
         ValueError
-            If a claim is another notebook's, or one of the notebook's is missing.
+            If the claims belong to several notebooks, or one of the notebook's is missing.
         """
         if self._left_out:
             self._judge_what_is_left_out()
-        return save.write_verdict(self._judgements, self.folder, self._notebook, self.short_name)
+        return save.write_verdict(self._judgements, self.folder, self.short_name)
 
     def _judge_what_is_left_out(self) -> None:
         """The claims of the notebook that were not judged, on each model that was read."""

@@ -68,20 +68,22 @@ def write_table(
 
 
 def write_verdict(
-    judgements: list[dict[str, Any]], folder: Path, notebook: str, short_name: Callable[[str], str]
+    judgements: list[dict[str, Any]], folder: Path, short_name: Callable[[str], str]
 ) -> Markdown:
     """Write a notebook's judgements, and return its marks as a table; see ``Results.verdict``.
 
     The file has full names of models, since other notebooks may know other models.
     """
     frame = pd.DataFrame(judgements, columns=judge.COLUMNS)
+    claims = judge.claims()
+    notebooks = {claims[claim]["notebook"] for claim in frame["claim"]}
+    if len(notebooks) != 1:
+        raise ValueError(f"the judged claims belong to the notebooks {sorted(notebooks)}, not one")
+    (notebook,) = notebooks
     due = judge.claims_of(notebook)
-    wrong = set(due).symmetric_difference(frame["claim"])
-    if wrong:
-        raise ValueError(
-            f"not judged, or no claims of notebook {notebook} (Results takes its number): "
-            f"{sorted(wrong)}"
-        )
+    missing = set(due) - set(frame["claim"])
+    if missing:
+        raise ValueError(f"claims of notebook {notebook} that are not judged: {sorted(missing)}")
     file = folder / "verdicts" / f"{notebook}.csv"
     file.parent.mkdir(parents=True, exist_ok=True)
     frame.to_csv(file, index=False)
@@ -91,7 +93,6 @@ def write_verdict(
     marks = marks.pivot_table("mark", "claim", "model", aggfunc="first").fillna("")
     marks = marks.reindex(index=[name for name in due if name in marks.index])
     marks = marks[list(dict.fromkeys(frame["model"]))]
-    claims = judge.claims()
     marks.insert(0, "the paper's claim", [claims[name]["statement"] for name in marks.index])
     return Markdown(marks.to_markdown(index=False))
 

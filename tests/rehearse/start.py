@@ -1,4 +1,4 @@
-"""Begins a rehearsal or a trial: a folder of its own, and then the run itself in it."""
+"""Begins a rehearsal or a trial: a folder of its own, and in it what was asked for, as a run."""
 
 import hashlib
 import os
