@@ -175,8 +175,6 @@ def test_cells_and_columns_are_those_of_the_reference(unit):
     if unit not in OF_TASKS:
         # The tiny model's architecture has no llama.cpp, and the profile no other rankings of it.
         not_here = {"prompt", "generation", "score", *NO_MORE}
-        if unit in ("reasons", "frontier"):
-            not_here.add("seconds")  # of a fit
         columns = columns_of_quantities(reference)
         expected = {pair for pair in columns if pair[0] not in not_here}
         assert expected <= columns_of_quantities(cells), "as figures ask for"

@@ -230,16 +230,16 @@ def test_the_profile_paper_comes_to_its_end_without_a_network(tmp_path, monkeypa
     code, shown = work.run("--profile", "paper", "--rehearse", *ONE_MODEL, command="fetch")
     assert code == 0, shown[-3000:]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    rehearse_all_notebooks(work, *ONE_MODEL)
+    assert_all_notebooks_are_rehearsed(work, *ONE_MODEL)
 
 
 @pytest.mark.release  # four times as long
 def test_the_profile_paper_comes_to_its_end_with_all_models(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    rehearse_all_notebooks(Checkout(tmp_path / "work"))
+    assert_all_notebooks_are_rehearsed(Checkout(tmp_path / "work"))
 
 
-def rehearse_all_notebooks(work, *options):
+def assert_all_notebooks_are_rehearsed(work, *options):
     code, shown = work.run("--profile", "paper", "--rehearse", "--jobs", "2", *options)
     assert code == 0, shown[-3000:]
     root = work.root / "rehearsal"
