@@ -150,7 +150,7 @@ def _stamp(profile: dict[str, Any]) -> Path:
 
 
 def prepare(profile: dict[str, Any]) -> dict[str, str]:
-    """Ask for access to all that a run reads, and fetch what is missing.
+    """Ask for access to all that a run reads, fetch what is missing, and try to load the models.
 
     From then on this process and those that it starts work without the hub. Returned is why models
     cannot be read, and the way out, by their names. The run leaves them out.
@@ -165,21 +165,51 @@ def prepare(profile: dict[str, Any]) -> dict[str, str]:
     models = [*profile["models"], *profile["alpha_search"]["extra_models"]]
     datasets = datasets_of_hub(profile)
     repositories = [*models_of_hub(models), *datasets]
-    if not repositories:
-        return {}
     refused = _obstacles(repositories)
+    _check_rest(profile, refused, datasets)
     readable = [model for model in models if model not in refused]
-    lacks_rows = any(repository.name in refused for repository in datasets)
-    if lacks_rows or not set(readable) & set(profile["models"]):
-        reasons = [f"{name}: {reason}" for name, reason in refused.items()]
-        raise ValueError("\n  ".join(["the run cannot read", *reasons]))
-    if not is_offline():
+    if repositories and not is_offline():
         stamp = _stamp(profile)
         if not _is_fetched(profile, readable, stamp):
             fetch(profile, readable)
             write_json(stamp, _state(profile, readable))
         os.environ["HF_HUB_OFFLINE"] = OFFLINE
+    refused |= _damages(readable)
+    _check_rest(profile, refused, datasets)
     return refused
+
+
+def _check_rest(
+    profile: dict[str, Any], refused: dict[str, str], datasets: Iterable[Repository]
+) -> None:
+    """Raise a ValueError, which lists all that is refused, if nothing can be computed without."""
+    lacks_rows = any(repository.name in refused for repository in datasets)
+    if lacks_rows or not set(profile["models"]) - set(refused):
+        reasons = [f"{name}: {reason}" for name, reason in refused.items()]
+        raise ValueError("\n  ".join(["the run cannot read", *reasons]))
+
+
+def _damages(models: Iterable[str]) -> dict[str, str]:
+    """Why models that are here cannot be loaded, and the way out, by their names.
+
+    Those of the registry are not tried: they were checked when they were installed.
+    """
+    reasons = {}
+    for model in models:
+        if model in config.NAMED_MODELS:
+            continue
+        from harp_lib.models.load import load_with_tokenizer  # here, because it imports torch
+
+        source, way_out = model, "mend the folder"
+        for repository in models_of_hub([model]):
+            source = str(repository.snapshot)  # the hub need not be reached
+            way_out = f"delete {repository.folder}, and it is fetched again"
+        try:
+            load_with_tokenizer(source, device_map="meta")  # reads no weights
+        except Exception as error:  # of transformers, safetensors, tokenizers
+            reason = _first_line(error).removeprefix(f"{source} cannot be loaded: ")
+            reasons[model] = f"it cannot be loaded ({reason}): {way_out}"
+    return reasons
 
 
 def _obstacles(repositories: Sequence[Repository]) -> dict[str, str]:

@@ -125,3 +125,46 @@ def test_cells_know_commits_and_a_second_run_asks_no_files(hub, tmp_path):
     assert without_network == answer
     nowhere, _ = ask(home=tmp_path, offline=True)
     assert "run_all.sh fetch" in nowhere["error"]
+
+
+def test_a_model_whose_copy_was_interrupted_is_left_out(hub, tmp_path):
+    _, ask = hub
+    assert ask(home=tmp_path)[0]["refused"] == {}
+    [weights] = tmp_path.glob("hub/models--owner--open/snapshots/*/model.safetensors")
+    half = weights.read_bytes()[: weights.stat().st_size // 2]
+    weights.unlink()
+    weights.write_bytes(half)
+    answer, _ = ask(home=tmp_path, offline=True)
+    assert list(answer["refused"]) == [OPEN]
+    assert "deserializing header" in answer["refused"][OPEN]
+    assert f"delete {tmp_path}/hub/models--owner--open, and" in answer["refused"][OPEN]
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("half of the weights", "deserializing header"),
+        ("no tokenizer", "has no tokenizer"),
+        ("another config", "does not fit its config.json"),
+    ],
+)
+def test_a_folder_that_cannot_be_loaded_is_left_out(damage, reason, tmp_path):
+    from harp_lib import hub
+
+    model = tiny_model("tiny-llama")
+    model.save_pretrained(tmp_path)
+    if damage != "no tokenizer":
+        tiny_tokenizer().save_pretrained(tmp_path)
+    if damage == "half of the weights":
+        weights = tmp_path / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    if damage == "another config":
+        model.config.intermediate_size *= 2
+        model.config.save_pretrained(tmp_path)
+    folder = str(tmp_path)
+    profile = config.read_profile("smoke", models=[folder, "tiny-llama"])
+    refused = hub.prepare(profile)
+    assert list(refused) == [folder]
+    assert reason in refused[folder]
+    with pytest.raises(ValueError, match=f"(?s)the run cannot read.*{reason}"):
+        hub.prepare(config.read_profile("smoke", models=[folder]))

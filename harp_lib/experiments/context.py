@@ -16,7 +16,7 @@ from harp_lib.experiments.texts import Text, described, document_rows, without
 from harp_lib.methods.alpha_search import model_digest
 from harp_lib.methods.calibration import LayerStream
 from harp_lib.methods.refit import RIDGE, Refit, refit_values
-from harp_lib.models.load import load_model, release_memory
+from harp_lib.models.load import load_with_tokenizer, release_memory
 from harp_lib.models.repository import models_of_hub
 from harp_lib.models.tokenizer import adds_bos, first_token_id, tokenizer_digest
 from harp_lib.names import REFIT
@@ -39,9 +39,7 @@ def _load(
     name: str, dtype: str, device_map: str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]:
     """A model, its tokenizer, and what every cell of it depends on."""
-    model, tokenizer = load_model(name, dtype, device_map)
-    if tokenizer is None:
-        raise ValueError(f"{name} has no tokenizer: save one to the same folder")
+    model, tokenizer = load_with_tokenizer(name, dtype, device_map)
     inputs = {
         "model": name,
         "digest": model_digest(model),

@@ -83,6 +83,16 @@ def load_model(
     return model, tokenizer
 
 
+def load_with_tokenizer(
+    name: str, dtype: str | torch.dtype = "float32", device_map: str | dict | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """:func:`load_model`, with a ValueError if there is no tokenizer."""
+    model, tokenizer = load_model(name, dtype, device_map)
+    if tokenizer is None:
+        raise ValueError(f"{name} has no tokenizer: save one to the same folder")
+    return model, tokenizer
+
+
 def floating_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     """The torch dtype of a name that transformers, lm-eval or people use; "auto" stays.
 

@@ -42,6 +42,11 @@ class Repository:
             return None
         return max(snapshots, key=lambda snapshot: snapshot.stat().st_mtime).name
 
+    @property
+    def snapshot(self) -> Path:
+        """The folder of the files in the cache that are read."""
+        return self.folder / "snapshots" / str(self.commit)
+
 
 def models_of_hub(models: Iterable[str]) -> list[Repository]:
     """The models that are repositories of the hub, and no folders or named ones."""
