@@ -159,6 +159,9 @@ def _replace_models(profile: dict[str, Any], models: list[str]) -> None:
     profile["efficiency"]["shapes"] = {}
     for section in ("ablations", "longbench", "efficiency"):
         profile[section].pop("models", None)
+    for settings in profile["depths"].values():
+        for model in settings.keys() - set(models):
+            del settings[model]
     for settings in _task_settings(profile):
         rows = settings["rows"]
         if isinstance(rows, dict):  # a model without a number of its own gets the largest

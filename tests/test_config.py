@@ -8,6 +8,7 @@ from harp_lib.config import (
     CHECKOUT,
     HUB_ID,
     NAMED_MODELS,
+    is_left_out,
     load_profile,
     num_pruned_layers,
     profile_for,
@@ -113,6 +114,12 @@ def test_a_new_model_gets_the_largest_number_of_rows(tmp_path):
         tasks = profile_for(model, profile)["evaluation"]["tasks"]
         rows[model] = tasks["gsm8k"]["rows"] if "gsm8k" in tasks else None
     assert rows == {"gemma3-270m": 50, "tiny-llama": 150, "smollm2-135m": None}
+
+
+def test_other_depths_go_with_their_models():
+    assert load_profile("smoke", models=["tiny-llama"])["depths"] == load_profile("smoke")["depths"]
+    profile = load_profile("smoke", models=["tiny-gemma2"])
+    assert all(is_left_out(profile, f"depths.{setting}") for setting in profile["depths"])
 
 
 def test_a_limit_adds_no_benchmark_to_a_model(tmp_path):

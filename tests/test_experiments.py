@@ -39,7 +39,7 @@ CELLS = {
     "plans": 39,
     "baselines": 28,
     "scores": 24,
-    "depths": 79,
+    "depths": 83,
     "likelihoods": 16,
     "longbench": 16,
     "longbench_likelihoods": 8,
@@ -257,13 +257,13 @@ def test_the_other_reading_of_flap():
 def test_other_depths_have_plans_of_their_own():
     """At the profile's own number of layers the cells are those of notebooks 04 and 05."""
     depths = {cell["about"].get("depth") for cell in read_unit("smoke", "depths")}
-    assert depths == {None, 1, 2, 3}
+    assert depths == {None, 0, 1, 2, 3}
     elsewhere = {*listed_cells("smoke", "plans"), *listed_cells("smoke", "baselines")}
     elsewhere.update(listed_cells("smoke", "scores"))
     for what in ("plan", NLL, "scores"):
         for cell in cells_of("depths", what):
             is_shared = digest(cell["inputs"]) in elsewhere
-            assert is_shared == (cell["about"]["depth"] == 2), cell["about"]
+            assert is_shared == (cell["about"]["depth"] in (0, 2)), cell["about"]
 
     rows = of_quantity(result_of("depths", "search", method="harp"), "alpha")
     alphas = rows.set_index("layer")["value"].to_dict()

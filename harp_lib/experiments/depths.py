@@ -7,15 +7,16 @@ from harp_lib.experiments.context import HELD_OUT, Context
 from harp_lib.experiments.plans import Planning, plan_cells
 from harp_lib.experiments.scores import score_cells
 from harp_lib.experiments.search import search_cell
-from harp_lib.names import BASELINES, HARP, HARP_FLAP
+from harp_lib.names import BASELINES, DENSE, HARP, HARP_FLAP
 from harp_lib.results import Cell
 
 
 def depths(context: Context) -> Iterator[Cell]:
     """Plans, perplexities and scores of each method with heads removed from fewer and more layers.
 
-    Baselines are tuned anew for each number of layers, and lose as many heads as so many layers
-    have. At the profile's own number the cells are those of notebooks 04 and 05.
+    Depth 0 is the dense model. Baselines are tuned anew for each number of layers, and lose as many
+    heads as so many layers have. At the profile's own number the cells are those of notebooks 04
+    and 05.
     """
     settings = context.profile["depths"]
     counts = settings["layers"].get(context.name, [])
@@ -23,12 +24,12 @@ def depths(context: Context) -> Iterator[Cell]:
         return
     # One search: of a greedy search to fewer layers the alphas are the first ones.
     yield search_cell(context, context.corpora[0], max(counts))
-    for count in counts:
-        methods = [HARP, HARP_FLAP]
+    tasks = settings["tasks"].get(context.name, [])
+    for count in (0, *counts):
+        methods = [HARP, HARP_FLAP] if count else [DENSE]
         if count in settings["baselines"].get(context.name, []):
             methods = [*BASELINES, *methods]
-        tasks = settings["tasks"].get(context.name, [])
-        for cell in _at(replace(context, depth=count), methods, tasks):
+        for cell in _at(replace(context, depth=count or None), methods, tasks):
             yield replace(cell, about={"depth": count, **cell.about})
 
 

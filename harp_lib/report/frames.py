@@ -158,7 +158,7 @@ class Results:
         asked["model"] = asked["model"].map(self.short_name)
         return asked.reindex(columns=list(dict.fromkeys([*asked, *MEASURES])))
 
-    def plans(self) -> pd.DataFrame:
+    def plans(self, unit: str = "plans") -> pd.DataFrame:
         """What each method removes from each model; baselines with equal plans share a title.
 
         Returns
@@ -166,10 +166,10 @@ class Results:
         DataFrame
             Columns: model, method, title (as ``Mag-sp = Wanda-sp``), first (whether the method
             comes first among those with this plan), plan (a dict), groups_per_layer (key/value
-            groups of a layer of the dense model).
+            groups of a layer of the dense model). Of the unit ``depths`` also depth.
         """
         records = []
-        for cell in self.cells("plans"):
+        for cell in self.cells(unit):
             plan = cell["result"].get("plan")
             if plan:
                 method = cell["about"]["method"]
@@ -178,23 +178,26 @@ class Results:
                 record["first"] = True
                 record["plan"] = {name: part for name, part in plan.items() if name != "method"}
                 record["groups_per_layer"] = cell["result"].get("groups_per_layer")
+                record["depth"] = cell["about"].get("depth")
                 records.append(record)
         columns = ["model", "method", "title", "first", "plan", "groups_per_layer"]
-        plans = pd.DataFrame(records, columns=columns)
+        plans = pd.DataFrame(records, columns=[*columns, "depth"] if unit == "depths" else columns)
         baselines = plans[plans["method"].isin(BASELINES)]
-        equal = baselines.groupby(["model", baselines["plan"].astype(str)])
+        keys = [name for name in ("model", "depth") if name in plans]
+        equal = baselines.groupby([*keys, baselines["plan"].astype(str)])
         plans.loc[baselines.index, "title"] = equal["title"].transform(" = ".join)
         plans.loc[baselines.index, "first"] = equal.cumcount() == 0
         return plans
 
-    def distinct_plans(self, frame: pd.DataFrame) -> pd.DataFrame:
+    def distinct_plans(self, frame: pd.DataFrame, unit: str = "plans") -> pd.DataFrame:
         """Rows of models and methods, with those of equal plans once.
 
         A baseline with the plan of an earlier one is left out, and methods have their titles in
         :meth:`plans` in place of their names.
         """
-        plans = self.plans()[["model", "method", "title", "first"]]
-        titled = frame.merge(plans, on=["model", "method"], how="left")
+        plans = self.plans(unit).drop(columns=["plan", "groups_per_layer"])
+        keys = list(plans.columns.difference(["title", "first"]))
+        titled = frame.merge(plans, on=keys, how="left")
         titled["method"] = titled["title"].fillna(titled["method"])
         repeated = titled["first"].eq(False)
         return titled[~repeated].drop(columns=["title", "first"])
