@@ -24,7 +24,8 @@ def depths(context: Context) -> Iterator[Cell]:
         return
     # One search: of a greedy search to fewer layers the alphas are the first ones.
     yield search_cell(context, context.corpora[0], max(counts))
-    tasks = settings["tasks"].get(context.name, [])
+    asked = context.tasks("evaluation")
+    tasks = [task for task in settings["tasks"].get(context.name, []) if task in asked]
     for count in (0, *counts):
         methods = [HARP, HARP_FLAP] if count else [DENSE]
         if count in settings["baselines"].get(context.name, []):
