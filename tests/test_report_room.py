@@ -95,6 +95,15 @@ def test_a_baseline_with_an_equal_plan_is_left_out(results):
     assert list(distinct) == ["model", "method", "value"]
 
 
+def test_plans_that_are_equal_with_some_layers_are_not_with_others(results):
+    methods = ["mag-sp", "llm-pruner", "wanda-sp"]
+    frame = pd.DataFrame({"model": "Qwen 1.5B", "depth": [2] * 3 + [4] * 3, "method": methods * 2})
+    distinct = results.distinct_plans(frame, "depths")
+    titles = distinct.groupby("depth")["method"].agg(list)
+    assert titles[2] == ["Mag-sp", "LLM-Pruner = Wanda-sp"]
+    assert titles[4] == ["Mag-sp = Wanda-sp", "LLM-Pruner"]
+
+
 ALIKE = ("owner/model", "other/model", "/home/me/SmolLM2", "smollm2-135m")
 """Models whose last names, or names in figures, are the same."""
 

@@ -180,11 +180,11 @@ class Results:
                 record["groups_per_layer"] = cell["result"].get("groups_per_layer")
                 record["depth"] = cell["about"].get("depth")
                 records.append(record)
-        columns = ["model", "method", "title", "first", "plan", "groups_per_layer"]
-        plans = pd.DataFrame(records, columns=[*columns, "depth"] if unit == "depths" else columns)
+        where = ["model", "depth"] if unit == "depths" else ["model"]
+        columns = [*where, "method", "title", "first", "plan", "groups_per_layer"]
+        plans = pd.DataFrame(records, columns=columns)
         baselines = plans[plans["method"].isin(BASELINES)]
-        keys = [name for name in ("model", "depth") if name in plans]
-        equal = baselines.groupby([*keys, baselines["plan"].astype(str)])
+        equal = baselines.groupby([*where, baselines["plan"].astype(str)])
         plans.loc[baselines.index, "title"] = equal["title"].transform(" = ".join)
         plans.loc[baselines.index, "first"] = equal.cumcount() == 0
         return plans
@@ -196,7 +196,7 @@ class Results:
         :meth:`plans` in place of their names.
         """
         plans = self.plans(unit).drop(columns=["plan", "groups_per_layer"])
-        keys = list(plans.columns.difference(["title", "first"]))
+        keys = [name for name in plans if name not in ("title", "first")]
         titled = frame.merge(plans, on=keys, how="left")
         titled["method"] = titled["title"].fillna(titled["method"])
         repeated = titled["first"].eq(False)
