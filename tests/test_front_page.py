@@ -86,8 +86,8 @@ SENTENCES = {
     "On three texts perplexity with the projection is at most {:.1f} % above that with the "
     "searched α, and with the α that keeps the norm up to {:.0f} % (Qwen 0.5B on WikiText-2; on "
     "the other models up to {:.0f} %)": rules_against_the_search,
-    "one α for all layers costs {:.0f} to {:.0f} % more than the searched ones on the two models "
-    "on which we tried it": one_alpha_against_the_search,
+    "the best single α for all layers costs {:.0f} to {:.0f} % more than the searched ones on the "
+    "two models on which we tried it": one_alpha_against_the_search,
     "on the search's own text it is {:.0f} to {:.0f} % worse, on two models": (
         projection_on_the_search_text
     ),
