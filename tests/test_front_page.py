@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("only_committed")
 SMALL = CHECKOUT / "figures" / "small"
 pages = load_script("docs/write_pages.py")
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
-NAMES = r"Qwen [\d.]+B|GSM8K|WikiText-2|α = 1|where 1 is uniform|^\d\.|\[\d\d\]\([^)]*\)"
+NAMES = r"Qwen [\d.]+B|SmolLM2|GSM8K|WikiText-2|α = 1|where 1 is uniform|^\d\.|\[\d\d\]\([^)]*\)"
 
 
 def one_line(text):
