@@ -1,6 +1,6 @@
 """Compute the profile ``small`` of the run that is under way, unit by unit.
 
-    python data/underway/queue.py DATASETS [MODEL …]
+    python data/underway/compute.py DATASETS [MODEL …]
 
 The order is that in which results are to reach the notebooks. A unit that fails is named, and the
 queue goes on; whatever is stored is read.
