@@ -194,18 +194,21 @@ def test_controls_of_alpha(context):
         assert sum(values_of(result, "nll")) == pytest.approx(expected, rel=1e-4), method
 
 
-def test_shuffled_alphas_are_the_searched_ones(context, monkeypatch):
-    layers = tuple(range(6))
+@pytest.mark.parametrize("count", [3, 6])
+def test_shuffled_alphas_are_the_searched_ones_each_time_in_another_order(
+    context, monkeypatch, count
+):
+    layers = tuple(range(count))
     searched = {layer: layer / 10 for layer in layers}
     monkeypatch.setattr(changes, "top_alphas", lambda context, count: searched)
-    orders = set()
+    orders = {tuple(searched.values())}
     for draw in (1, 2, 3):
         change = Change(context, "alpha-shuffled", layers, TOP, texts=1, draw=draw)
         shuffled = change._alphas()
         assert list(shuffled) == list(layers)
         assert sorted(shuffled.values()) == list(searched.values())
         orders.add(tuple(shuffled.values()))
-    assert len(orders) == 3
+    assert len(orders) == 4
 
 
 def test_the_search_is_listed_where_no_more_layers_are_changed_than_harp_prunes():

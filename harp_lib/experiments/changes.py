@@ -182,7 +182,7 @@ class Change:
         searched = top_alphas(self.context, len(self.layers))
         alphas = [searched[layer] for layer in self.layers]
         if self.method == ALPHA_SHUFFLED:
-            random.Random(self.draw).shuffle(alphas)
+            alphas = another_order(alphas, self.draw)
         return dict(zip(self.layers, alphas, strict=True))
 
     def best_single(self) -> float:
@@ -349,6 +349,23 @@ def compared(context: Context) -> int:
         return context.num_pruned
     [count] = layers_of(context, [share])
     return count
+
+
+def another_order(values: Sequence[float], draw: int) -> list[float]:
+    """Values in the ``draw``-th random order: none is the first order again, or an earlier one.
+
+    Few values have few orders, and once these are used up an order comes again.
+    """
+    orders = [list(values)]
+    for seed in range(1, 1 + draw):
+        generator = random.Random(seed)
+        order = list(values)
+        for _ in range(100):
+            generator.shuffle(order)
+            if order not in orders:
+                break
+        orders.append(order)
+    return orders[-1]
 
 
 def layers_of(context: Context, shares: Sequence[float]) -> list[int]:
