@@ -87,8 +87,8 @@ SENTENCES = {
     "searched α, and with the α that keeps the norm up to {:.0f} % (Qwen 0.5B on WikiText-2; on "
     "the other models up to {:.0f} %)": rules_against_the_search,
     "the best single α for all layers costs {:.0f} to {:.0f} % more than the searched ones on the "
-    "two models on which we tried it": one_alpha_against_the_search,
-    "on the search's own text it is {:.0f} to {:.0f} % worse, on two models": (
+    "three models on which we tried it": one_alpha_against_the_search,
+    "on the search's own text it is {:.1f} to {:.0f} % worse, on three models": (
         projection_on_the_search_text
     ),
     "Of {} problems it solves {:.1f} % unpruned, {:.1f} % with HARP, {:.1f} % with HARP+FLAP, and "
