@@ -145,19 +145,24 @@ def count_groups(
     return list(zip(totals, kept, strict=True))
 
 
-def kv_bytes_per_token(
-    config: PreTrainedConfig, plan: PruningPlan | None = None, dtype: torch.dtype | None = None
+def kv_bytes(
+    config: PreTrainedConfig,
+    plan: PruningPlan | None = None,
+    tokens: int = 1,
+    dtype: torch.dtype | None = None,
 ) -> int:
-    """Bytes for each token in a KV cache of ``dtype`` (default: the config's), over all layers.
+    """Bytes of a KV cache of ``dtype`` (default: the config's) over all layers, for a text.
 
-    The savings of a sliding window are not counted: once it is full, its layer needs no more bytes.
+    A layer with a sliding window keeps its window alone. Of a text of one token, which is the
+    default, these are the bytes that a token adds until a window is full.
     """
     numbers = 0
     with pruned(config, plan) as model:
-        for layer in decoder_layers(model):
+        for index, layer in enumerate(decoder_layers(model)):
             if attends(layer):
                 attention = layer.self_attn
-                numbers += attention.k_proj.out_features + attention.v_proj.out_features
+                kept = min(tokens, sliding_window(config, index) or tokens)
+                numbers += kept * (attention.k_proj.out_features + attention.v_proj.out_features)
         return numbers * (dtype or model.dtype).itemsize
 
 

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from harp_lib.accounting import (
     ffn_channels_for,
     head_ratio,
-    kv_bytes_per_token,
+    kv_bytes,
     linear_parameters,
     paper_configs,
     parameters,
@@ -137,8 +137,8 @@ def test_counts_are_those_of_the_modules_after_surgery(name):
         with torch.no_grad():
             cache = model(ids).past_key_values
         bytes_held = cache_bytes(cache)
-        assert kv_bytes_per_token(config, plan) * ids.numel() == bytes_held
-        assert kv_bytes_per_token(config, plan, torch.bfloat16) * 2 * ids.numel() == bytes_held
+        assert 2 * kv_bytes(config, plan, 10) == bytes_held  # of two texts
+        assert 2 * 2 * kv_bytes(config, plan, 10, torch.bfloat16) == bytes_held
         of_pruned_config = removed_fraction(model.config, plan)
         assert of_pruned_config == removed_fraction(config, plan)
 
@@ -225,7 +225,7 @@ def test_the_config_of_a_pruned_model_counts_as_the_dense_ones():
 def test_errors_name_what_is_wrong():
     config, _ = small("tiny-llama")
     other_group = PruningPlan(6, {3: LayerPlan(removed_groups=(2,))})
-    for count in (removed_fraction, head_ratio, parameters, kv_bytes_per_token):
+    for count in (removed_fraction, head_ratio, parameters, kv_bytes):
         with pytest.raises(ValueError, match="layer 3: key/value group 2 does not exist"):
             count(config, other_group)
     phi3 = AutoConfig.for_model("phi3", **SHAPE, vocab_size=512, pad_token_id=0)

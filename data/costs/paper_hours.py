@@ -30,7 +30,7 @@ from transformers import AutoConfig
 
 from harp_lib import config
 from harp_lib.accounting import (
-    kv_bytes_per_token,
+    kv_bytes,
     paper_configs,
     parameters,
     prefill_flops,
@@ -92,7 +92,7 @@ class Gpu:
         self.layers = self.config.num_hidden_layers
         self.head_flops = 2 * stock_model(self.config).get_output_embeddings().weight.numel()
         self.weight_bytes = 2 * parameters(self.config)
-        self.cache_bytes = kv_bytes_per_token(self.config, dtype=torch.bfloat16)
+        self.cache_bytes = kv_bytes(self.config, dtype=torch.bfloat16)
 
     def body(self, tokens: int) -> float:
         """All decoder layers over one text."""

@@ -1,14 +1,16 @@
 """What is left of the dense model's costs once attention is changed in some layers: counted.
 
-Prefill is of HARP's tail-only kind: a layer computes the positions that somebody above it reads.
-A text has N tokens, and P layers at the top are changed.
+Prefill is of HARP's tail-only kind: a changed layer computes the positions that somebody above it
+reads. Layers that keep their attention compute all positions, as they are run, though the highest
+of them could spare most of its queries. A text has N tokens, and P layers at the top are changed.
 
 - *Value-only* layers read their own position, so the last token alone enters them.
-- A *sliding window* of W tokens and S sinks: the j-th layer from the top is read at
-  1 + (j − 1)(W − 1) + S positions. The cache keeps W + S tokens, whose keys are read for each new
-  token.
-- *Keys and values from below* (SwiftKV): every layer projects the N states below the lowest of
-  them, and its query is the last token's. The cache, and what a new token reads, is the dense one.
+- A *sliding window* of W tokens and S sinks: the layer at the top is read at one position, and the
+  j-th from the top at 1 + (j − 1)(W − 1) + S. The cache keeps W + S tokens, whose keys are read
+  for each new token.
+- *Keys and values from below* (SwiftKV): every layer projects the states below the lowest of them,
+  and its query is the last token's. It projects all N of them, or a window of its own. The cache,
+  and what a new token reads, is the dense one.
 """
 
 from collections.abc import Sequence
@@ -75,7 +77,7 @@ def _value_only_costs(
     return {
         "prefill": accounting.prefill_flops(config, plan, tokens, True, True, tail_only=True),
         "decode": accounting.decode_flops(config, plan, tokens, True),
-        "cache": tokens * accounting.kv_bytes_per_token(config, plan, model.dtype),
+        "cache": accounting.kv_bytes(config, plan, tokens, model.dtype),
         "parameters": accounting.parameters(config, plan, fold_output=True),
     }
 
@@ -102,7 +104,6 @@ def _rival_costs(
 ) -> dict[str, float]:
     """Costs with a rival in the top layers; its weights are as many as the dense model's."""
     left = dict(dense)
-    cache_of_layer = dense["cache"] / len(decoder_layers(model))  # bytes
     top_first = accounting.prefill_layers(model.config, None, tokens, causal=True)[::-1]
     for place, flops in enumerate(top_first[:num_changed], start=1):
         index = len(decoder_layers(model)) - place
@@ -117,12 +118,13 @@ def _rival_costs(
             seen = min(seen_before, SLIDING_WINDOW + SINKS)
             queries = _positions_read(place - 1, tokens)
             keys = _positions_read(place, tokens)
-            left["cache"] -= cache_of_layer * (tokens - seen) / tokens
+            of_token = attention.k_proj.out_features + attention.v_proj.out_features
+            left["cache"] -= (seen_before - seen) * of_token * model.dtype.itemsize
             left["decode"] -= 2 * 2 * width * (seen_before - seen)
         else:
             seen = seen_before
             queries = 1
-            keys = tokens
+            keys = seen_before
         left["prefill"] -= sum(flops)
         left["prefill"] += 2 * (queries * (of_queries + ffn) + keys * of_keys)
         left["prefill"] += 2 * 2 * width * queries * seen
