@@ -144,17 +144,6 @@ def test_alpha_is_also_searched_on_the_text_that_a_refit_reads(stored, context):
         assert seconds > 0
 
 
-def test_a_model_can_do_without_rivals():
-    settings = profile()
-    methods = []
-    for models in ([], [MODEL]):
-        settings["frontier"]["without_rivals"] = models
-        methods.append({change.method for change in changes_of(context_of(settings))})
-    with_rivals, without_rivals = methods
-    assert with_rivals - without_rivals == set(RIVALS)
-    assert {"alpha-1", "alpha-0.5", "alpha-norm", "alpha-search", *FITTED} <= without_rivals
-
-
 def test_what_is_compared_with_harp_has_a_depth_of_its_own():
     """Where the profile prunes another number of layers, none of these cells may vanish."""
     settings = profile()

@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 from helpers import CHECKOUT
 
@@ -22,8 +23,21 @@ def test_replies_of_the_larger_model_to_bbh():
     assert f"none of the {found} answers that it finds in {asked} replies is right" in TEXT
 
 
-def test_the_second_of_two_searches_in_bfloat16():
-    rows = Results("small").rows("frontier", "perplexity")
-    rows = rows.query("model == 'Qwen 1.5B' and method == 'harp' and corpus == 'wikitext'")
-    [second] = rows.query("layer == 27 and alpha == 0")["value"]
-    assert f"and of {second:.3f}" in TEXT
+def test_searches_in_bfloat16_and_float32_that_measured_the_same_candidate():
+    found = []
+    for unit, method in [
+        ("search", "harp"),
+        ("frontier", "harp"),
+        ("frontier", "alpha-in-pairs"),
+        ("frontier", "alpha-float32"),
+    ]:
+        rows = Results("small").rows(unit, "perplexity")
+        rows = rows.query("model == 'Qwen 1.5B' and layer == 27 and alpha == 0")
+        rows = rows[(rows["method"] == method) & rows["corpus"].isin(["wikitext", np.nan])]
+        found += [f"{value:.3f}" for value in rows["value"]]
+    first, second, in_pairs, in_float32 = found
+    assert f"found a perplexity of {first} and of {second}." in TEXT
+    assert (
+        f"it is {in_pairs} with each document twice in a batch, and {in_float32} in float32."
+        in TEXT
+    )

@@ -26,7 +26,7 @@ def test_an_unknown_unit_is_refused():
 
 def test_any_unit_may_be_computed_first(tmp_path, monkeypatch):
     settings = profile()
-    settings["frontier"] |= {"searched_again": [], "without_rivals": [MODEL]}
+    settings["frontier"]["searched_again"] = []
     listed = []
     units = ["search", "reasons", "norms"]
     for order in (units, units[::-1]):

@@ -269,8 +269,7 @@ def _compared(context: Context) -> Iterator[Change]:
     if context.name in context.profile["frontier"].get("searched_again", ()):
         yield Change(context, IN_FLOAT32, top, TOP, texts=1)
         yield Change(context, IN_PAIRS, top, TOP, texts=1)
-    if context.name not in context.profile["frontier"].get("without_rivals", ()):
-        yield from _rivals(context, count)
+    yield from _rivals(context, count)
 
 
 def _of_model(context: Context, setting: str, default: Any) -> Any:
