@@ -153,8 +153,9 @@ def kv_bytes(
 ) -> int:
     """Bytes of a KV cache of ``dtype`` (default: the config's) over all layers, for a text.
 
-    A layer with a sliding window keeps its window alone. Of a text of one token, which is the
-    default, these are the bytes that a token adds until a window is full.
+    A layer with a sliding window keeps its window alone; in transformers one token less, whose
+    place is for the next one. Of a text of one token, which is the default, these are the bytes
+    that a token adds until a window is full.
     """
     numbers = 0
     with pruned(config, plan) as model:
