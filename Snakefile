@@ -38,12 +38,15 @@ def library_digest():
 def job(what):
     """The shell command of a job.
 
-    Jobs that run side by side print to their logs, and here only that they are done.
+    Jobs that run side by side print to their logs, and here only that they are done. In a log each
+    update of a progress bar is a line.
     """
     run = f"{RESULTS}/{jobs.RUN_FILE} {config['began']} {{log:q}} {{resources.gpu}}"
     command = f"{{PYTHON:q}} -P -m harp_lib.jobs {run} {what}"
+    seldom = "export TQDM_MININTERVAL=30"  # tqdm reads it when it is imported
     if config["one_at_a_time"]:
-        return command
+        return f"[ -t 1 ] || {seldom}; {command}"
+    command = f"{seldom}; {command}"
     # The inner shell ends if nobody reads that the job is done, and the job is done all the same.
     return f"{command} >{{log:q}} 2>&1 && ( (echo done: {what}) || true)"
 

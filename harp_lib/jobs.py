@@ -51,8 +51,6 @@ def main(arguments: list[str]) -> int:
     report = Path(log).with_suffix(".json").absolute()
     write_json(report, {"began": began, "error": KILLED})  # true until something else is written
     os.environ[BEGAN] = began  # cells that failed in this run are not tried again in it
-    if not os.isatty(1):
-        os.environ["TQDM_MININTERVAL"] = "30"  # each update of a progress bar is a line of the log
     try:
         print("──", *(names or [what]), flush=True)
         _take_gpus(settings["gpus"], int(reserved))

@@ -111,9 +111,9 @@ class Store:
     def counts(self) -> Counter[str]:
         return Counter(self._outcomes.values())
 
-    def has(self, cell: Cell) -> bool:
+    def has(self, cell: Cell, force: bool = False) -> bool:
         """Whether :meth:`get` would read this cell."""
-        return self._stored(self.file(cell.digest), force=False) is not None
+        return self._stored(self.file(cell.digest), force) is not None
 
     def file(self, cell_digest: str) -> Path:
         """Where a result is kept."""
@@ -199,10 +199,11 @@ def drop_others(profile: str, unit: str, models: Sequence[str]) -> None:
     What is listed as ``MODEL, DEVICE`` was measured on another device, and stays with its model.
     """
     for file in (config.RESULTS / profile / unit).glob("*.jsonl"):
-        for line in read_lines(file)[:1]:
-            listed_model = line["about"]["model"]
-            if not any(f"{listed_model}, ".startswith(f"{model}, ") for model in models):
-                file.unlink()
+        with suppress(FileNotFoundError):  # another job of the unit has removed it
+            for line in read_lines(file)[:1]:
+                listed_model = line["about"]["model"]
+                if not any(f"{listed_model}, ".startswith(f"{model}, ") for model in models):
+                    file.unlink()
 
 
 # What is stored

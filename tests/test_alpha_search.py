@@ -101,6 +101,8 @@ def test_counted_passes_at_the_depth_of_llama_8b():
     ("arguments", "message"),
     [
         ({"num_layers": 7}, "not in a model of 6 layers"),
+        ({"num_layers": 0}, "num_layers is 0"),
+        ({"num_layers": -1}, "num_layers is -1"),
         ({"grid": []}, "one at least"),
         ({"grid": [0.5, 0.1]}, "rising"),
         ({"grid": [0.1, 0.1]}, "each once"),

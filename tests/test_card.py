@@ -74,6 +74,14 @@ def test_a_baseline(tiny, tmp_path):
     assert "α" not in text
 
 
+def test_groups_of_a_layer_that_has_lost_all_are_not_counted(tiny, tmp_path):
+    plan = PruningPlan(6, {0: LayerPlan(removed_groups=(0, 1)), 1: LayerPlan(removed_groups=(0,))})
+    save_pruned(apply_plan(tiny(), plan), tiny_tokenizer(), tmp_path / "pruned")
+    text = card_of(tmp_path / "pruned").text
+    assert "5 of 6 layers have a KV cache." in text
+    assert "Key/value groups removed from layers that attend: 1." in text
+
+
 def test_the_origin_is_known_by_the_registry_and_handed_on(tiny, tmp_path):
     name = "smollm2-135m"
     model = tiny()

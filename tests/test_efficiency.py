@@ -275,6 +275,9 @@ def test_a_shape_is_left_out_where_it_cannot_be_timed(profile, monkeypatch, caps
     with monkeypatch.context() as patch:
         patch.setattr("harp_lib.experiments.variants.psutil.virtual_memory", lambda: memory)
         assert compute("efficiency", profile, MODEL)["read"] == 2, "they are read without weights"
+    counted = read("counted")["result"]
+    assert compute("efficiency", profile, MODEL, force=True)["computed"] == 2
+    assert read("counted")["result"] == counted, "of this shape, not of its narrow twin"
 
 
 def test_a_random_shape_has_the_published_alphas(profile):

@@ -129,6 +129,8 @@ def test_bad_input_is_named(ids):
     model, _ = load_model("tiny-llama")
     with pytest.raises(ValueError, match="not in a model of 6 layers"):
         fit_alphas(model, ids, 7)
+    with pytest.raises(ValueError, match="num_layers is -1"):
+        fit_alphas(model, ids, -1)
     with pytest.raises(ValueError, match="empty"):
         fit_alphas(model, ids[:0], 1)
     fitted = fit_alphas(model, ids, 1)

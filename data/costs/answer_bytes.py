@@ -22,13 +22,16 @@ ROWS = 150  # the first ones, as many as the profile `small` asks of any model
 
 
 def answer_bytes(folder: Path) -> pd.DataFrame:
-    """Columns: task, question (counted from 0), bytes of its reference answer in UTF-8."""
+    """Columns: task, question (counted from 0), bytes of its reference answer in UTF-8.
+
+    The blank between prompt and answer is counted, as ``bits_per_byte`` counts it.
+    """
     rows = []
     for task, split in SPLITS.items():
         with (folder / task / f"{split}.jsonl").open(encoding="utf-8") as lines:
             for question, line in enumerate(islice(lines, ROWS)):
                 answer = reference_answer(json.loads(line), ALL_BENCHMARKS[task].reference)
-                length = len(answer.encode("utf-8"))
+                length = len(f" {answer}".encode())
                 rows.append({"task": task, "question": question, "bytes": length})
     return pd.DataFrame(rows)
 

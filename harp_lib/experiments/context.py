@@ -258,7 +258,10 @@ class Context:
             return held_out
         searched = self.text(name, SEARCHED).corpus
         pages = without(self.corpus(name, SEARCHED), searched, second.corpus)
-        more = excerpt(pages, self.tokenizer, missing, tokens)
+        try:
+            more = excerpt(pages, self.tokenizer, missing, tokens)
+        except ValueError:  # none of them is long enough
+            return held_out
         both = (*held_out.corpus.documents, *more.documents)
         return self._read(replace(more, split=f"{HELD_OUT} and {SEARCHED}", documents=both))
 

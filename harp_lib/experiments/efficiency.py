@@ -22,7 +22,6 @@ from harp_lib.experiments.context import Context, or_failed
 from harp_lib.experiments.search import searched_alphas
 from harp_lib.experiments.variants import (
     FOLDED,
-    PLAIN_HARP,
     TAIL,
     THINNED,
     Variant,
@@ -30,17 +29,17 @@ from harp_lib.experiments.variants import (
     random_shape,
     why_not_timed,
 )
-from harp_lib.names import DENSE
+from harp_lib.names import DENSE, HARP
 from harp_lib.prefix_lm.cache import continued
 from harp_lib.pruning import surgery
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.results import Cell, Result, Row
 
 TIMED = {
-    "prefill": (DENSE, PLAIN_HARP, TAIL, FOLDED, THINNED),
-    "decode": (DENSE, PLAIN_HARP, FOLDED, THINNED),  # TAIL decodes as PLAIN_HARP does
-    "split": (DENSE, PLAIN_HARP),
-    "llama_cpp": (DENSE, PLAIN_HARP),
+    "prefill": (DENSE, HARP, TAIL, FOLDED, THINNED),
+    "decode": (DENSE, HARP, FOLDED, THINNED),  # TAIL decodes as HARP does
+    "split": (DENSE, HARP),
+    "llama_cpp": (DENSE, HARP),
 }
 """The variants that are timed, by the kind of measurement: a method of :class:`Bench`."""
 PAIRS = {"full": False, "causal": True}
@@ -82,7 +81,7 @@ def _cells_of_shape(context: Context, name: str, num_layers: int) -> list[Cell]:
         return list(bench.cells(_measurements(settings, model)))
 
     cells = cells_of(*random_shape(name, num_layers, dtype, context.seed, narrow=True))
-    if all(context.store.has(cell) for cell in cells):
+    if all(context.store.has(cell, context.force) for cell in cells):
         return cells
     reason = why_not_timed(name, num_layers, dtype)
     if reason:

@@ -1,6 +1,6 @@
 """Notebooks 05 and 07: every plan scored on every benchmark, by accuracy and by likelihood."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -33,13 +33,18 @@ def longbench(context: Context) -> Iterator[Cell]:
 
 def likelihoods(context: Context) -> Iterator[Cell]:
     """Likelihood of the reference answers under every method's plan, where answers are written."""
-    tasks = [task for task in context.tasks("likelihoods") if task in BENCHMARKS]
-    return score_cells(context, tasks, _plans(context), "likelihoods")
+    return _likelihoods_among(context, BENCHMARKS)
 
 
 def longbench_likelihoods(context: Context) -> Iterator[Cell]:
     """The same on LongBench."""
-    tasks = [task for task in context.tasks("likelihoods") if task in LONGBENCH]
+    return _likelihoods_among(context, LONGBENCH)
+
+
+def _likelihoods_among(context: Context, benchmarks: Collection[str]) -> Iterator[Cell]:
+    tasks = [task for task in context.tasks("likelihoods") if task in benchmarks]
+    if not tasks:  # the other unit has those of this job: no model is loaded
+        return iter(())
     return score_cells(context, tasks, _plans(context), "likelihoods")
 
 

@@ -11,13 +11,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from harp_lib.accounting import count_groups, paper_configs, parameters, printed_plan
 from harp_lib.models.load import random_model
-from harp_lib.names import DENSE
+from harp_lib.names import DENSE, HARP
 from harp_lib.pruning import remote, swap
 from harp_lib.pruning.architecture import check_plan, decoder_layers
 from harp_lib.pruning.layers import repeats_values
 from harp_lib.pruning.plan import LayerPlan, PruningPlan
 
-PLAIN_HARP = "harp"
 TAIL = "harp-tail"
 FOLDED = "harp-folded"
 THINNED = "thinned"
@@ -42,7 +41,7 @@ def make_variants(model: PreTrainedModel, plan: PruningPlan) -> dict[str, Varian
     where it is 0 does the rest of the attention go too, and that it does here. A variant that a
     model cannot have is left out.
     """
-    plans = {PLAIN_HARP: plan, TAIL: plan}
+    plans = {HARP: plan, TAIL: plan}
     layers = decoder_layers(model)
     if any(
         alpha and repeats_values(layers[layer].self_attn) for layer, alpha in plan.alphas.items()
@@ -111,13 +110,13 @@ def why_not_timed(name: str, num_layers: int, dtype: str) -> str | None:
 
     Where bfloat16 is emulated, its times are those of the emulation.
     """
-    if torch.cuda.is_available():
-        return None
-    if dtype == "bfloat16" and not multiplies_bfloat16():
+    on_gpu = torch.cuda.is_available()
+    if not on_gpu and dtype == "bfloat16" and not multiplies_bfloat16():
         return "this processor has no instructions for bfloat16"
     weights = parameters(_shape_config(name, num_layers)) * getattr(torch, dtype).itemsize
     needed = MEMORY_OF_VARIANTS * weights / 2**30
-    free = psutil.virtual_memory().available / 2**30
+    free = torch.cuda.mem_get_info()[0] if on_gpu else psutil.virtual_memory().available
+    free = free / 2**30
     if needed > free:
         return f"it takes {needed:.1f} GiB of memory, and {free:.1f} GiB are free"
     return None

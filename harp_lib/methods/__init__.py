@@ -83,8 +83,8 @@ def make_plan(
     groups = [num_groups(decoder_layers(model)[layer].self_attn) for layer in layers]
     check = check_budget if CATALOGUE[method].one_threshold else equal_parts
     check(kv_groups, groups)
-    plan = make(model, calibration, layers, **options)
-    return plan(kv_groups, layers)
+    plan_for = make(model, calibration, layers, **options)
+    return plan_for(kv_groups, layers)
 
 
 def planner(

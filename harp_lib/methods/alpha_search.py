@@ -119,6 +119,8 @@ def search_alphas(
         raise ValueError(
             f"the alpha grid has to be finite numbers, one at least, rising, each once; got {grid}"
         )
+    if num_layers < 1:
+        raise ValueError(f"num_layers is {num_layers}; there has to be a layer, at least")
     num_model_layers = len(decoder_layers(model))
     check_plan(model, PruningPlan.value_only(num_model_layers, [1.0] * num_layers))
     batches = make_batches(model, tokens)

@@ -47,6 +47,8 @@ def fit_alphas(model: PreTrainedModel, tokens: Tokens, num_layers: int) -> Alpha
         For an empty text, more layers than the model has, or a pruned or unsupported model.
     """
     begin = time.perf_counter()
+    if num_layers < 1:
+        raise ValueError(f"num_layers is {num_layers}; there has to be a layer, at least")
     num_model_layers = len(decoder_layers(model))
     check_plan(model, PruningPlan.value_only(num_model_layers, [1.0] * num_layers))
     layers = range(num_model_layers - num_layers, num_model_layers)

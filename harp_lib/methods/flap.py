@@ -44,8 +44,8 @@ def planner(
         scores[layer] = by_group(attention, channel_scores).mean(dim=1)  # (K,)
         means[layer] = by_group(attention, inputs.mean).cpu()  # (K, r·Dh)
 
-    def plan(kv_groups: int, layers: Sequence[int]) -> PruningPlan:
-        scores_in_range = {layer: scores[layer] for layer in layers}
+    def plan(kv_groups: int, layer_range: Sequence[int]) -> PruningPlan:
+        scores_in_range = {layer: scores[layer] for layer in layer_range}
         check_budget(kv_groups, [len(values) for values in scores_in_range.values()])
         layer_plans = {}
         for layer, groups in lowest_of_all(scores_in_range, kv_groups).items():

@@ -93,8 +93,8 @@ def _inner_products(stream: LayerStream, index: int) -> tuple[float, float, floa
     for entering, (_, branch) in zip(
         stream.entering(index), stream.passing(index, end), strict=True
     ):
-        entering = entering[:, 1:].double()  # (B, N - 1, d)
         branch = multiplier * branch[:, 1:].double()  # (B, N - 1, d)
+        entering = entering[:, 1:].to(branch.device).double()  # (B, N - 1, d)
         length += entering.square().sum().item()
         product += (entering * branch).sum().item()
         square += branch.square().sum().item()

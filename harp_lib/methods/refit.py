@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -180,7 +181,8 @@ class Moments:
         full_rank = self.least_squares(num_features)  # (features, d)
         # Eigenvectors of the fitted outputs' second moments; the leading ones are last.
         _, directions = torch.linalg.eigh(full_rank.T @ xx @ full_rank)
-        up = directions[:, -values.out_features :]  # (d, K·Dh)
+        spare = max(0, values.out_features - len(directions))  # values may be wider than the stream
+        up = F.pad(directions, (spare, 0))[:, -values.out_features :]  # (d, K·Dh)
         down = full_rank @ up  # (features, K·Dh)
         weights = {"v_proj.weight": down[: values.in_features].T, "o_proj.weight": up}
         if has_bias:

@@ -30,10 +30,10 @@ def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int]) 
     dense_stream = LayerStream(model, calibration)
     model_layers = decoder_layers(model)
 
-    def plan(kv_groups: int, layers: Sequence[int]) -> PruningPlan:
-        groups = [num_groups(model_layers[layer].self_attn) for layer in layers]
+    def plan(kv_groups: int, layer_range: Sequence[int]) -> PruningPlan:
+        groups = [num_groups(model_layers[layer].self_attn) for layer in layer_range]
         per_layer = equal_parts(kv_groups, groups)
-        dense_stream.entering(min(layers))  # shared by the ranges that begin here or higher
+        dense_stream.entering(min(layer_range))  # shared by the ranges that begin here or higher
         stream = dense_stream.fork()
 
         def decide(layer: int) -> LayerPlan:
@@ -44,7 +44,7 @@ def planner(model: PreTrainedModel, calibration: Tokens, layers: Sequence[int]) 
             statistics.check_finite()
             return LayerPlan(removed_groups=lowest(group_scores(attention, statistics), per_layer))
 
-        return replace(plan_upwards(model, layers, decide), method="wanda-sp")
+        return replace(plan_upwards(model, layer_range, decide), method="wanda-sp")
 
     return plan
 

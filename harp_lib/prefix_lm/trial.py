@@ -109,6 +109,8 @@ def failed_trial(
         for prompt, (_, expected), after_token in zip(prompts, own, next_logits, strict=True):
             logits = torch.stack([read[prompt].logits.float(), after_token])  # (2, V)
             is_close = is_close and agree(logits, expected, model.dtype)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise  # which says nothing about trees
     except Exception as error:
         return f"reading a tree ended in {type(error).__name__}: {error}"
     return None if is_close else "a tree of texts has other logits than the texts alone"

@@ -51,6 +51,8 @@ class LayerPlan:
         if self.alpha is not None:
             if not math.isfinite(self.alpha):
                 raise ValueError(f"alpha is {self.alpha!r}; it has to be a finite number")
+            # The plan is frozen, so that an ordinary assignment would raise.
+            object.__setattr__(self, "alpha", float(self.alpha))
             if self.removed_groups or self.group_means is not None:
                 raise ValueError(
                     "a value-only layer (alpha) has no key/value groups left to remove or to make "
@@ -58,7 +60,6 @@ class LayerPlan:
                 )
         for part in ("group", "channel"):
             removed = _checked_indices(self, f"removed_{part}s")
-            # The plan is frozen, so that an ordinary assignment would raise.
             object.__setattr__(self, f"removed_{part}s", removed)
             means = _checked_means(self, f"{part}_means", len(removed))
             object.__setattr__(self, f"{part}_means", means)
@@ -123,12 +124,13 @@ class PruningPlan:
     method: str = "harp"
 
     def __post_init__(self) -> None:
-        total = self.num_layers
+        total = operator.index(self.num_layers)
         for layer in self.layers:
             if layer not in range(total):
                 raise ValueError(
                     f"layer {layer} is not in a model of {total} layers (0 … {total - 1})"
                 )
+        object.__setattr__(self, "num_layers", total)
         from_the_bottom = {int(layer): self.layers[layer] for layer in sorted(self.layers)}
         object.__setattr__(self, "layers", from_the_bottom)
 
@@ -155,11 +157,11 @@ class PruningPlan:
         if not isinstance(alphas, Mapping):
             alphas = {num_layers - 1 - place: alpha for place, alpha in enumerate(alphas)}
         layers = {layer: LayerPlan(alpha=float(alpha)) for layer, alpha in alphas.items()}
-        return cls(operator.index(num_layers), layers)
+        return cls(num_layers, layers)
 
     @property
     def alphas(self) -> dict[int, float]:
-        """Alpha of each value-only layer, by layer index."""
+        """Alpha of each value-only layer by layer index, rising: a search's list is top-down."""
         return {layer: plan.alpha for layer, plan in self.layers.items() if plan.alpha is not None}
 
     @property
@@ -187,6 +189,8 @@ class PruningPlan:
             for entry in values["layers"]:
                 fields = dict(entry)
                 layer = fields.pop("layer")
+                if layer in layers:
+                    raise ValueError(f"layer {layer} is named twice")
                 layers[layer] = LayerPlan(**fields)
             return cls(values["num_layers"], layers, values["method"])
         except (KeyError, TypeError) as error:

@@ -148,15 +148,19 @@ def _refitted_attention(
         for name in ("v_proj", "o_proj"):
             stock = getattr(attention, name)
             weight = tensors[f"{name}.weight"]
-            if weight.shape != stock.weight.shape:
-                raise ValueError(
-                    f"layer {layer}: {name}.weight has to be of shape {tuple(stock.weight.shape)}; "
-                    f"got {tuple(weight.shape)}"
-                )
+            _check_shape(weight, stock.weight.shape, f"layer {layer}: {name}.weight")
             bias = tensors.get(f"{name}.bias", stock.bias)
+            if bias is not None:
+                _check_shape(bias, stock.weight.shape[:1], f"layer {layer}: {name}.bias")
+                bias = bias.to(stock.weight)
             setattr(attention, name, linear_like(stock, weight.to(stock.weight), bias))
         refitted[layer] = attention
     return refitted
+
+
+def _check_shape(tensor: torch.Tensor, shape: torch.Size, name: str) -> None:
+    if tensor.shape != shape:
+        raise ValueError(f"{name} has to be of shape {tuple(shape)}; got {tuple(tensor.shape)}")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 r"""The paper's theory as functions: similarity, consensus, norm change and attention entropy.
 
 The definitions are those of Sections 2.2 and 2.3 and of the appendix. Rows of a matrix ``H``
-(..., N, d) are tokens, and ``A`` (..., N, N) is row-stochastic. All functions compute in float64,
+(..., N, d) are tokens, and ``A`` (..., N, N) is row-stochastic. Measures compute in float64,
 take any number of leading dimensions (texts, heads), and raise a ValueError where the measure is
 not defined. A measure that returns a float averages over the leading dimensions; a measure whose
 name is a plural returns one value for each matrix, (...).
@@ -64,7 +64,7 @@ def distance_to_consensus(H: Matrix) -> float:
     return torch.linalg.matrix_norm(H - H.mean(-2, keepdim=True)).mean().item()
 
 
-def largest_eigenvalue(A: Matrix) -> torch.Tensor:
+def largest_eigenvalues(A: Matrix) -> torch.Tensor:
     r"""The λ of Lemma 1: the largest eigenvalue of :math:`A^\top (I - ee^\top) A`.
 
     Here e is the unit vector :math:`\mathbf{1}/\sqrt{N}`. The paper prints the vector of ones as e;
@@ -99,7 +99,7 @@ def block_bound(s: float, largest: float, heads: int, betas: tuple[float, float]
         The largest singular value of the block's matrices. The proof has one attention matrix
         :math:`W_V W_O` for each head.
     largest
-        λ, the largest :func:`largest_eigenvalue` of the attention matrices.
+        λ, the largest :func:`largest_eigenvalues` of the attention matrices.
     heads
         The number h of attention matrices.
     betas
@@ -181,11 +181,12 @@ def attention(
     tokens, width = queries.shape[-2:]
     if rotary:
         config = LlamaConfig(head_dim=width, max_position_embeddings=tokens)
-        cos, sin = LlamaRotaryEmbedding(config)(H, torch.arange(tokens)[None])
+        positions = torch.arange(tokens, device=H.device)
+        cos, sin = LlamaRotaryEmbedding(config).to(H.device)(H, positions[None])
         queries, keys = apply_rotary_pos_emb(queries, keys, cos[0], sin[0], unsqueeze_dim=0)
     logits = queries @ keys.mT / math.sqrt(width)  # (..., N, N)
     if causal:
-        is_later = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+        is_later = torch.ones_like(logits, dtype=torch.bool).triu(1)
         logits = logits.masked_fill(is_later, -torch.inf)
     return logits.softmax(-1)
 

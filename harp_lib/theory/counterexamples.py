@@ -16,7 +16,7 @@ from harp_lib.theory import (
     attention,
     attention_entropies,
     block_bound,
-    largest_eigenvalue,
+    largest_eigenvalues,
     norm_ratio,
     preserves_norm,
     similarity,
@@ -42,7 +42,7 @@ def vector_of_ones() -> Counterexample:
     projection_as_printed = torch.eye(2, dtype=F64) - torch.ones(2, 2)
     eigenvalues_as_printed = torch.linalg.eigvalsh(A.mT @ projection_as_printed @ A)
     factor_as_printed = eigenvalues_as_printed[-1].sqrt().item()
-    factor = largest_eigenvalue(A).item() ** 0.5
+    factor = largest_eigenvalues(A).item() ** 0.5
     growth = d_M(A @ H) / d_M(H)
     return Counterexample(
         construction="Â = [[1, 0], [½, ½]], H = [[1], [−1]], e = [1, 1]",
@@ -66,7 +66,7 @@ def averaging_under_a_causal_mask() -> Counterexample:
     """The use of Lemma 1: a running average may carry tokens apart, as early tokens weigh more."""
     A = torch.ones(256, 256, dtype=F64).tril()
     A = A / A.sum(-1, keepdim=True)
-    factor = largest_eigenvalue(A).item() ** 0.5
+    factor = largest_eigenvalues(A).item() ** 0.5
     return Counterexample(
         construction="Â uniform over the visible positions, 256 tokens, causal",
         found=f"max d_M(ÂH)/d_M(H) = √λ = {factor:.2f}",
@@ -141,7 +141,7 @@ def normalise(H: Tensor) -> tuple[Tensor, float]:
 def _bound_of_one_head(s: float, A: Tensor, first_sum: Tensor, second_sum: Tensor) -> float:
     """Lemma 2's v of a block with one head; the sums (N, d) are what its norms are applied to."""
     betas = (normalise(first_sum)[1], normalise(second_sum)[1])
-    return block_bound(s, largest_eigenvalue(A).item(), 1, betas)
+    return block_bound(s, largest_eigenvalues(A).item(), 1, betas)
 
 
 def shrinking_rows() -> Counterexample:
