@@ -61,7 +61,9 @@ def needs(wildcards):
     """The lists that the same model has to have before that of a unit."""
     units = list(UNITS[wildcards.unit].needs)
     # Notebooks 05 and 06 share scores; if both run, 05 computes them.
-    if wildcards.unit == "ablations" and any(name[:2] == "05" for name in config["notebooks"]):
+    # So do likelihoods the dense model's answers to BBH: one would wait for the other with its GPU.
+    shares_scores = wildcards.unit in ("ablations", "likelihoods")
+    if shares_scores and any(name[:2] == "05" for name in config["notebooks"]):
         units.append("scores")
     return [file for unit in units for file in lists(unit, wildcards.model)]
 
@@ -81,6 +83,12 @@ def parts(wildcards):
 def shown(wildcards):
     """The lists that a notebook shows."""
     return [file for unit in units_of(wildcards.notebook) for file in lists(unit)]
+
+
+def gpus_of_notebook(wildcards):
+    """As many as the largest of the models that it shows needs: it reads their weights."""
+    slugs = [name for unit in units_of(wildcards.notebook) for name in map(slug, config["models"][unit])]
+    return max(map(gpus_of, slugs), default=1)
 
 
 def executed(without=None):
@@ -207,7 +215,7 @@ rule notebook:
     priority: lambda wildcards: 199 - 2 * int(wildcards.notebook[:2])
     threads: config["threads"]
     resources:
-        gpu=1,
+        gpu=gpus_of_notebook,
     shell:
         job("notebook {wildcards.notebook:q}")
 

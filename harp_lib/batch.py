@@ -125,9 +125,7 @@ def _settings(options: Namespace) -> dict[str, Any]:
         "models": {unit: models_of(profile, unit) for unit in UNITS},
         "left_out": left_out,
         "parts": {
-            name: len(profile[unit.section]["tasks"])
-            for name, unit in UNITS.items()
-            if unit.section
+            name: _number_of_tasks(profile, name) for name, unit in UNITS.items() if unit.section
         },
         "threads": threads,
         "cores": threads * jobs,
@@ -141,9 +139,18 @@ def _settings(options: Namespace) -> dict[str, Any]:
             settings["gpus"] = _visible_gpus()
         units = [unit for name in parameters for unit in units_of(name)]
         models = dict.fromkeys(model for unit in units for model in settings["models"][unit])
+        if gpus.free_memory():
+            config.load_profile(options.profile, **overrides)  # refused if torch cannot use it
         for warning in gpus.warnings_of(profile, models, jobs):
             print(warning, flush=True)
     return settings
+
+
+def _number_of_tasks(profile: dict[str, Any], unit: str) -> int:
+    """How many tasks a unit has: those of LongBench, or the others of its section."""
+    tasks = profile[UNITS[unit].section]["tasks"]
+    of_longbench = sum(task.startswith("longbench") for task in tasks)
+    return of_longbench if unit.startswith("longbench") else len(tasks) - of_longbench
 
 
 def _left_out_lines(left_out: dict[str, str]) -> list[str]:

@@ -88,7 +88,7 @@ def load_profile(
 
     Where there is no GPU, its ``dtype`` becomes ``dtype_on_cpu``, by default float32, because many
     processors emulate bfloat16, which takes 4 to 15 times as long. What ``dtype_of`` says of single
-    models is kept.
+    models is kept. A GPU that torch cannot use is not taken for none.
 
     Parameters
     ----------
@@ -109,13 +109,19 @@ def load_profile(
     Raises
     ------
     ValueError
-        If there is no such profile, model or data source; the message lists what may be chosen.
+        If there is no such profile, model or data source; the message lists what may be chosen. If
+        another dtype would be used because torch cannot use this machine's GPU.
     """
     import torch
 
+    from harp_lib import gpus
+
     profile = read_profile(name, models, datasets, limit)
     if not torch.cuda.is_available():
-        profile["dtype"] = profile.get("dtype_on_cpu", "float32")
+        on_cpu = profile.get("dtype_on_cpu", "float32")
+        if on_cpu != profile["dtype"]:
+            gpus.check_usable()
+        profile["dtype"] = on_cpu
     return profile
 
 
@@ -153,9 +159,14 @@ def _read_file(name: str) -> dict[str, Any]:
 
 
 def _replace_models(profile: dict[str, Any], models: list[str]) -> None:
-    """Use these models in every experiment of a profile, and no others."""
-    profile["models"] = models
+    """Use these models in every experiment of a profile, and no others.
+
+    If they are the profile's own, nothing but its extra models goes.
+    """
     profile["alpha_search"]["extra_models"] = []
+    if set(models) == set(profile["models"]):
+        return
+    profile["models"] = models
     profile["efficiency"]["shapes"] = {}
     for section in ("ablations", "longbench", "efficiency"):
         profile[section].pop("models", None)
@@ -190,9 +201,9 @@ def profile_for(model: str, profile: dict[str, Any]) -> dict[str, Any]:
     """A profile with only the benchmarks that are meant for one model, in that model's settings.
 
     ``dtype`` becomes the model's, where the profile has one for it in ``dtype_of``. What
-    ``efficiency`` has for it in ``settings_of`` replaces that section's settings.
-    A setting of a benchmark may be a dict with a value for each model. A model that the dict of
-    ``rows`` does not name is not evaluated on that benchmark.
+    ``efficiency`` has for it in ``settings_of`` replaces that section's settings. A setting of a
+    benchmark, and the ``context`` of ``alpha_search``, may be a dict with a value for each model. A
+    model that the dict of ``rows`` does not name is not evaluated on that benchmark.
     """
     profile_of_model = dict(profile)
     dtypes = profile.get("dtype_of", {})
@@ -200,6 +211,8 @@ def profile_for(model: str, profile: dict[str, Any]) -> dict[str, Any]:
     efficiency = profile["efficiency"]
     own_settings = efficiency.get("settings_of", {}).get(model, {})
     profile_of_model["efficiency"] = efficiency | own_settings
+    search = profile["alpha_search"]
+    profile_of_model["alpha_search"] = search | {"context": _value_for(model, search["context"])}
     for section in SECTIONS_WITH_TASKS:
         tasks = {}
         for name, settings in profile[section]["tasks"].items():

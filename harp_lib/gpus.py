@@ -38,6 +38,22 @@ def warnings_of(profile: dict[str, Any], models: Iterable[str], jobs: int) -> li
     return [warning for warning in warnings if warning]
 
 
+def check_usable() -> None:
+    """Raise a ValueError with torch's reason if it cannot use the GPUs that nvidia-smi names."""
+    if not free_memory():
+        return
+    import torch
+
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:  # an old driver; a build for CPUs
+        raise ValueError(
+            f"torch {torch.__version__} cannot use the GPU of this machine: {error}\nUpdate its "
+            "driver, or set HARP_PYTHON to an environment whose torch fits it. With "
+            "CUDA_VISIBLE_DEVICES= everything is computed on the CPU."
+        ) from None
+
+
 def free_memory() -> list[int]:
     """Free bytes of each visible GPU; none where there is no nvidia-smi.
 

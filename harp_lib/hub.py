@@ -25,6 +25,7 @@ from harp_lib.results import write_json
 
 OFFLINE = "1"  # the value of HF_HUB_OFFLINE that a run sets
 PAUSES = (2, 10, 30)  # seconds before the second, third and fourth attempt
+REFUSING = (401, 403)  # answers of a hub that does not like a token
 PASSING = (429, 500, 502, 503, 504)  # answers of a hub that is busy
 # Files of a repository that no run reads: second copies of the weights in other formats.
 SECOND_COPIES = ("original/*", "consolidated*", "*.pth", "*.gguf", "*.onnx", "onnx/*", "*.msgpack")
@@ -80,6 +81,10 @@ def obstacle(repository: Repository) -> str | None:
         return None  # the repository is there, and open
     except (errors.GatedRepoError, errors.RepositoryNotFoundError) as error:
         return _refusal(repository, error)
+    except errors.HfHubHTTPError as error:
+        if error.response.status_code not in REFUSING:
+            raise HubUnreachableError(_first_line(error)) from error
+        return _refusal(repository, error)
     except Exception as error:  # of whichever library the hub's client is built on
         raise HubUnreachableError(_first_line(error)) from error
     return None
@@ -87,14 +92,20 @@ def obstacle(repository: Repository) -> str | None:
 
 def _refusal(repository: Repository, error: Exception) -> str:
     """What to do about an answer of the hub: without a token 401, without a licence 403."""
-    status = error.response.status_code
-    if status == 403:
-        return f"its licence has not been accepted: accept it on {repository.page}"
-    if "Gated" in type(error).__name__:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        if error.response.status_code == 403:
+            return f"its licence has not been accepted: accept it on {repository.page}"
         return f"it needs a token: accept its licence on {repository.page}, then `hf auth login`"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
+            f"there is no such {repository.kind}, or only for its owner: look at "
+            f"{repository.page}, or log in by `hf auth login`"
+        )
     return (
-        f"there is no such {repository.kind}, or only for its owner: look at {repository.page}, "
-        "or log in by `hf auth login`"
+        f"the hub refuses the token ({_first_line(error)}): look whether it has expired or may not "
+        "read gated repositories, on https://huggingface.co/settings/tokens"
     )
 
 

@@ -32,6 +32,9 @@ RUN_FILE = ".run.json"
 LOGS = ".jobs"
 """The folder there, of what jobs print and how they fared."""
 
+MOST_FAILURES = 60
+"""How often in a row a job may fail to read, once a second, whether its run is under way."""
+
 _held_locks: list[AcquireReturnProxy] = []  # a lock that nobody refers to is released
 
 
@@ -46,6 +49,7 @@ def main(arguments: list[str]) -> int:
     settings = json.loads(run_file.read_bytes())
     if settings["began"] != began:
         return 1  # this job's run was killed, and another has begun
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # of Slurm: locks are released
     threading.Thread(target=_die_with_run, args=(settings, run_file), daemon=True).start()
     begin = time.monotonic()
     report = Path(log).with_suffix(".json").absolute()
@@ -121,8 +125,17 @@ def _take_gpus(gpus: list[str], number: int) -> None:
 
 def _die_with_run(settings: dict[str, Any], run_file: Path) -> None:
     """Once the run is killed or replaced, kill this job and the engine that would start others."""
-    with suppress(OSError, ValueError, psutil.Error):
-        while _is_under_way(settings, run_file):
+    failures = 0  # in a row: a shared disk may fail to answer for a while
+    with suppress(FileNotFoundError, psutil.Error):
+        while failures < MOST_FAILURES:
+            try:
+                if not _is_under_way(settings, run_file):
+                    break
+                failures = 0
+            except FileNotFoundError:
+                raise
+            except (OSError, ValueError):
+                failures += 1
             time.sleep(1)
     os.killpg(0, signal.SIGKILL)  # a kernel follows by itself
 

@@ -68,7 +68,10 @@ def test_the_paper_profile_evaluates_as_the_paper():
         assert task["rows"] is None
         assert task["new_tokens"] is None, "lm-eval's own length"
     assert paper["evaluation"]["subtasks"] is None
-    assert paper["alpha_search"]["context"] is None
+    for model in paper["models"]:
+        assert profile_for(model, paper)["alpha_search"]["context"] is None, "the model's own"
+    (largest,) = paper["alpha_search"]["extra_models"]
+    assert profile_for(largest, paper)["alpha_search"]["context"] == 20480
     assert paper["alpha_search"]["tokens"] is None
 
 
@@ -102,6 +105,10 @@ def test_models_datasets_and_rows_may_be_replaced(tmp_path):
     profile = load_profile("paper", models=["tiny-llama"], datasets=str(tmp_path), limit=3)
     for unit in UNITS:
         assert models_of(profile, unit) == ["tiny-llama"], "no extra models, no shapes"
+    paper = load_profile("paper")
+    without_extra = load_profile("paper", models=paper["models"])
+    assert models_of(without_extra, "efficiency") == [shape]
+    assert models_of(without_extra, "search") == paper["models"]
     assert profile["corpora"] == ("python-docs", "scipy-docs"), "the folder has no text"
     assert {task["rows"] for task in profile["longbench"]["tasks"].values()} == {3}
 

@@ -52,6 +52,44 @@ def test_two_gpus_are_waited_for(visible_gpus):
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,0"
 
 
+def test_a_gpu_that_torch_cannot_use_is_named_where_the_dtype_would_change(monkeypatch):
+    def init():
+        raise RuntimeError("The NVIDIA driver on your system is too old")
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.init", init)
+    monkeypatch.setattr(gpus, "free_memory", lambda: [])
+    assert config.load_profile("paper")["dtype"] == "float32", "there is none"
+    monkeypatch.setattr(gpus, "free_memory", lambda: [2**34])
+    assert config.load_profile("mini")["dtype"] == "float32", "its own"
+    with pytest.raises(ValueError, match=r"(?s)cannot use the GPU.*too old.*HARP_PYTHON"):
+        config.load_profile("paper")
+
+
+def test_a_job_bears_a_disk_that_does_not_answer_for_a_while(monkeypatch):
+    class Killed(Exception):
+        pass
+
+    def kill(*args):
+        raise Killed
+
+    disk_errors = [OSError()] * (jobs.MOST_FAILURES - 1)
+    answers = [*disk_errors, True, *disk_errors, True, *disk_errors, OSError(), True]
+
+    def next_answer(*args):
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(jobs, "_is_under_way", next_answer)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr("os.killpg", kill)
+    with pytest.raises(Killed):
+        jobs._die_with_run({}, None)
+    assert answers == [True], "too many in a row"
+
+
 def test_weights_that_do_not_fit_are_named_before_a_run():
     answer = "0, GPU-a, 81000\n1, GPU-b, 40000\n2, GPU-c, [N/A]\n"
     assert gpus.free_of_visible(answer, None) == [81000 * 2**20, 40000 * 2**20]

@@ -127,6 +127,15 @@ def test_cells_know_commits_and_a_second_run_asks_no_files(hub, tmp_path):
     assert "run_all.sh fetch" in nowhere["error"]
 
 
+@pytest.mark.parametrize(("status", "model"), [(401, OPEN), (403, GATED)])
+def test_a_refused_token_is_not_taken_for_a_hub_that_is_down(hub, tmp_path, status, model):
+    _, ask = hub
+    answer, _ = ask(faults={"once": {f"{model}/resolve": status}}, home=tmp_path, HF_TOKEN="old")
+    assert list(answer["refused"]) == [model]
+    assert "refuses the token" in answer["refused"][model]
+    assert str(status) in answer["refused"][model]
+
+
 def test_a_model_whose_copy_was_interrupted_is_left_out(hub, tmp_path):
     _, ask = hub
     assert ask(home=tmp_path)[0]["refused"] == {}
