@@ -139,8 +139,7 @@ def _settings(options: Namespace) -> dict[str, Any]:
             settings["gpus"] = _visible_gpus()
         units = [unit for name in parameters for unit in units_of(name)]
         models = dict.fromkeys(model for unit in units for model in settings["models"][unit])
-        if gpus.free_memory():
-            config.load_profile(options.profile, **overrides)  # refused if torch cannot use it
+        gpus.check_usable(profile)
         for warning in gpus.warnings_of(profile, models, jobs):
             print(warning, flush=True)
     return settings

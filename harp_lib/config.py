@@ -88,7 +88,7 @@ def load_profile(
 
     Where there is no GPU, its ``dtype`` becomes ``dtype_on_cpu``, by default float32, because many
     processors emulate bfloat16, which takes 4 to 15 times as long. What ``dtype_of`` says of single
-    models is kept. A GPU that torch cannot use is not taken for none.
+    models is kept.
 
     Parameters
     ----------
@@ -109,20 +109,19 @@ def load_profile(
     Raises
     ------
     ValueError
-        If there is no such profile, model or data source; the message lists what may be chosen. If
-        another dtype would be used because torch cannot use this machine's GPU.
+        If there is no such profile, model or data source; the message lists what may be chosen.
     """
     import torch
 
-    from harp_lib import gpus
-
     profile = read_profile(name, models, datasets, limit)
     if not torch.cuda.is_available():
-        on_cpu = profile.get("dtype_on_cpu", "float32")
-        if on_cpu != profile["dtype"]:
-            gpus.check_usable()
-        profile["dtype"] = on_cpu
+        profile["dtype"] = dtype_on_cpu(profile)
     return profile
+
+
+def dtype_on_cpu(profile: dict[str, Any]) -> str:
+    """What a profile computes in where there is no GPU."""
+    return profile.get("dtype_on_cpu", "float32")
 
 
 def read_profile(

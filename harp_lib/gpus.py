@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from harp_lib.config import NAMED_MODELS, slug
+from harp_lib.config import NAMED_MODELS, dtype_on_cpu, slug
 
 NEED_TWO = ("meta-llama/Llama-3.1-70B",)
 """Models whose weights no single GPU of 80 GB holds."""
@@ -38,12 +38,17 @@ def warnings_of(profile: dict[str, Any], models: Iterable[str], jobs: int) -> li
     return [warning for warning in warnings if warning]
 
 
-def check_usable() -> None:
-    """Raise a ValueError with torch's reason if it cannot use the GPUs that nvidia-smi names."""
-    if not free_memory():
+def check_usable(profile: dict[str, Any]) -> None:
+    """Raise a ValueError if torch cannot use the GPUs of this machine, and that changes the dtype.
+
+    ``profile`` is as ``config.read_profile`` returns it.
+    """
+    if dtype_on_cpu(profile) == profile["dtype"] or not free_memory():
         return
     import torch
 
+    if torch.cuda.is_available():
+        return
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:  # an old driver; a build for CPUs

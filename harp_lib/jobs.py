@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 from filelock import AcquireReturnProxy, Timeout
 
-from harp_lib import config, locks, notebooks, streams
+from harp_lib import config, gpus, locks, notebooks, streams
 from harp_lib.experiments import compute, models_of, run
 from harp_lib.notebooks import KILLED, NotebookFailed
 from harp_lib.results import BEGAN, write_json
@@ -58,6 +58,7 @@ def main(arguments: list[str]) -> int:
     try:
         print("──", *(names or [what]), flush=True)
         _take_gpus(settings["gpus"], int(reserved))
+        gpus.check_usable(config.read_profile(settings["profile"], **settings["overrides"]))
         JOBS[what](settings, *names)
         write_json(report, {"began": began, "seconds": time.monotonic() - begin})
         return 0
@@ -101,17 +102,17 @@ def _notebook(settings: dict[str, Any], name: str) -> None:
 JOBS = {"units": _units, "cells": _cells, "notebook": _notebook}
 
 
-def _take_gpus(gpus: list[str], number: int) -> None:
+def _take_gpus(shared: list[str], number: int) -> None:
     """Wait for so many of the GPUs that the jobs share, and hold them until this process ends.
 
     A machine with fewer gives all that it has. Snakemake starts no more jobs than there are GPUs
     for, so no two jobs wait for each other.
     """
-    if not gpus:
+    if not shared:
         return
     taken: list[str] = []
-    for gpu in itertools.cycle(gpus):
-        if len(taken) == min(number, len(gpus)):
+    for gpu in itertools.cycle(shared):
+        if len(taken) == min(number, len(shared)):
             break
         if gpu in taken:
             continue

@@ -58,12 +58,13 @@ def test_a_gpu_that_torch_cannot_use_is_named_where_the_dtype_would_change(monke
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.cuda.init", init)
+    paper = config.read_profile("paper")
     monkeypatch.setattr(gpus, "free_memory", lambda: [])
-    assert config.load_profile("paper")["dtype"] == "float32", "there is none"
+    gpus.check_usable(paper)  # there is none
     monkeypatch.setattr(gpus, "free_memory", lambda: [2**34])
-    assert config.load_profile("mini")["dtype"] == "float32", "its own"
+    gpus.check_usable(config.read_profile("mini"))  # which is in float32 on a GPU, too
     with pytest.raises(ValueError, match=r"(?s)cannot use the GPU.*too old.*HARP_PYTHON"):
-        config.load_profile("paper")
+        gpus.check_usable(paper)
 
 
 def test_a_job_bears_a_disk_that_does_not_answer_for_a_while(monkeypatch):
