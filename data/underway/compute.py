@@ -25,7 +25,6 @@ faster.install()
 # Times of notebook 08 are not among these: they are taken as the library computes, on a machine
 # that does nothing else.
 QUEUE = [
-    ("gemma3-270m", ["frontier", "frontier_scores"]),
     (
         "qwen2.5-coder-0.5b",
         [
