@@ -87,8 +87,8 @@ def shown(wildcards):
 
 def gpus_of_notebook(wildcards):
     """As many as the largest of the models that it shows needs: it reads their weights."""
-    slugs = [name for unit in units_of(wildcards.notebook) for name in map(slug, config["models"][unit])]
-    return max(map(gpus_of, slugs), default=1)
+    models = [model for unit in units_of(wildcards.notebook) for model in config["models"][unit]]
+    return max((gpus_of(slug(model)) for model in models), default=1)
 
 
 def executed(without=None):

@@ -104,6 +104,13 @@ def test_a_finding_has_the_committed_numbers(sentence):
     assert sentence.format(*SENTENCES[sentence]()) in one_line(part("Five findings"))
 
 
+def test_the_numbers_of_pruned_layers_are_those_of_the_profile():
+    pruned = config.read_profile("small")["pruned_layers"]
+    sentence = re.search(r"Pruned are .*", part("Which claims hold?"))[0]
+    of_models = [int(number) for number in re.findall(r"(\d+) of [A-Z]", sentence)]
+    assert of_models == list(pruned.values())
+
+
 def test_every_number_of_the_findings_is_compared():
     rest = one_line(re.sub(NAMES, "", part("Five findings"), flags=re.MULTILINE))
     for sentence in SENTENCES:
