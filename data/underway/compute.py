@@ -1,9 +1,8 @@
-"""Compute the profile ``small`` of the run that is under way, unit by unit.
+"""Compute what is left of the profile ``small``, unit by unit.
 
     python data/underway/compute.py DATASETS [MODEL …]
 
-The order is that in which results are to reach the notebooks. A unit that fails is named, and the
-queue goes on; whatever is stored is read.
+A unit that fails is named, and the queue goes on; whatever is stored is read.
 """
 
 import sys
@@ -22,18 +21,7 @@ lm.CACHED_TOKENS = 196_608
 
 faster.install()
 
-# Times of notebook 08 are not among these: they are taken as the library computes, on a machine
-# that does nothing else.
-QUEUE = [
-    (
-        "qwen2.5-coder-0.5b",
-        [
-            *("similarity", "search", "alpha", "norms", "plans", "baselines", "reasons"),
-            *("scores", "likelihoods", "longbench", "longbench_likelihoods"),
-            *("frontier", "frontier_scores"),
-        ],
-    ),
-]
+QUEUE = [("qwen2.5-coder-0.5b", ["longbench", "longbench_likelihoods"])]
 
 
 def main(datasets: str, models: list[str]) -> None:

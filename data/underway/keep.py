@@ -3,10 +3,9 @@
     python data/underway/keep.py keep       # in the clone that computes
     python data/underway/keep.py restore    # in a new clone, before it goes on
 
-The profile ``small`` is computed again, at the paper's depth and on texts that begin as they should
-(``README.md`` beside this file). Until a model is done the committed reference stays as it is. This
-folder holds the finished cells of that run, a JSON Lines file for each model, without the answers
-that models wrote, as in ``data/reference``.
+What is computed is said in ``README.md`` beside this file. This folder holds the finished cells of
+that run, a JSON Lines file for each model, without the answers that models wrote, as in
+``data/reference``.
 """
 
 import json
