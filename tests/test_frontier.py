@@ -159,6 +159,30 @@ def test_what_is_compared_with_harp_has_a_depth_of_its_own():
             assert tuple(range(6 - count, 6)) in layers, (method, share)
 
 
+LAYERS = {
+    "smollm2-135m": 30,
+    "gemma3-270m": 18,
+    "qwen2.5-coder-0.5b": 24,
+    "qwen2.5-coder-1.5b": 28,
+}
+
+
+def test_small_has_everything_that_is_compared_with_harp():
+    """In a fifth of each model's layers, whatever number the other notebooks prune."""
+    settings = config.read_profile("small")["frontier"]
+    expected = {"harp", "alpha-0", "alpha-0.3", "alpha-0.5", "alpha-1", "alpha-norm", *FITTED}
+    expected |= set(RIVALS)
+    compared = settings["compared"]
+    assert list(compared) == list(LAYERS)
+    for model, share in compared.items():
+        about = [cell["about"] for cell in read_unit("small", "frontier")]
+        top = [row for row in about if (row["model"], row.get("ranking")) == (model, TOP)]
+        methods = {row["method"] for row in top if row["layers"] == round(share * LAYERS[model])}
+        again = {"alpha-float32", "alpha-in-pairs"}
+        assert methods - again - {"alpha-search"} == expected, model
+        assert again <= methods or model not in settings["searched_again"], model
+
+
 def test_controls_of_alpha(context):
     """One alpha for all layers, alphas in other orders, and a fit on the searched text."""
     cells = read_unit("smoke", "reasons")

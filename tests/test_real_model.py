@@ -25,9 +25,12 @@ from harp_lib.text.tokens import Window
 pytestmark = pytest.mark.real_model
 
 
-@pytest.fixture(params=["smollm2-135m", "gemma3-270m", "qwen2.5-coder-0.5b"])
+FAMILIES = ["smollm2-135m", "gemma3-270m", "qwen2.5-coder-0.5b"]
+
+
+@pytest.fixture
 def real(request, smollm2):
-    """A model and its tokenizer; the larger two where somebody has downloaded them."""
+    """A model and its tokenizer; the larger ones where somebody has downloaded them."""
     if request.param == "smollm2-135m":
         return smollm2
     if not (config.MODELS / request.param).is_dir():
@@ -72,9 +75,14 @@ def check_methods_and_refit(model, tokenizer, windows, alphas):
 
 
 def check_checkpoint(model, tokenizer, folder):
-    """A saved and loaded model gives the same logits, and the same text without cache."""
+    """A saved and loaded model gives the same logits, and the same text without cache.
+
+    Texts begin with the same token as before, and generation ends at the same ones.
+    """
     save_pruned(model, tokenizer, folder)
     loaded, loaded_tokenizer = load_pruned(folder)
+    assert first_token_id(loaded_tokenizer) == first_token_id(tokenizer)
+    assert loaded.generation_config.eos_token_id == model.generation_config.eos_token_id
     ids = loaded_tokenizer("Water boils at a temperature of", return_tensors="pt").input_ids
     with torch.no_grad():
         assert torch.equal(loaded(ids).logits, model(ids).logits)
@@ -85,6 +93,7 @@ def check_checkpoint(model, tokenizer, folder):
     assert torch.equal(cached, uncached)
 
 
+@pytest.mark.parametrize("real", FAMILIES, indirect=True)
 def test_search_prune_save_load_and_write(real, tmp_path):
     model, tokenizer = real
     corpus = excerpt(load_corpus("python-docs", "test"), tokenizer, documents=2, tokens=96)
@@ -110,6 +119,7 @@ def test_word_perplexity_of_real_pages(smollm2, shared):
     assert 10 < word_perplexity(*smollm2, short) < 200
 
 
+@pytest.mark.parametrize("real", [*FAMILIES, "qwen2.5-coder-1.5b"], indirect=True)
 def test_the_token_before_a_text_disturbs_no_named_model(real):
     """The dense model predicts as well after it as after the best of nothing, BOS and EOS."""
     model, tokenizer = real

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from gguf.quants import dequantize, quantize
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from harp_lib import config, load_model
 from harp_lib.export.gguf_vocabulary import _special_vocabulary
@@ -223,6 +223,7 @@ def test_named_models_begin_texts_as_their_own_tokenizers_do(name, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
         assert_special_tokens(each, source)
+    assert GenerationConfig.from_pretrained(folder).eos_token_id == source["stop_ids"]
     special = _special_vocabulary(
         tokenizer, json.loads(tokenizer.backend_tokenizer.to_str()), tmp_path
     )

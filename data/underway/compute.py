@@ -21,7 +21,7 @@ lm.CACHED_TOKENS = 196_608
 
 faster.install()
 
-QUEUE = [("qwen2.5-coder-0.5b", ["longbench", "longbench_likelihoods"])]
+QUEUE = [("qwen2.5-coder-0.5b", ["scores"]), ("qwen2.5-coder-1.5b", ["scores"])]
 
 
 def main(datasets: str, models: list[str]) -> None:
