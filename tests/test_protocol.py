@@ -1,12 +1,10 @@
 """Numbers of docs/protocol.md that no table shows."""
 
-import json
 import re
 
 import pytest
 from helpers import CHECKOUT
 
-from harp_lib import config
 from harp_lib.report.frames import Results
 
 pytestmark = pytest.mark.usefixtures("only_committed")
@@ -15,11 +13,13 @@ TEXT = re.sub(r"\s+", " ", (CHECKOUT / "docs" / "protocol.md").read_text(encodin
 
 
 def test_replies_of_the_larger_model_to_bbh():
-    folder = config.DATA / "left_out" / "small" / "main_tables" / "qwen2.5-coder-1.5b" / "dense"
-    rows = json.loads((folder / "bbh_cot_fewshot.json").read_bytes())["result"]["rows"]
-    assert sum(rows["score"]) == 0
-    found, asked = int(sum(rows["answered"])), len(rows["score"])
-    assert f"none of the {found} answers that it finds in {asked} replies is right" in TEXT
+    asked = Results("small").questions("scores")
+    asked = asked.query("model == 'Qwen 1.5B' and method == 'dense' and task == 'bbh_cot_fewshot'")
+    sums = asked[["score", "answered", "chance"]].sum().round().astype(int)
+    assert (
+        f"Of the 1.5B's {sums['answered']} answers that the filter finds in {len(asked)} replies, "
+        f"{sums['score']} are right, where a guess would have {sums['chance']}." in TEXT
+    )
 
 
 def test_searches_in_bfloat16_and_float32_that_measured_the_same_candidate():
