@@ -17,8 +17,9 @@ def test_replies_of_the_larger_model_to_bbh():
     asked = asked.query("model == 'Qwen 1.5B' and method == 'dense' and task == 'bbh_cot_fewshot'")
     sums = asked[["score", "answered", "chance"]].sum().round().astype(int)
     assert (
-        f"Of the 1.5B's {sums['answered']} answers that the filter finds in {len(asked)} replies, "
-        f"{sums['score']} are right, where a guess would have {sums['chance']}." in TEXT
+        f"finds {sums['answered']} answers in the dense 1.5B's {len(asked)} replies, and "
+        f"{sums['score']} are right; guesses at all {len(asked)} questions would have "
+        f"{sums['chance']} right." in TEXT
     )
 
 
